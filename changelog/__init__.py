@@ -1,0 +1,3 @@
+"""The log: topics, partitions, producers, transactions, consumer groups."""
+
+__strandline__ = True

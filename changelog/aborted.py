@@ -1,0 +1,62 @@
+"""Which transactional batches of a partition were aborted (Kafka's TransactionIndex)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable
+
+from changelog.producer_state import EndedTransaction
+
+
+class AbortedTransactions:
+    """The aborted transactions of one partition.
+
+    The transactions of one producer do not overlap, so a batch is aborted exactly if it lies
+    between the first offset and the marker of one of its producer's aborted transactions.
+
+    >>> aborted = AbortedTransactions()
+    >>> aborted.add(EndedTransaction(producer_id=7, first_offset=10, marker_offset=20))
+    >>> aborted.covers(7, 15), aborted.covers(7, 21), aborted.covers(8, 15)
+    (True, False, False)
+    """
+
+    def __init__(self, transactions: Iterable[EndedTransaction] = ()) -> None:
+        self._by_producer: dict[int, list[tuple[int, int]]] = {}
+        for transaction in transactions:
+            self.add(transaction)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_producer)
+
+    def add(self, transaction: EndedTransaction) -> None:
+        """Note an aborted transaction; noting it twice is harmless."""
+        spans = self._by_producer.setdefault(transaction.producer_id, [])
+        span = (transaction.first_offset, transaction.marker_offset)
+        if span not in spans:
+            insort(spans, span)
+
+    def covers(self, producer_id: int, base_offset: int) -> bool:
+        """Whether the producer's batch at `base_offset` was aborted."""
+        spans = self._by_producer.get(producer_id)
+        if not spans:
+            return False
+        index = bisect_right(spans, (base_offset, 1 << 62)) - 1
+        return index >= 0 and base_offset < spans[index][1]
+
+    def ending_in(self, start: int, end: int) -> list[EndedTransaction]:
+        """Those whose marker lies in [start, end)."""
+        return [
+            EndedTransaction(producer, first, marker)
+            for producer, spans in self._by_producer.items()
+            for first, marker in spans
+            if start <= marker < end
+        ]
+
+    def forget_before(self, log_start: int) -> None:
+        """Drop those that end below the log's start."""
+        for producer, spans in list(self._by_producer.items()):
+            kept = [span for span in spans if span[1] >= log_start]
+            if kept:
+                self._by_producer[producer] = kept
+            else:
+                del self._by_producer[producer]

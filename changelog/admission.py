@@ -1,0 +1,77 @@
+"""What may be appended to a topic: the checks between a request and the log."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.errors import InvalidRecord, RecordTooLarge, SchemaMismatch
+from changelog.frame import Payload, encode
+from changelog.records import Append
+from changelog.schema import BYTES
+from changelog.topic import Topic
+
+
+def admitted(topic: Topic, request: Append, now_ms: int) -> Payload:
+    """The encoded batch of a request that `topic` may take.
+
+    Raises InvalidRecord, SchemaMismatch, RecordTooLarge; nothing has happened then.
+    """
+    name, columns = topic.meta.name, request.columns
+    _check_value_type(topic, request)
+    if topic.config.compact and columns.column(1).null_count:
+        raise InvalidRecord(
+            f"topic {name!r} is compacted, so every record needs a key; "
+            f"{columns.column(1).null_count} of {columns.num_rows} have none"
+        )
+    if topic.config.message_timestamp_type == "LogAppendTime":
+        columns = _stamped(columns, now_ms)
+    else:
+        _check_times(topic, columns, now_ms)
+    payload = encode(
+        columns, schema_id=request.schema_id, compression=topic.config.compression_type
+    )
+    if payload.size > topic.config.max_message_bytes:
+        raise RecordTooLarge(
+            f"topic {name!r}: a batch of {payload.size} bytes is over max.message.bytes = "
+            f"{topic.config.max_message_bytes}; send smaller batches or raise it"
+        )
+    return payload
+
+
+def _check_value_type(topic: Topic, request: Append) -> None:
+    name, schemas = topic.meta.name, topic.schemas
+    known = range(1, schemas.latest_id + 1) if schemas.latest_id else [BYTES]
+    if request.schema_id not in known:
+        raise SchemaMismatch(
+            f"topic {name!r} has schema ids {list(known)}, got {request.schema_id}"
+        )
+    index = request.columns.schema.get_field_index("value")
+    if index != 2:
+        raise InvalidRecord(
+            f"a batch has the columns timestamp, key, value; got {request.columns.schema.names}"
+        )
+    got, expected = request.columns.schema.types[2], schemas.type_of(request.schema_id, name)
+    if got != expected:
+        raise SchemaMismatch(f"topic {name!r} has values of type {expected}, got {got}")
+
+
+def _stamped(columns: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+    times = pa.repeat(pa.scalar(now_ms, pa.int64()), columns.num_rows)
+    return columns.set_column(0, columns.schema.field(0), times)
+
+
+def _check_times(topic: Topic, columns: pa.RecordBatch, now_ms: int) -> None:
+    config = topic.config
+    ends = pc.min_max(columns.column(0)).as_py()
+    low, high = ends["min"], ends["max"]
+    if low is None or low < 0:
+        raise InvalidRecord(
+            f"topic {topic.meta.name!r}: timestamps are milliseconds since 1970, got {low}"
+        )
+    before, after = config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms
+    if now_ms - low > before or high - now_ms > after:
+        raise InvalidRecord(
+            f"topic {topic.meta.name!r}: timestamps {low} to {high} are outside of "
+            f"message.timestamp.before.max.ms = {before} and after.max.ms = {after} around {now_ms}"
+        )

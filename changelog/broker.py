@@ -1,0 +1,178 @@
+"""The one interface behind which a log lives.
+
+`changelog.owner.Owner` implements it on a folder, `changelog.flight` over a socket to the
+owner; producers, consumers, stores and the framework know nothing else. Calls are
+thread-safe and block until they are answered. They raise the types of `changelog.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from changelog.records import (
+    Append,
+    Appended,
+    CommittedOffset,
+    Fetched,
+    Isolation,
+    PartitionOffsets,
+    ProducerIdentity,
+    TopicInfo,
+    TopicPartition,
+)
+
+
+class Broker(Protocol):
+    """Topics, appends and fetches, producers and transactions, committed offsets."""
+
+    # Topics ---------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        config: Mapping[str, str] | None = None,
+        schema: pa.Schema | None = None,
+        internal: bool = False,
+    ) -> TopicInfo:
+        """Create a topic, durably. Raises TopicExists, InvalidTopic, InvalidConfig.
+
+        `internal` allows a reserved name (one that begins with two underscores).
+        """
+        ...
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its records and committed offsets. Raises UnknownTopic."""
+        ...
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        config: Mapping[str, str | None] | None = None,
+        partitions: int | None = None,
+        schema: pa.Schema | None = None,
+    ) -> TopicInfo:
+        """Change settings (None takes one back), raise the number of partitions, or extend the schema.
+
+        A schema may only gain nullable fields. Raises SchemaMismatch otherwise, InvalidConfig
+        for fewer partitions.
+        """
+        ...
+
+    def topics(self) -> list[TopicInfo]:
+        """All topics, by name."""
+        ...
+
+    def topic(self, name: str) -> TopicInfo:
+        """One topic. Raises UnknownTopic."""
+        ...
+
+    # The log --------------------------------------------------------------------------
+
+    def append(self, appends: Sequence[Append]) -> list[Appended]:
+        """Append batches, in order; return once all are acknowledged.
+
+        Plain appends are durable then (mode "fsync"). Transactional ones join their
+        producer's transaction, which begins with the first of them, and are durable when
+        it commits. If one is refused, those before it stand, and the error is raised.
+        """
+        ...
+
+    def fetch(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_bytes: int = 8 << 20,
+        isolation: Isolation = "read_committed",
+        timeout: float = 0.0,
+    ) -> dict[TopicPartition, Fetched]:
+        """Read on from `positions`, about `max_bytes` a partition, at least one batch if any.
+
+        With nothing new in any partition it waits up to `timeout` seconds. Every partition
+        asked for is in the answer. Raises OffsetOutOfRange, UnknownTopic.
+        """
+        ...
+
+    def offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, PartitionOffsets]:
+        """The ends of partitions."""
+        ...
+
+    def offset_for_time(
+        self,
+        partition: TopicPartition,
+        timestamp: int,
+        *,
+        isolation: Isolation = "read_committed",
+    ) -> int | None:
+        """Offset of the first record whose timestamp is at least `timestamp` (ms); None if there is none."""
+        ...
+
+    def delete_records(self, partition: TopicPartition, before: int) -> int:
+        """Move the log's start up to offset `before` (-1: the high watermark); return the new start."""
+        ...
+
+    # Producers and transactions -------------------------------------------------------
+
+    def init_producer(
+        self, transactional_id: str | None = None, *, timeout_ms: int = 10_000
+    ) -> ProducerIdentity:
+        """An identity for a producer.
+
+        With a `transactional_id`: finishes or aborts what a predecessor left, and fences it.
+        `timeout_ms` is how long each transaction may stay open.
+        """
+        ...
+
+    def add_offsets(
+        self,
+        producer: ProducerIdentity,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+    ) -> None:
+        """Make committing `offsets` for `group` a part of the producer's transaction."""
+        ...
+
+    def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
+        """Commit or abort, and return the identity for the next transaction (KIP-890).
+
+        A retry after a lost answer is answered the same. Raises ProducerFenced,
+        TransactionAborted (it had timed out, or the owner was lost), InvalidTxnState.
+        """
+        ...
+
+    # Consumer groups ------------------------------------------------------------------
+
+    def commit_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
+    ) -> None:
+        """Commit `offsets` for `group` at once, outside a transaction; None deletes."""
+        ...
+
+    def committed(
+        self,
+        group: str,
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        require_stable: bool = True,
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """What `group` has committed (all, or of `partitions`; those without are left out).
+
+        With `require_stable` an offset that an open transaction is about to change raises
+        CoordinatorLoading: ask again when it has ended.
+        """
+        ...
+
+    def groups(self) -> list[str]:
+        """The groups that have committed offsets."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the log; harmless when repeated."""
+        ...

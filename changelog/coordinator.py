@@ -1,0 +1,355 @@
+"""The transaction coordinator: who may write in which transaction, and how each ends.
+
+    EMPTY ──first append──▶ ONGOING ──▶ COMMITTING ──▶ EMPTY, with the next epoch
+                               └──────▶ aborted ─────▶ EMPTY, with the next epoch
+
+There is one for a log. The epoch rises with every transaction (KIP-890), so that a late
+append or marker of an ended one can never hit the next. Producer ids are not handed on from
+one opening of the log to the next: `init_producer` of a known transactional id gives a new
+one, so an identity that a power cut forgot cannot be given out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from enum import Enum
+
+from changelog.environment import Environment
+from changelog.errors import (
+    CorruptLog,
+    InvalidConfig,
+    InvalidTxnState,
+    ProducerFenced,
+    StorageFailed,
+    TransactionAborted,
+)
+from changelog.group_commit import GroupCommit, Ticket
+from changelog.partition import Partition, sync_all
+from changelog.records import ProducerIdentity
+from changelog.transaction_log import TransactionLog, TransactionRecord
+
+MAX_EPOCH = (1 << 31) - 2
+MAX_TIMEOUT_MS = 15 * 60 * 1000
+"""Kafka's `transaction.max.timeout.ms`."""
+
+
+class State(Enum):
+    """Where a transactional id is."""
+
+    EMPTY = "no transaction open"
+    ONGOING = "a transaction open"
+    COMMITTING = "a transaction being committed"
+    FAILED = "a transaction whose outcome only a reopening can tell"
+
+
+class Transaction:
+    """One transactional id and its current transaction."""
+
+    def __init__(self, transactional_id: str, producer: ProducerIdentity, timeout_ms: int) -> None:
+        self.transactional_id = transactional_id
+        self.producer = producer
+        self.timeout_ms = timeout_ms
+        self.lock = threading.RLock()
+        self.state = State.EMPTY
+        self.partitions: dict[Partition, None] = {}
+        self.deadline = 0.0
+        self.last_ended: tuple[ProducerIdentity, bool] | None = None
+        """The identity whose transaction ended last, and whether it was committed."""
+
+    def overdue(self, now: float) -> bool:
+        """Whether its transaction has been open for too long."""
+        return self.state is State.ONGOING and now > self.deadline
+
+
+Ended = Callable[[int, bool], None]
+"""Called with the producer id and whether it committed, once a transaction has ended."""
+
+
+class Coordinator:
+    """The transactions of one log."""
+
+    def __init__(
+        self, environment: Environment, log: TransactionLog, ended: Ended = lambda *_: None
+    ) -> None:
+        self._environment = environment
+        self._log = log
+        self._ended = ended
+        self._commits = GroupCommit(environment, log)
+        self._lock = threading.Lock()
+        self._by_id: dict[str, Transaction] = {}
+        self._by_producer: dict[int, Transaction] = {}
+        self._before_opening: dict[str, TransactionRecord] = {}
+        """Ids that have not called init_producer since the log was opened."""
+
+    # Producers ------------------------------------------------------------------------
+
+    def init_producer(self, transactional_id: str | None, timeout_ms: int) -> ProducerIdentity:
+        """See Broker.init_producer."""
+        if transactional_id is None:
+            with self._lock:
+                return ProducerIdentity(self._log.new_producer_id(), 0)
+        if not 1 <= timeout_ms <= MAX_TIMEOUT_MS:
+            raise InvalidConfig(
+                f"transaction.timeout.ms must be 1 to {MAX_TIMEOUT_MS}, got {timeout_ms}"
+            )
+        transaction = self._transaction_of(transactional_id, timeout_ms)
+        with transaction.lock:
+            self._check_not_failed(transaction)
+            if transaction.state is State.ONGOING:
+                self._abort(transaction)
+            elif transaction.last_ended is not None:
+                self._bump(transaction)
+            transaction.last_ended = (ProducerIdentity(-1, -1), False)
+            transaction.timeout_ms = timeout_ms
+            self._write_empty(transaction)
+            return transaction.producer
+
+    def _transaction_of(self, transactional_id: str, timeout_ms: int) -> Transaction:
+        with self._lock:
+            transaction = self._by_id.get(transactional_id)
+            if transaction is None:
+                producer = ProducerIdentity(self._log.new_producer_id(), 0)
+                transaction = Transaction(transactional_id, producer, timeout_ms)
+                self._by_id[transactional_id] = transaction
+                self._by_producer[producer.producer_id] = transaction
+                self._before_opening.pop(transactional_id, None)
+            return transaction
+
+    def _write_empty(self, transaction: Transaction) -> None:
+        producer = transaction.producer
+        record = TransactionRecord(
+            "empty", producer.producer_id, producer.epoch, producer.epoch, transaction.timeout_ms
+        )
+        self._commits.settle()  # or this record would supersede a Prepare that is still needed
+        self._log.write([(transaction.transactional_id, record)], sync=True)
+
+    # Transactions ---------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def joined(self, producer: ProducerIdentity, partition: Partition) -> Iterator[None]:
+        """Hold the producer's transaction open while something is appended to `partition`.
+
+        The partition is registered first, so the end of the transaction reaches it whatever
+        happens. Raises ProducerFenced, TransactionAborted, InvalidTxnState.
+        """
+        transaction = self._find(producer)
+        with transaction.lock:
+            self._check_current(transaction, producer)
+            if transaction.state is State.EMPTY:
+                transaction.state = State.ONGOING
+                timeout = transaction.timeout_ms / 1000
+                transaction.deadline = self._environment.clock.monotonic() + timeout
+            transaction.partitions[partition] = None
+            yield
+
+    def end(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
+        """See Broker.end_transaction."""
+        transaction = self._find(producer)
+        with transaction.lock:
+            if transaction.last_ended is not None and transaction.last_ended[0] == producer:
+                return self._answer_again(transaction, commit)
+            self._check_current(transaction, producer)
+            if transaction.state is State.EMPTY:
+                return transaction.producer
+            if not commit:
+                self._abort(transaction)
+                return transaction.producer
+            if self._environment.clock.monotonic() > transaction.deadline:
+                self._abort(transaction)
+                raise self._timed_out(transaction)
+            return self._commit(transaction)
+
+    def _commit(self, transaction: Transaction) -> ProducerIdentity:
+        transaction.state = State.COMMITTING
+        successor = self._successor(transaction)
+        ticket = Ticket(
+            transaction.transactional_id,
+            transaction.producer,
+            successor,
+            transaction.timeout_ms,
+            list(transaction.partitions),
+        )
+        try:
+            self._commits.commit(ticket)
+        except BaseException:
+            transaction.state = State.FAILED
+            raise
+        self._finish(transaction, successor, committed=True)
+        return transaction.producer
+
+    def _abort(self, transaction: Transaction) -> None:
+        """Markers to all partitions; no Prepare, since what is not prepared is aborted."""
+        successor = self._successor(transaction)
+        for partition in transaction.partitions:
+            if not partition.retired:
+                try:
+                    partition.append_marker(successor, commit=False)
+                except StorageFailed:
+                    continue  # that partition is read-only until recovery aborts the rest
+        # Not for safety, but so that readers get past the marker without waiting for others.
+        sync_all(self._environment, transaction.partitions)
+        self._finish(transaction, successor, committed=False)
+
+    def _finish(
+        self, transaction: Transaction, successor: ProducerIdentity, *, committed: bool
+    ) -> None:
+        ended = transaction.producer
+        transaction.last_ended = (ended, committed)
+        transaction.partitions = {}
+        transaction.state = State.EMPTY
+        transaction.producer = successor
+        self._ended(ended.producer_id, committed)
+        if successor.epoch >= MAX_EPOCH:
+            self._renew(transaction)
+
+    def _renew(self, transaction: Transaction) -> None:
+        """The epochs are used up: a new producer id takes their place."""
+        with self._lock:
+            transaction.producer = ProducerIdentity(self._log.new_producer_id(), 0)
+            self._by_producer[transaction.producer.producer_id] = transaction
+
+    def _bump(self, transaction: Transaction) -> None:
+        transaction.producer = self._successor(transaction)
+        if transaction.producer.epoch >= MAX_EPOCH:
+            self._renew(transaction)
+
+    @staticmethod
+    def _successor(transaction: Transaction) -> ProducerIdentity:
+        return transaction.producer._replace(epoch=transaction.producer.epoch + 1)
+
+    # Checks ---------------------------------------------------------------------------
+
+    def _find(self, producer: ProducerIdentity) -> Transaction:
+        transaction = self._by_producer.get(producer.producer_id)
+        if transaction is not None:
+            return transaction
+        if any(r.producer_id == producer.producer_id for r in self._before_opening.values()):
+            raise TransactionAborted(
+                f"producer {producer.producer_id}: the log was reopened, which aborted what was "
+                f"open; call init_producer and go on from the last commit"
+            )
+        raise ProducerFenced(
+            f"producer {producer.producer_id} is not known here; another instance with its "
+            f"transactional id took over, or it was never initialised with one"
+        )
+
+    def _check_current(self, transaction: Transaction, producer: ProducerIdentity) -> None:
+        self._check_not_failed(transaction)
+        current = transaction.producer
+        if producer != current:
+            if transaction.last_ended == (producer, False):
+                raise self._timed_out(transaction)
+            raise ProducerFenced(
+                f"transactional id {transaction.transactional_id!r} has producer id "
+                f"{current.producer_id}, epoch {current.epoch} by now; got "
+                f"{producer.producer_id}, epoch {producer.epoch}; another instance took over"
+            )
+
+    @staticmethod
+    def _check_not_failed(transaction: Transaction) -> None:
+        if transaction.state is State.FAILED:
+            raise StorageFailed(
+                f"the last commit of {transaction.transactional_id!r} failed on the way to the "
+                f"disk; reopen the log to learn whether it took effect"
+            )
+
+    @staticmethod
+    def _timed_out(transaction: Transaction) -> TransactionAborted:
+        return TransactionAborted(
+            f"the transaction of {transaction.transactional_id!r} was aborted, as a rule because "
+            f"it was open for more than transaction.timeout.ms = {transaction.timeout_ms}; call "
+            f"init_producer and go on from the last commit"
+        )
+
+    def _answer_again(self, transaction: Transaction, commit: bool) -> ProducerIdentity:
+        _, committed = transaction.last_ended or (None, False)
+        if commit == committed:
+            return transaction.producer
+        if commit:
+            raise self._timed_out(transaction)
+        raise InvalidTxnState(
+            f"the transaction of {transaction.transactional_id!r} was committed and cannot be aborted"
+        )
+
+    # Time and recovery ----------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Abort what is open for too long; note which markers are durable by now."""
+        now = self._environment.clock.monotonic()
+        with self._lock:
+            transactions = list(self._by_id.values())
+        for transaction in transactions:
+            if transaction.overdue(now):
+                with transaction.lock:
+                    if transaction.overdue(now):
+                        self._abort(transaction)
+        self._commits.settle()
+
+    def close(self) -> None:
+        """Write down which transactions are complete."""
+        self._commits.settle()
+
+    def recover(
+        self,
+        find: Callable[[str, int], Partition | None],
+        partitions: Callable[[], Iterator[Partition]],
+    ) -> None:
+        """After opening: complete what was prepared, abort the rest, make both durable.
+
+        `find` gives a partition by topic id and number. Raises CorruptLog if a partition holds
+        less than a Prepare says was durable.
+        """
+        records = self._log.load()
+        touched: set[Partition] = set()
+        completed = []
+        for name, record in records.items():
+            if record.state == "prepare":
+                touched |= _complete(record, find)
+                completed.append((name, _as_complete(record)))
+        for partition in partitions():
+            touched |= _abort_open(partition)
+        failed = sync_all(self._environment, touched)
+        for error in failed.values():
+            raise error
+        if completed:
+            self._log.write(completed, sync=True)
+        self._before_opening = records
+
+
+def _complete(
+    record: TransactionRecord, find: Callable[[str, int], Partition | None]
+) -> set[Partition]:
+    """Write the commit markers that a crash left out."""
+    successor = ProducerIdentity(record.producer_id, record.next_epoch)
+    touched = set()
+    for prepared in record.partitions:
+        partition = find(prepared.topic_id, prepared.partition)
+        if partition is None:
+            continue  # the topic was deleted
+        if partition.log_end < prepared.end:
+            raise CorruptLog(
+                f"{partition.topic_partition} ends at offset {partition.log_end}, but a committed "
+                f"transaction reaches to {prepared.end}; `strandline repair` shows what is lost"
+            )
+        if partition.producers.epoch(record.producer_id) < record.next_epoch:
+            partition.append_marker(successor, commit=True)
+            touched.add(partition)
+    return touched
+
+
+def _abort_open(partition: Partition) -> set[Partition]:
+    """Write abort markers for every transaction still open in a partition."""
+    touched = set()
+    for producer_id in partition.producers.open_producers:
+        epoch = partition.producers.epoch(producer_id) + 1
+        partition.append_marker(ProducerIdentity(producer_id, epoch), commit=False)
+        touched.add(partition)
+    return touched
+
+
+def _as_complete(record: TransactionRecord) -> TransactionRecord:
+    return TransactionRecord(
+        "complete", record.producer_id, record.epoch, record.next_epoch, record.timeout_ms
+    )

@@ -1,0 +1,61 @@
+"""Small files that are replaced whole: one line saying what they are, then their body.
+
+    strandline <kind> <version> <CRC-32C of the body, 8 hex digits>
+    …body…
+
+The kinds are in changelog/names.py's table; most bodies are JSON, so that a person can read
+them. Written by temporary file, fsync, rename, fsync of the folder.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import crc32c
+import msgspec
+
+from changelog.errors import CorruptLog, FutureFormat
+from changelog.storage import Storage, read_all, replace
+
+VERSION = 1
+_MAX_LINE = 200
+
+T = TypeVar("T")
+
+
+def pack(kind: str, body: bytes) -> bytes:
+    """The content of a document.
+
+    >>> pack("manifest", b"{}")
+    b'strandline manifest 1 4e31f15a\\n{}'
+    """
+    return f"strandline {kind} {VERSION} {crc32c.crc32c(body):08x}\n".encode() + body
+
+
+def unpack(kind: str, content: bytes, where: str) -> bytes:
+    """The body of a document. Raises CorruptLog or FutureFormat, naming the file `where`."""
+    line, newline, body = content.partition(b"\n")
+    words = line[:_MAX_LINE].decode("ascii", "replace").split(" ")
+    if not newline or len(words) != 4 or words[:2] != ["strandline", kind]:
+        raise CorruptLog(f"{where}: not a {kind} file; it begins with {bytes(line[:40])!r}")
+    if not words[2].isdigit() or int(words[2]) > VERSION:
+        raise FutureFormat(
+            f"{where}: {kind} version {words[2]}, this Strandline reads up to {VERSION}; upgrade"
+        )
+    if words[3] != f"{crc32c.crc32c(body):08x}":
+        raise CorruptLog(f"{where}: the {kind}'s checksum does not match; run `strandline repair`")
+    return body
+
+
+def save(storage: Storage, path: str, kind: str, value: Any) -> None:
+    """Replace the document at `path` by `value` as JSON, durably."""
+    replace(storage, path, pack(kind, msgspec.json.format(msgspec.json.encode(value))))
+
+
+def load(storage: Storage, path: str, kind: str, type_: type[T]) -> T:
+    """Read the document at `path`. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+    body = unpack(kind, read_all(storage, path), path)
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except msgspec.MsgspecError as error:
+        raise CorruptLog(f"{path}: the {kind} cannot be decoded: {error}") from error

@@ -1,0 +1,48 @@
+"""What every part of one open log shares: files, time, durability, and the bell for readers."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Literal
+
+from changelog.clock import Clock
+from changelog.storage import Storage
+
+Durability = Literal["fsync", "os"]
+SYNC_THREADS = 8
+
+
+class Signal:
+    """Tells waiting readers that some partition has something new."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.version = 0
+
+    def ring(self) -> None:
+        """Something is new."""
+        with self._changed:
+            self.version += 1
+            self._changed.notify_all()
+
+    def wait(self, seen: int, seconds: float) -> None:
+        """Return when the version is past `seen`, at the latest after `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.version != seen, seconds)
+
+
+@dataclass
+class Environment:
+    """The world of one open log, passed in."""
+
+    storage: Storage
+    clock: Clock
+    durability: Durability = "fsync"
+    """fsync: an acknowledged append survives a power cut; os: it survives `kill -9`."""
+    signal: Signal = field(default_factory=Signal)
+    pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(SYNC_THREADS, "strandline-sync")
+    )
+    """For fsyncs of several files at once; it has no thread until the first."""

@@ -1,0 +1,152 @@
+"""The bytes of a frame: one batch of records in a segment file (docs/format.md).
+
+A frame is a header of 104 bytes and a payload, padded to a multiple of 64 bytes; frames follow
+one another from byte 0 of a segment. Integers are little-endian. The header has a CRC of its
+own, so that a scan can walk a segment, and trust what it reads, without touching payloads.
+
+No I/O here.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+import crc32c
+
+from changelog.errors import CorruptLog, FutureFormat
+
+MAGIC = b"SLF1"
+VERSION = 1
+ALIGNMENT = 64
+MAX_FRAME = 1 << 30
+"""Bytes; a longer length in a header is damage, not a frame."""
+
+
+class Kind(IntEnum):
+    """How the payload holds the records."""
+
+    EMPTY = 0
+    """No records: a header kept for the producer state it carries."""
+    ROWS = 1
+    """MessagePack [timestamps, keys, values, headers]: batches below ~32 records."""
+    ARROW = 2
+    """One Arrow IPC record-batch message; its body begins at a multiple of 64."""
+    CONTROL = 3
+    """A transaction marker: see `Marker`."""
+
+
+class Attributes(IntFlag):
+    """Bits of a frame's attributes."""
+
+    TRANSACTIONAL = 1
+    HEADERS = 2
+    """The payload has a column `headers`."""
+    OFFSETS = 4
+    """The payload has a column `offset`: records in between were compacted away."""
+    LOG_APPEND_TIME = 8
+
+
+class FrameHeader(NamedTuple):
+    """The header of a frame, a field a line, in the order on disk."""
+
+    # magic         4s   "SLF1"
+    # header_crc    u32  CRC-32C of the header's bytes 8 … 103
+    payload_crc: int  # u32  CRC-32C of the frame's bytes 104 … length-1, padding included
+    length: int  # u32  of the whole frame, a multiple of 64
+    version: int  # u8   1
+    kind: int  # u8   see Kind
+    attributes: int  # u16  see Attributes
+    record_count: int  # u32  records in the payload
+    base_offset: int  # i64  offset of the first record when it was written
+    last_offset: int  # i64  offset of the last record when it was written
+    base_timestamp: int  # i64  ms, of the first record
+    max_timestamp: int  # i64  ms, the largest
+    delete_horizon: int  # i64  ms after which tombstones or marker may go; -1 not yet set
+    producer_id: int  # i64  -1 none
+    producer_epoch: int  # i32  -1 none
+    base_sequence: int  # i32  -1 none
+    leader_epoch: int  # u32  raised at each unclean start
+    schema_id: int  # u32  of a typed topic's values; 0 bytes
+    durable_end: int  # i64  offset up to which the log was known durable at that time
+    payload_start: int  # u32  from the frame's first byte
+    payload_size: int  # u32  without padding
+
+    @property
+    def transactional(self) -> bool:
+        return bool(self.attributes & Attributes.TRANSACTIONAL)
+
+    @property
+    def control(self) -> bool:
+        return self.kind == Kind.CONTROL
+
+
+class Marker(NamedTuple):
+    """The payload of a control frame: the end of a producer's transaction in this partition."""
+
+    version: int  # i16  0
+    type: int  # i16  0 abort, 1 commit (Kafka's ControlRecordType)
+    coordinator_epoch: int  # i32
+
+
+_HEADER = struct.Struct("<4sIIIBBHIqqqqqqiiIIqII")
+_BODY = struct.Struct("<IIBBHIqqqqqqiiIIqII")
+_MARKER = struct.Struct("<hhi")
+HEADER_SIZE = _HEADER.size
+_PROTECTED = 8  # magic and header_crc are not under header_crc
+
+
+def pack_header(header: FrameHeader) -> bytes:
+    """The header's bytes."""
+    body = _BODY.pack(*header)
+    return b"".join((MAGIC, crc32c.crc32c(body).to_bytes(4, "little"), body))
+
+
+def unpack_header(data: bytes | bytearray | memoryview, position: int, where: str) -> FrameHeader:
+    """Read and check the header at `position` of `data`.
+
+    Raises CorruptLog, or FutureFormat for a version above ours; `where` names the place in
+    the message.
+    """
+    if len(data) - position < HEADER_SIZE:
+        raise CorruptLog(f"{where}: {len(data) - position} bytes where a frame header has 104")
+    magic, crc, *fields = _HEADER.unpack_from(data, position)
+    if magic != MAGIC:
+        raise CorruptLog(f"{where}: a frame begins with {MAGIC!r}, got {magic!r}")
+    if crc32c.crc32c(bytes(data[position + _PROTECTED : position + HEADER_SIZE])) != crc:
+        raise CorruptLog(f"{where}: the frame header's checksum does not match")
+    header = FrameHeader(*fields)
+    if header.version > VERSION:
+        raise FutureFormat(
+            f"{where}: frame version {header.version}, this Strandline reads up to {VERSION}; upgrade"
+        )
+    _check_lengths(header, where)
+    return header
+
+
+def _check_lengths(header: FrameHeader, where: str) -> None:
+    inside = HEADER_SIZE <= header.payload_start <= header.length - header.payload_size
+    if not inside or header.length % ALIGNMENT or header.length > MAX_FRAME:
+        raise CorruptLog(f"{where}: impossible lengths in the frame header ({header})")
+
+
+def padded(size: int) -> int:
+    """`size` rounded up to a multiple of 64.
+
+    >>> padded(1), padded(64), padded(65)
+    (64, 64, 128)
+    """
+    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def pack_marker(commit: bool, coordinator_epoch: int) -> bytes:
+    """The payload of a control frame."""
+    return _MARKER.pack(0, int(commit), coordinator_epoch)
+
+
+def unpack_marker(payload: bytes | memoryview, where: str) -> Marker:
+    """Read the payload of a control frame. Raises CorruptLog."""
+    if len(payload) != _MARKER.size:
+        raise CorruptLog(f"{where}: a marker has {_MARKER.size} bytes, got {len(payload)}")
+    return Marker(*_MARKER.unpack(payload))

@@ -1,0 +1,265 @@
+"""Batches of columns to frames and back.
+
+Writing has two halves: `Payload` encodes and checksums the columns, outside any lock;
+`frame_parts` adds the header once offsets are known. Reading checks the checksum before
+Arrow sees a byte, since Arrow trusts what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import crc32c
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.errors import CorruptLog, InvalidRecord
+from changelog.format import (
+    HEADER_SIZE,
+    Attributes,
+    FrameHeader,
+    Kind,
+    pack_header,
+    pack_marker,
+    padded,
+    unpack_header,
+)
+from changelog.records import HEADERS_TYPE, columns_schema
+
+ROWS_BELOW = 32
+"""Batches with fewer records are kept as rows: an Arrow message of one record costs 560 bytes."""
+
+_ZEROS = bytes(64)
+
+
+class Payload(NamedTuple):
+    """Encoded records, all of a frame but its header."""
+
+    kind: Kind
+    attributes: int
+    record_count: int
+    base_timestamp: int
+    max_timestamp: int
+    schema_id: int
+    parts: tuple[Any, ...]
+    """Padding, message, padding: what follows the header."""
+    start: int
+    size: int
+    crc: int
+
+    @property
+    def frame_size(self) -> int:
+        """Bytes of the frame with its header."""
+        return HEADER_SIZE + sum(len(part) for part in self.parts)
+
+
+class _Rows(msgspec.Struct, array_like=True):
+    timestamps: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    headers: list[list[tuple[str, bytes | None]]] | None = None
+
+
+_encode_rows = msgspec.msgpack.Encoder().encode
+_decode_rows = msgspec.msgpack.Decoder(_Rows).decode
+
+
+def encode(columns: pa.RecordBatch, *, schema_id: int = 0, compression: str = "none") -> Payload:
+    """Encode a batch of at least one record (schema: see changelog.records).
+
+    `compression` is none, lz4 or zstd. Raises InvalidRecord for other columns.
+    """
+    attributes = check_columns(columns)
+    timestamps = columns.column(0)
+    if schema_id == 0 and columns.num_rows < ROWS_BELOW:
+        kind, start = Kind.ROWS, HEADER_SIZE
+        message: Any = _rows_message(columns)
+    else:
+        kind, message = Kind.ARROW, _arrow_message(columns, compression)
+        body = 8 + int.from_bytes(message[4:8], "little")
+        start = padded(HEADER_SIZE + body) - body
+    return _payload(
+        kind,
+        attributes,
+        columns.num_rows,
+        timestamps[0].as_py(),
+        pc.max(timestamps).as_py(),
+        schema_id,
+        message,
+        start,
+    )
+
+
+def encode_marker(*, commit: bool, coordinator_epoch: int, timestamp: int) -> Payload:
+    """Encode a transaction marker, which takes one offset."""
+    message = pack_marker(commit, coordinator_epoch)
+    return _payload(
+        Kind.CONTROL, Attributes.TRANSACTIONAL, 1, timestamp, timestamp, 0, message, HEADER_SIZE
+    )
+
+
+def _payload(
+    kind: Kind,
+    attributes: int,
+    count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    schema_id: int,
+    message: Any,
+    start: int,
+) -> Payload:
+    size = len(message)
+    before = _ZEROS[: start - HEADER_SIZE]
+    after = _ZEROS[: padded(start + size) - start - size]
+    crc = crc32c.crc32c(after, crc32c.crc32c(message, crc32c.crc32c(before)))
+    parts = (before, message, after)
+    return Payload(
+        kind,
+        attributes,
+        count,
+        base_timestamp,
+        max_timestamp,
+        schema_id,
+        parts,
+        start,
+        size,
+        crc,
+    )
+
+
+def frame_parts(
+    payload: Payload,
+    *,
+    base_offset: int,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    transactional: bool = False,
+    leader_epoch: int = 0,
+    durable_end: int = 0,
+) -> tuple[FrameHeader, list[Any]]:
+    """The header for `payload` at `base_offset`, and the frame's bytes in parts."""
+    header = FrameHeader(
+        payload_crc=payload.crc,
+        length=payload.frame_size,
+        version=1,
+        kind=payload.kind,
+        attributes=payload.attributes | (Attributes.TRANSACTIONAL if transactional else 0),
+        record_count=payload.record_count,
+        base_offset=base_offset,
+        last_offset=base_offset + payload.record_count - 1,
+        base_timestamp=payload.base_timestamp,
+        max_timestamp=payload.max_timestamp,
+        delete_horizon=-1,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        leader_epoch=leader_epoch,
+        schema_id=payload.schema_id,
+        durable_end=durable_end,
+        payload_start=payload.start,
+        payload_size=payload.size,
+    )
+    return header, [pack_header(header), *payload.parts]
+
+
+def payload_bytes(data: memoryview, position: int, header: FrameHeader, where: str) -> memoryview:
+    """The payload of the frame at `position`, its checksum verified. Raises CorruptLog."""
+    end = position + header.length
+    if crc32c.crc32c(data[position + HEADER_SIZE : end]) != header.payload_crc:
+        raise CorruptLog(
+            f"{where}: the checksum of the records at offsets {header.base_offset} to "
+            f"{header.last_offset} does not match; `strandline repair` can salvage the rest"
+        )
+    start = position + header.payload_start
+    return data[start : start + header.payload_size]
+
+
+def decode(
+    header: FrameHeader, payload: memoryview, value: pa.DataType, where: str
+) -> pa.RecordBatch:
+    """The columns of a data frame whose values have type `value`, with `offset` last if sparse."""
+    schema = columns_schema(value, headers=bool(header.attributes & Attributes.HEADERS))
+    if header.attributes & Attributes.OFFSETS:
+        schema = schema.append(pa.field("offset", pa.int64(), nullable=False))
+    try:
+        if header.kind == Kind.ROWS:
+            columns = _read_rows(payload, schema)
+        else:
+            columns = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+    except (pa.ArrowException, msgspec.MsgspecError, OSError) as error:
+        raise CorruptLog(f"{where}: records cannot be decoded: {error}") from error
+    if columns.num_rows != header.record_count:
+        raise CorruptLog(
+            f"{where}: {columns.num_rows} records where the header says {header.record_count}"
+        )
+    return columns
+
+
+def walk(data: memoryview, where: str) -> Iterator[tuple[int, FrameHeader]]:
+    """Position and header of each whole frame in `data`; raises CorruptLog at one that is none."""
+    position = 0
+    while position + HEADER_SIZE <= len(data):
+        header = unpack_header(data, position, f"{where} + {position}")
+        if position + header.length > len(data):
+            return
+        yield position, header
+        position += header.length
+
+
+def check_columns(columns: pa.RecordBatch) -> int:
+    """Verify the batch schema; return its attribute bits. Raises InvalidRecord."""
+    schema = columns.schema
+    expected = ["timestamp", "key", "value"]
+    names = schema.names
+    with_headers = names == [*expected, "headers"]
+    types_ok = schema.types[:2] == [pa.int64(), pa.binary()] if len(names) > 2 else False
+    if not (names == expected or with_headers) or not types_ok:
+        raise InvalidRecord(
+            f"a batch has the columns timestamp: int64, key: binary, value[, headers]; got {schema}"
+        )
+    if with_headers and schema.types[3] != HEADERS_TYPE:
+        raise InvalidRecord(f"headers must be {HEADERS_TYPE}, got {schema.types[3]}")
+    if columns.num_rows == 0:
+        raise InvalidRecord("a batch must have at least one record")
+    if columns.column(0).null_count:
+        raise InvalidRecord("every record needs a timestamp, got null")
+    return Attributes.HEADERS if with_headers else 0
+
+
+def _arrow_message(columns: pa.RecordBatch, compression: str) -> memoryview:
+    if compression == "none":
+        return memoryview(columns.serialize())
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, columns.schema, options=options) as writer:
+        writer.write_batch(columns)
+    stream = memoryview(sink.getvalue())
+    schema_end = 8 + int.from_bytes(stream[4:8], "little")
+    return stream[schema_end:-8]  # without the schema's message and the end-of-stream mark
+
+
+def _rows_message(columns: pa.RecordBatch) -> bytes:
+    headers = None
+    if columns.num_columns > 3:
+        headers = [
+            [(pair["key"], pair["value"]) for pair in row or ()]
+            for row in columns.column(3).to_pylist()
+        ]
+    timestamps, keys, values = (columns.column(i).to_pylist() for i in range(3))
+    return _encode_rows(_Rows(timestamps, keys, values, headers))
+
+
+def _read_rows(payload: memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    rows = _decode_rows(payload)
+    arrays = [
+        pa.array(rows.timestamps, pa.int64()),
+        pa.array(rows.keys, pa.binary()),
+        pa.array(rows.values, pa.binary()),
+    ]
+    if rows.headers is not None:
+        pairs = [[{"key": k, "value": v} for k, v in row] for row in rows.headers]
+        arrays.append(pa.array(pairs, HEADERS_TYPE))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,56 @@
+"""The manifest of a partition: which segments are its log. What it does not list does not exist."""
+
+from __future__ import annotations
+
+import msgspec
+
+from changelog import document
+from changelog.names import MANIFEST, SegmentName
+from changelog.storage import Storage
+
+KIND = "manifest"
+STILL_OPEN = -1
+
+
+class SegmentEntry(msgspec.Struct, kw_only=True):
+    """One segment. The last one listed is active: its figures are STILL_OPEN."""
+
+    base_offset: int
+    generation: int
+    created_ms: int
+    size: int = STILL_OPEN
+    end_offset: int = STILL_OPEN
+    max_timestamp: int = STILL_OPEN
+
+    @property
+    def name(self) -> SegmentName:
+        return SegmentName(self.base_offset, self.generation)
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """The durable facts of one partition."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    log_start: int = 0
+    reserved_end: int = 0
+    """No offset below this is given again after an unclean start (durability "os")."""
+    next_generation: int = 1
+    """Number of the next segment; numbers are never used twice."""
+    epochs: list[tuple[int, int]] = msgspec.field(default_factory=lambda: [(0, 0)])
+    """(leader epoch, its first offset), in order."""
+    segments: list[SegmentEntry] = msgspec.field(default_factory=list)
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.epochs[-1][0]
+
+    def save(self, storage: Storage, folder: str) -> None:
+        """Replace the manifest in `folder`, durably."""
+        document.save(storage, f"{folder}/{MANIFEST}", KIND, self)
+
+    @staticmethod
+    def load(storage: Storage, folder: str) -> Manifest:
+        """Read the manifest in `folder`. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+        return document.load(storage, f"{folder}/{MANIFEST}", KIND, Manifest)

@@ -1,0 +1,93 @@
+"""The name of every file in a log folder. No other module makes or takes apart a path.
+
+strandline.meta                 what this folder is, its format and log id
+lock                            flock of the owner; says its pid and start time
+owner.json                      where the owner listens (changelog/flight)
+topics.meta                     the catalog: topics, their configs and schemas
+clean                           there while the log was closed in order
+topics/<topic id>/<partition>/
+    manifest.meta               the truth: segments, log start, leader epochs
+    <base offset>-<generation>.log        frames
+    <base offset>-<generation>.index      sparse offset and time index; can be rebuilt
+    <base offset>-<generation>.aborted    aborted transactions that end in the segment
+    <offset>.producers                    producer state as of an offset; the last two are kept
+state/<app>/<store>/<partition>/          the store engines' folders (statestore)
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+FOLDER_META = "strandline.meta"
+LOCK = "lock"
+CATALOG = "topics.meta"
+CLEAN = "clean"
+TOPICS = "topics"
+MANIFEST = "manifest.meta"
+
+CONSUMER_OFFSETS = "__consumer_offsets"
+TRANSACTION_STATE = "__transaction_state"
+SYSTEM_TOPICS = (CONSUMER_OFFSETS, TRANSACTION_STATE)
+
+
+class SegmentName(NamedTuple):
+    """What a segment's files are called: its base offset, and a number never used again."""
+
+    base_offset: int
+    generation: int
+
+    @property
+    def stem(self) -> str:
+        return f"{self.base_offset:020d}-{self.generation:08d}"
+
+    @property
+    def log_file(self) -> str:
+        return self.stem + ".log"
+
+    @property
+    def index_file(self) -> str:
+        return self.stem + ".index"
+
+    @property
+    def aborted_file(self) -> str:
+        return self.stem + ".aborted"
+
+    @property
+    def files(self) -> tuple[str, str, str]:
+        return self.log_file, self.index_file, self.aborted_file
+
+
+def partition_folder(topic_id: str, partition: int) -> str:
+    """Folder of a partition."""
+    return f"{TOPICS}/{topic_id}/{partition}"
+
+
+def topic_folder(topic_id: str) -> str:
+    """Folder of a topic."""
+    return f"{TOPICS}/{topic_id}"
+
+
+def producer_snapshot(offset: int) -> str:
+    """File of the producer state as of `offset`.
+
+    >>> producer_snapshot(42)
+    '00000000000000000042.producers'
+    """
+    return f"{offset:020d}.producers"
+
+
+def snapshot_offset(name: str) -> int | None:
+    """The offset in a producer snapshot's name; None for any other file."""
+    match = re.fullmatch(r"(\d{20})\.producers", name)
+    return int(match[1]) if match else None
+
+
+def segment_of(name: str) -> SegmentName | None:
+    """The segment that a file belongs to; None for any other file.
+
+    >>> segment_of("00000000000000000007-00000002.log")
+    SegmentName(base_offset=7, generation=2)
+    """
+    match = re.fullmatch(r"(\d{20})-(\d{8})\.(?:log|index|aborted)", name)
+    return SegmentName(int(match[1]), int(match[2])) if match else None

@@ -1,0 +1,162 @@
+"""The offsets that consumer groups have committed: a compacted topic, and its cache.
+
+A record's key is [group, topic, partition], its value an `OffsetValue`, both MessagePack; a
+tombstone deletes. The cache equals what a fresh reading of the topic would give: of a plain
+and a transactional commit the later *record* wins, whenever it became visible.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from changelog.errors import CoordinatorLoading, CorruptLog
+from changelog.partition import Partition
+from changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
+from changelog.transaction_log import append_pairs, read_records
+
+GroupPartition = tuple[str, TopicPartition]
+
+
+class OffsetValue(msgspec.Struct, array_like=True, frozen=True):
+    """A committed offset as it is stored."""
+
+    offset: int
+    metadata: str
+    topic_id: str
+    committed_ms: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_key = msgspec.msgpack.Decoder(tuple[str, str, int]).decode
+_decode_value = msgspec.msgpack.Decoder(OffsetValue).decode
+
+Change = tuple[int, OffsetValue | None]
+"""Offset of the record that says so, and what it says."""
+
+
+class GroupOffsets:
+    """Committed offsets by group and partition."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self._lock = threading.Lock()
+        self._loading = True
+        self._committed: dict[GroupPartition, Change] = {}
+        self._pending: dict[int, dict[GroupPartition, Change]] = {}
+        """By producer id: what its open transaction will commit."""
+
+    def load(self) -> None:
+        """Fill the cache from the topic; until then every call raises CoordinatorLoading."""
+        for record in read_records(self.partition):
+            where = f"{self.partition.topic_partition} at offset {record.offset}"
+            try:
+                group, topic, number = _decode_key(record.key or b"")
+                value = None if record.value is None else _decode_value(record.value)
+            except msgspec.MsgspecError as error:
+                raise CorruptLog(f"{where}: not an offset record: {error}") from error
+            self._apply((group, TopicPartition(topic, number)), (record.offset, value))
+        self._loading = False
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]) -> None:
+        """Write offsets outside a transaction; they count once `partition` is synced.
+
+        The caller syncs, then calls `visible`.
+        """
+        self._check_loaded()
+        for key, change in self._write(group, offsets, None):
+            with self._lock:
+                self._apply(key, change)
+
+    def add(
+        self,
+        producer: ProducerIdentity,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+    ) -> None:
+        """Write offsets in the producer's transaction; they count when it commits."""
+        self._check_loaded()
+        changes = self._write(group, offsets, producer)
+        with self._lock:
+            self._pending.setdefault(producer.producer_id, {}).update(changes)
+
+    def ended(self, producer_id: int, committed: bool) -> None:
+        """The producer's transaction has ended."""
+        with self._lock:
+            for key, change in self._pending.pop(producer_id, {}).items():
+                if committed:
+                    self._apply(key, change)
+
+    def committed(
+        self, group: str, partitions: Collection[TopicPartition] | None, *, require_stable: bool
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """See Broker.committed."""
+        self._check_loaded()
+        with self._lock:
+            wanted = None if partitions is None else set(partitions)
+            if require_stable:
+                self._check_stable(group, wanted)
+            return {
+                tp: CommittedOffset(value.offset, value.metadata, value.topic_id)
+                for (owner, tp), (_, value) in self._committed.items()
+                if owner == group and value is not None and (wanted is None or tp in wanted)
+            }
+
+    def groups(self) -> list[str]:
+        """Groups with at least one committed offset."""
+        self._check_loaded()
+        with self._lock:
+            return sorted({g for (g, _), (_, value) in self._committed.items() if value})
+
+    def of_topic(self, topic: str) -> dict[str, list[TopicPartition]]:
+        """By group, the partitions of `topic` with a committed offset."""
+        found: dict[str, list[TopicPartition]] = {}
+        with self._lock:
+            for (group, tp), (_, value) in self._committed.items():
+                if tp.topic == topic and value is not None:
+                    found.setdefault(group, []).append(tp)
+        return found
+
+    def _write(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset | None],
+        producer: ProducerIdentity | None,
+    ) -> list[tuple[GroupPartition, Change]]:
+        now = self.partition.environment.clock.now_ms()
+        values = {tp: _value(offset, now) for tp, offset in offsets.items()}
+        pairs = [
+            (_encode((group, *tp)), None if value is None else _encode(value))
+            for tp, value in values.items()
+        ]
+        stamp: dict[str, Any] = {}
+        if producer is not None:
+            sequence = self.partition.producers.next_sequence(producer)
+            stamp = {"producer": producer, "base_sequence": sequence, "transactional": True}
+        first = append_pairs(self.partition, pairs, **stamp)
+        return [((group, tp), (first + i, value)) for i, (tp, value) in enumerate(values.items())]
+
+    def _apply(self, key: GroupPartition, change: Change) -> None:
+        known = self._committed.get(key)
+        if known is None or known[0] < change[0]:
+            self._committed[key] = change
+
+    def _check_stable(self, group: str, wanted: set[TopicPartition] | None) -> None:
+        for changes in self._pending.values():
+            for owner, tp in changes:
+                if owner == group and (wanted is None or tp in wanted):
+                    raise CoordinatorLoading(
+                        f"an open transaction is about to change the offset of group {group!r} in "
+                        f"{tp}; ask again when it has ended"
+                    )
+
+    def _check_loaded(self) -> None:
+        if self._loading:
+            raise CoordinatorLoading("committed offsets are still being read; try again")
+
+
+def _value(offset: CommittedOffset | None, now_ms: int) -> OffsetValue | None:
+    return offset and OffsetValue(offset.offset, offset.metadata, offset.topic_id, now_ms)

@@ -1,0 +1,441 @@
+"""The owner of a log folder: the one process that appends to it.
+
+It holds the lock, the catalog, the coordinator and the offsets, each single and simple, and
+answers `Broker` calls directly; `changelog.flight` passes on those of other processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import msgspec
+import pyarrow as pa
+
+from changelog import document, reading, retention
+from changelog.admission import admitted
+from changelog.clock import Clock, SystemClock
+from changelog.coordinator import Coordinator
+from changelog.environment import Durability, Environment
+from changelog.errors import (
+    CorruptLog,
+    InvalidConfig,
+    InvalidRecord,
+    InvalidTopic,
+    OwnerUnavailable,
+    StorageFailed,
+    StrandlineError,
+)
+from changelog.names import (
+    CATALOG,
+    CLEAN,
+    CONSUMER_OFFSETS,
+    FOLDER_META,
+    LOCK,
+    SYSTEM_TOPICS,
+    TRANSACTION_STATE,
+)
+from changelog.offsets import GroupOffsets
+from changelog.partition import Partition, sync_all
+from changelog.records import (
+    Append,
+    Appended,
+    CommittedOffset,
+    Fetched,
+    Isolation,
+    PartitionOffsets,
+    ProducerIdentity,
+    TopicInfo,
+    TopicPartition,
+)
+from changelog.segment import Segment
+from changelog.storage import Storage
+from changelog.topic import Catalog, Topic
+from changelog.transaction_log import TransactionLog
+
+FOLDER_KIND = "log"
+TICK_SECONDS = 0.5
+RETENTION_CHECK_MS = 10_000
+PRODUCER_ID_EXPIRATION_MS = 24 * 60 * 60 * 1000
+"""Kafka's `producer.id.expiration.ms`."""
+
+
+class FolderMeta(msgspec.Struct):
+    """What a log folder is."""
+
+    log_id: str
+    created_ms: int
+
+
+class Owner:
+    """An open log. Implements Broker.
+
+    `background=False` starts no thread: `tick` is called by hand, and a fetch does not wait.
+    Raises LogLocked, CorruptLog, FutureFormat, StorageFailed.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        clock: Clock | None = None,
+        durability: Durability = "fsync",
+        background: bool = True,
+    ) -> None:
+        if durability not in ("fsync", "os"):
+            raise InvalidConfig(f"durability is 'fsync' or 'os', got {durability!r}")
+        self._environment = Environment(storage, clock or SystemClock(), durability)
+        self._doomed: list[tuple[int, Segment]] = []
+        """Segments out of the log, and when (ms) their files may go."""
+        self._next_retention_ms = 0
+        self._closed = False
+        self._stop = threading.Event()
+        self._admin_lock = threading.RLock()
+        storage.make_dir("")
+        self._lock = storage.lock(LOCK, _lock_note())
+        try:
+            self._open()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._thread: threading.Thread | None = self._start_ticking() if background else None
+
+    # Opening and closing --------------------------------------------------------------
+
+    def _open(self) -> None:
+        environment, storage = self._environment, self._environment.storage
+        self.meta = _folder_meta(environment)
+        clean = storage.exists(CLEAN)
+        self._catalog = Catalog(environment, clean=clean)
+        storage.unlink(CLEAN)
+        storage.sync_dir("")
+        offsets = GroupOffsets(self._system_partition(CONSUMER_OFFSETS))
+        log = TransactionLog(self._system_partition(TRANSACTION_STATE))
+        self._coordinator = Coordinator(environment, log, offsets.ended)
+        self._coordinator.recover(self._catalog.partition_by_id, self._partitions)
+        offsets.load()
+        self._offsets = offsets
+
+    def _system_partition(self, name: str) -> Partition:
+        if not self._catalog.has(name):
+            config = {"cleanup.policy": "compact"}
+            self._catalog.create(name, 1, config, None, internal=True)
+        return self._catalog.get(name).partition(0)
+
+    def _partitions(self) -> Iterator[Partition]:
+        return (partition for topic in self._catalog for partition in topic.partitions)
+
+    def close(self) -> None:
+        """Make everything durable, note that the log was closed in order, let go of the folder."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            self._close_in_order()
+        finally:
+            for partition in self._partitions():
+                partition.close()
+            self._environment.pool.shutdown()
+            self._environment.signal.ring()
+            self._lock.release()
+
+    def _close_in_order(self) -> None:
+        storage = self._environment.storage
+        self._coordinator.close()
+        for _, segment in self._doomed:
+            segment.remove()
+        written = [partition for partition in self._partitions() if partition.segments]
+        results = list(self._environment.pool.map(_sync_quietly, written))
+        if all(results):
+            storage.create(CLEAN).close()
+            storage.sync_dir("")
+
+    def _start_ticking(self) -> threading.Thread:
+        thread = threading.Thread(target=self._tick_until_stopped, name="strandline-owner")
+        thread.daemon = True
+        thread.start()
+        return thread
+
+    def _tick_until_stopped(self) -> None:
+        while not self._stop.wait(TICK_SECONDS):
+            try:
+                self.tick()
+            except StrandlineError:
+                continue  # said by the partition at its next use
+
+    def tick(self) -> None:
+        """The periodic work: transaction timeouts, markers to disk, retention, expiry."""
+        self._coordinator.tick()
+        now = self._environment.clock.now_ms()
+        if now >= self._next_retention_ms:
+            self._next_retention_ms = now + RETENTION_CHECK_MS
+            self._retain(now)
+        due = [segment for when, segment in self._doomed if when <= now]
+        self._doomed = [(when, segment) for when, segment in self._doomed if when > now]
+        for segment in due:
+            segment.remove()
+
+    def _retain(self, now: int) -> None:
+        for topic in self._catalog:
+            for partition in topic.partitions:
+                self._doom(topic, retention.retain(partition, now))
+                with partition.lock:
+                    partition.producers.expire(now - PRODUCER_ID_EXPIRATION_MS)
+
+    def _doom(self, topic: Topic, segments: Sequence[Segment]) -> None:
+        when = self._environment.clock.now_ms() + topic.config.file_delete_delay_ms
+        self._doomed += [(when, segment) for segment in segments]
+
+    # Topics ---------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        config: Mapping[str, str] | None = None,
+        schema: pa.Schema | None = None,
+        internal: bool = False,
+    ) -> TopicInfo:
+        with self._admin():
+            return self._catalog.create(
+                name, partitions, config or {}, schema, internal=internal
+            ).info()
+
+    def delete_topic(self, name: str) -> None:
+        with self._admin():
+            self._refuse_system(name, "delete")
+            self._catalog.delete(name)
+            for group, partitions in self._offsets.of_topic(name).items():
+                self._offsets.commit(group, dict.fromkeys(partitions))
+            self._sync([self._offsets.partition])
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        config: Mapping[str, str | None] | None = None,
+        partitions: int | None = None,
+        schema: pa.Schema | None = None,
+    ) -> TopicInfo:
+        with self._admin():
+            if partitions is not None:
+                self._refuse_system(name, "add partitions to")
+            return self._catalog.alter(name, config, partitions, schema).info()
+
+    def topics(self) -> list[TopicInfo]:
+        self._check_open()
+        return sorted((topic.info() for topic in self._catalog), key=lambda info: info.name)
+
+    def topic(self, name: str) -> TopicInfo:
+        self._check_open()
+        return self._catalog.get(name).info()
+
+    @contextlib.contextmanager
+    def _admin(self) -> Iterator[None]:
+        self._check_open()
+        with self._admin_lock:
+            yield
+
+    @staticmethod
+    def _refuse_system(name: str, doing: str) -> None:
+        if name in SYSTEM_TOPICS:
+            raise InvalidTopic(f"cannot {doing} {name!r}: it belongs to the log itself")
+
+    # The log --------------------------------------------------------------------------
+
+    def append(self, appends: Sequence[Append]) -> list[Appended]:
+        self._check_open()
+        appended: list[Appended] = []
+        plain: dict[Partition, None] = {}
+        try:
+            for request in appends:
+                topic = self._catalog.get(request.topic)
+                partition = topic.partition(request.partition)
+                appended.append(self._append(topic, partition, request))
+                if not request.transactional:
+                    plain[partition] = None
+        finally:
+            self._sync(plain)
+        return appended
+
+    def _append(self, topic: Topic, partition: Partition, request: Append) -> Appended:
+        self._refuse_system(request.topic, "append to")
+        payload = admitted(topic, request, self._environment.clock.now_ms())
+        producer = request.producer
+        joined: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if request.transactional:
+            joined = self._coordinator.joined(_identity(producer), partition)
+        with joined:
+            return partition.append(
+                payload,
+                producer,
+                request.base_sequence,
+                transactional=request.transactional,
+            )
+
+    def _sync(self, partitions: Collection[Partition]) -> None:
+        if partitions:
+            for error in sync_all(self._environment, partitions).values():
+                raise error
+
+    def fetch(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_bytes: int = 8 << 20,
+        isolation: Isolation = "read_committed",
+        timeout: float = 0.0,
+    ) -> dict[TopicPartition, Fetched]:
+        clock = self._environment.clock
+        deadline = clock.monotonic() + (timeout if self._thread else 0.0)
+        signal = self._environment.signal
+        while True:
+            self._check_open()
+            seen = signal.version
+            fetched = {
+                tp: self._fetch(tp, offset, max_bytes, isolation)
+                for tp, offset in positions.items()
+            }
+            waits = not any(one.batches for one in fetched.values())
+            remaining = deadline - clock.monotonic()
+            if not waits or remaining <= 0:
+                return fetched
+            signal.wait(seen, remaining)
+
+    def _fetch(
+        self, tp: TopicPartition, offset: int, max_bytes: int, isolation: Isolation
+    ) -> Fetched:
+        topic = self._catalog.get(tp.topic)
+        partition = topic.partition(tp.partition)
+        return reading.fetch(
+            partition, offset, topic.schemas, max_bytes=max_bytes, isolation=isolation
+        )
+
+    def offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, PartitionOffsets]:
+        self._check_open()
+        return {tp: self._partition(tp).offsets() for tp in partitions}
+
+    def offset_for_time(
+        self,
+        partition: TopicPartition,
+        timestamp: int,
+        *,
+        isolation: Isolation = "read_committed",
+    ) -> int | None:
+        self._check_open()
+        schemas = self._catalog.get(partition.topic).schemas
+        return reading.offset_for_time(
+            self._partition(partition), timestamp, schemas, isolation=isolation
+        )
+
+    def delete_records(self, partition: TopicPartition, before: int) -> int:
+        with self._admin():
+            self._refuse_system(partition.topic, "delete records of")
+            log = self._partition(partition)
+            self._doom(self._catalog.get(partition.topic), retention.delete_records(log, before))
+            return log.log_start
+
+    def _partition(self, tp: TopicPartition) -> Partition:
+        return self._catalog.get(tp.topic).partition(tp.partition)
+
+    # Producers and transactions -------------------------------------------------------
+
+    def init_producer(
+        self, transactional_id: str | None = None, *, timeout_ms: int = 10_000
+    ) -> ProducerIdentity:
+        self._check_open()
+        return self._coordinator.init_producer(transactional_id, timeout_ms)
+
+    def add_offsets(
+        self,
+        producer: ProducerIdentity,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+    ) -> None:
+        self._check_open()
+        if not offsets:
+            return
+        located = {tp: self._located(tp, offset) for tp, offset in offsets.items()}
+        with self._coordinator.joined(producer, self._offsets.partition):
+            self._offsets.add(producer, group, located)
+
+    def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
+        self._check_open()
+        return self._coordinator.end(producer, commit=commit)
+
+    # Consumer groups ------------------------------------------------------------------
+
+    def commit_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
+    ) -> None:
+        self._check_open()
+        if offsets:
+            located = {tp: offset and self._located(tp, offset) for tp, offset in offsets.items()}
+            self._offsets.commit(group, located)
+            self._sync([self._offsets.partition])
+
+    def committed(
+        self,
+        group: str,
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        require_stable: bool = True,
+    ) -> dict[TopicPartition, CommittedOffset]:
+        self._check_open()
+        return self._offsets.committed(group, partitions, require_stable=require_stable)
+
+    def groups(self) -> list[str]:
+        self._check_open()
+        return self._offsets.groups()
+
+    def _located(self, tp: TopicPartition, offset: CommittedOffset) -> CommittedOffset:
+        """The offset with the id of its topic. Raises UnknownTopic, UnknownPartition."""
+        partition = self._partition(tp)
+        return offset if offset.topic_id else offset._replace(topic_id=partition.topic_id)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OwnerUnavailable("this log is closed; open it again with changelog.open")
+
+
+def _identity(producer: ProducerIdentity | None) -> ProducerIdentity:
+    if producer is None:
+        raise InvalidRecord("a transactional append needs a producer; call init_producer first")
+    return producer
+
+
+def _sync_quietly(partition: Partition) -> bool:
+    try:
+        partition.sync()
+    except StorageFailed:
+        return False
+    return True
+
+
+def _folder_meta(environment: Environment) -> FolderMeta:
+    """Read what the folder is, or make it a log folder if it is empty."""
+    storage, clock = environment.storage, environment.clock
+    try:
+        return document.load(storage, FOLDER_META, FOLDER_KIND, FolderMeta)
+    except FileNotFoundError:
+        if storage.exists(CATALOG):
+            raise CorruptLog(
+                f"{FOLDER_META} is missing though there are topics; `strandline repair` makes it anew"
+            ) from None
+        meta = FolderMeta(clock.new_id(), clock.now_ms())
+        document.save(storage, FOLDER_META, FOLDER_KIND, meta)
+        return meta
+
+
+def _lock_note() -> str:
+    started = time.strftime("%Y-%m-%dT%H:%M:%S")
+    return f"pid {os.getpid()}, started {started}\n"

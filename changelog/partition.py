@@ -1,0 +1,382 @@
+"""One partition: an append-only list of segments, and what readers may see of it.
+
+Four offsets, from low to high:
+
+    log_start ≤ last stable offset ≤ high watermark ≤ log_end
+
+Appended data lies below `log_end`; what is durable lies below the high watermark and is what
+read_uncommitted sees; the last stable offset is the high watermark or the first offset of the
+earliest open transaction, whichever is lower. Every acknowledged plain append is below the
+high watermark (mode "fsync": after the fsync it shares with its neighbours).
+
+One lock guards the end of the log; fsyncs run outside it, one at a time, and each covers
+all that was appended before it began. Readers take a snapshot of the segments and need no lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from changelog import document
+from changelog.aborted import AbortedTransactions
+from changelog.config import TopicConfig
+from changelog.environment import Environment
+from changelog.errors import PartitionPoisoned, StorageFailed
+from changelog.format import FrameHeader
+from changelog.frame import Payload, encode_marker, frame_parts
+from changelog.manifest import Manifest, SegmentEntry
+from changelog.names import SegmentName, producer_snapshot, snapshot_offset
+from changelog.producer_state import (
+    BatchMeta,
+    EndedTransaction,
+    ProducerEntry,
+    ProducerStates,
+    advance,
+)
+from changelog.records import Appended, PartitionOffsets, ProducerIdentity, TopicPartition
+from changelog.segment import Segment
+
+SNAPSHOT_KIND = "producers"
+ABORTED_KIND = "aborted"
+RESERVATION = 1 << 20
+"""Offsets reserved at a time in the manifest, where an acknowledgement does not wait for fsync."""
+
+
+class Partition:
+    """The log of one topic partition. Its folder is made by the first append."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        folder: str,
+        manifest: Manifest,
+        config: TopicConfig,
+    ) -> None:
+        self.environment = environment
+        self.folder = folder
+        self.manifest = manifest
+        self.config = config
+        self.topic_partition = TopicPartition(manifest.topic, manifest.partition)
+        self.topic_id = manifest.topic_id
+        self.segments: tuple[Segment, ...] = ()
+        self.producers = ProducerStates()
+        self.aborted = AbortedTransactions()
+        self.log_end = 0
+        self.high_watermark = 0
+        self.synced_end = 0
+        self.lock = threading.RLock()
+        self._sync_lock = threading.Lock()
+        self.retired = False
+        """Whether the topic was deleted."""
+        self._poisoned: StorageFailed | None = None
+
+    # What is there --------------------------------------------------------------------
+
+    @property
+    def log_start(self) -> int:
+        return self.manifest.log_start
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it, every transaction has ended."""
+        first_open = self.producers.first_open_offset
+        return self.high_watermark if first_open is None else min(self.high_watermark, first_open)
+
+    def offsets(self) -> PartitionOffsets:
+        """The ends, and the leader epochs."""
+        with self.lock:
+            return PartitionOffsets(
+                self.log_start,
+                self.high_watermark,
+                self.last_stable_offset,
+                self.topic_id,
+                self.manifest.leader_epoch,
+                tuple(self.manifest.epochs),
+            )
+
+    # Appending ------------------------------------------------------------------------
+
+    def append(
+        self,
+        payload: Payload,
+        producer: ProducerIdentity | None = None,
+        base_sequence: int = -1,
+        *,
+        transactional: bool = False,
+    ) -> Appended:
+        """Write a batch at the end; it is not durable, nor visible, before `sync`.
+
+        Raises what ProducerStates.check does, PartitionPoisoned, StorageFailed; nothing is
+        written then.
+        """
+        with self.lock:
+            self.check_usable()
+            if producer is not None:
+                known = self.producers.check(
+                    producer,
+                    base_sequence,
+                    payload.record_count,
+                    transactional,
+                    str(self.topic_partition),
+                )
+                if known is not None:
+                    return known
+            header = self._write(payload, producer, base_sequence, transactional=transactional)
+            self._note_producer(header)
+            self._publish_unsynced()
+        return Appended(header.base_offset, header.last_offset)
+
+    def append_marker(self, producer: ProducerIdentity, *, commit: bool) -> bool:
+        """Write a transaction's end, with the producer's *next* epoch.
+
+        Returns whether it is visible already. A commit marker may be seen before its fsync,
+        since a durable Prepare stands behind it and recovery writes it again; so it is, if
+        nothing else is waiting for one.
+        """
+        now = self.environment.clock.now_ms()
+        payload = encode_marker(commit=commit, coordinator_epoch=0, timestamp=now)
+        with self.lock:
+            self.check_usable()
+            nothing_waits = self.high_watermark == self.log_end
+            opened = self.producers.open_since(producer.producer_id)
+            if not commit and opened >= 0:
+                # Noted before the marker can be seen, or a reader takes the data for committed.
+                self.aborted.add(EndedTransaction(producer.producer_id, opened, self.log_end))
+            header = self._write(payload, producer, -1, transactional=True)
+            self.producers.ended(producer, header.base_offset, now)
+            if commit and nothing_waits:
+                self.high_watermark = self.log_end
+            self._publish_unsynced()
+            visible = self.high_watermark == self.log_end
+        self.environment.signal.ring()
+        return visible
+
+    def _write(
+        self,
+        payload: Payload,
+        producer: ProducerIdentity | None,
+        base_sequence: int,
+        *,
+        transactional: bool,
+    ) -> FrameHeader:
+        try:
+            segment = self._segment_for(payload)
+            header, parts = frame_parts(
+                payload,
+                base_offset=self.log_end,
+                producer_id=producer.producer_id if producer else -1,
+                producer_epoch=producer.epoch if producer else -1,
+                base_sequence=base_sequence,
+                transactional=transactional,
+                leader_epoch=self.manifest.leader_epoch,
+                durable_end=self.synced_end,
+            )
+            segment.append(header, parts, self.config.index_interval_bytes)
+        except StorageFailed as error:
+            self.poison(error)
+            raise
+        self.log_end = header.last_offset + 1
+        return header
+
+    def _note_producer(self, header: FrameHeader) -> None:
+        if header.producer_id < 0:
+            return
+        last = advance(header.base_sequence, header.record_count - 1)
+        self.producers.appended(
+            ProducerIdentity(header.producer_id, header.producer_epoch),
+            BatchMeta(header.base_sequence, last, header.base_offset, header.last_offset),
+            transactional=header.transactional,
+            timestamp=self.environment.clock.now_ms(),
+        )
+
+    def _publish_unsynced(self) -> None:
+        if self.environment.durability == "os":
+            self.high_watermark = self.log_end
+            self.environment.signal.ring()
+
+    # Durability -----------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Return when all that was appended before the call is durable, and visible.
+
+        Callers share fsyncs: who waits for another's finds, as a rule, that it covered both.
+        """
+        wanted = self.log_end
+        with self._sync_lock:
+            if self.synced_end >= wanted:
+                return
+            with self.lock:
+                self.check_usable()
+                covered, file = self.log_end, self.segments[-1].file
+            try:
+                file.sync()  # earlier segments were synced when they were closed
+            except StorageFailed as error:
+                self.poison(error)
+                raise
+            with self.lock:
+                self._publish(covered)
+
+    def _publish(self, durable_end: int) -> None:
+        self.synced_end = max(self.synced_end, durable_end)
+        self.high_watermark = max(self.high_watermark, self.synced_end)
+        self.environment.signal.ring()
+
+    def poison(self, error: StorageFailed) -> None:
+        """A write or fsync failed: what is on disk is not known until recovery looks."""
+        self._poisoned = self._poisoned or error
+
+    def check_usable(self) -> None:
+        """Raises PartitionPoisoned after a failed write or fsync."""
+        if self._poisoned is not None:
+            raise PartitionPoisoned(
+                f"{self.topic_partition} cannot be written since an earlier failure "
+                f"({self._poisoned}); reopen the log once the cause is gone"
+            )
+
+    # Segments -------------------------------------------------------------------------
+
+    def _segment_for(self, payload: Payload) -> Segment:
+        if not self.segments:
+            self.environment.storage.make_dir(self.folder)
+            self.roll()
+        elif self._is_full(self.segments[-1], payload):
+            self.roll()
+        if self.environment.durability == "os":
+            self._reserve(self.log_end + payload.record_count)
+        return self.segments[-1]
+
+    def _is_full(self, active: Segment, payload: Payload) -> bool:
+        if active.size == 0:
+            return False
+        too_large = active.size + payload.frame_size > self.config.segment_bytes
+        age = payload.max_timestamp - active.first_timestamp
+        oldest = self.config.segment_ms
+        if self.config.compact:
+            oldest = min(oldest, self.config.max_compaction_lag_ms)
+        return too_large or age > oldest
+
+    def roll(self, start: int | None = None) -> None:
+        """Close the active segment and begin another, at `start` or the log's end.
+
+        Data, index and producer snapshot of the closed one are on disk before the manifest
+        names its successor, so only the active segment ever needs a scan.
+        """
+        start = self.log_end if start is None else start
+        storage = self.environment.storage
+        now = self.environment.clock.now_ms()
+        if self.segments:
+            self._close_active(start)
+        name = SegmentName(start, self.manifest.next_generation)
+        segment = Segment.create(storage, self.folder, name, now)
+        self.manifest.next_generation += 1
+        self.manifest.segments.append(
+            SegmentEntry(base_offset=start, generation=name.generation, created_ms=now)
+        )
+        self.manifest.save(storage, self.folder)
+        self.segments = (*self.segments, segment)
+        self.log_end = start
+
+    def _close_active(self, next_base: int) -> None:
+        active = self.segments[-1]
+        active.file.sync()
+        active.save_index()
+        self.save_aborted(active)
+        self.save_producers(next_base)
+        entry = self.manifest.segments[-1]
+        entry.size = active.size
+        entry.end_offset = active.end_offset
+        entry.max_timestamp = active.max_timestamp
+        self._publish(self.log_end)
+
+    def _reserve(self, end: int) -> None:
+        if end > self.manifest.reserved_end:
+            self.manifest.reserved_end = end + RESERVATION
+            self.manifest.save(self.environment.storage, self.folder)
+
+    def drop_segments(self, count: int, log_start: int) -> list[Segment]:
+        """Take the first `count` segments out of the log, durably; their files are still there."""
+        with self.lock:
+            dropped, self.segments = self.segments[:count], self.segments[count:]
+            self.manifest.segments = self.manifest.segments[count:]
+            self.manifest.log_start = max(self.log_start, log_start)
+            self.manifest.save(self.environment.storage, self.folder)
+            self.aborted.forget_before(self.log_start)
+        self.environment.signal.ring()
+        return list(dropped)
+
+    # Side files -----------------------------------------------------------------------
+
+    def save_producers(self, offset: int) -> None:
+        """Write the producer state as of `offset` and keep the last two such files."""
+        storage = self.environment.storage
+        document.save(
+            storage,
+            f"{self.folder}/{producer_snapshot(offset)}",
+            SNAPSHOT_KIND,
+            list(self.producers.entries.items()),
+        )
+        names = [n for n in storage.list_dir(self.folder) if snapshot_offset(n) is not None]
+        for name in names[:-2]:
+            storage.unlink(f"{self.folder}/{name}")
+
+    def load_producers(self, offset: int) -> ProducerStates:
+        """The producer state as of `offset`. Raises FileNotFoundError, CorruptLog."""
+        path = f"{self.folder}/{producer_snapshot(offset)}"
+        entries = document.load(
+            self.environment.storage, path, SNAPSHOT_KIND, list[tuple[int, ProducerEntry]]
+        )
+        return ProducerStates(dict(entries))
+
+    def save_aborted(self, segment: Segment) -> None:
+        """Write the aborted-transaction index of a segment that is being closed."""
+        ended = self.aborted.ending_in(segment.base_offset, segment.end_offset)
+        path = f"{self.folder}/{segment.name.aborted_file}"
+        document.save(self.environment.storage, path, ABORTED_KIND, ended)
+
+    def load_aborted(self, segment: Segment) -> Iterable[EndedTransaction]:
+        """Read what `save_aborted` wrote. Raises FileNotFoundError, CorruptLog."""
+        path = f"{self.folder}/{segment.name.aborted_file}"
+        rows: list[Any] = document.load(
+            self.environment.storage, path, ABORTED_KIND, list[tuple[int, int, int]]
+        )
+        return [EndedTransaction(*row) for row in rows]
+
+    def retire(self) -> None:
+        """The topic was deleted: nothing more is written, and open transactions end nowhere."""
+        with self.lock:
+            self.retired = True
+            self.poison(StorageFailed("its topic was deleted"))
+            self.producers = ProducerStates()
+        self.environment.signal.ring()
+
+    def close(self) -> None:
+        """Let go of the files. What is not synced is not lost, but not safe either."""
+        for segment in self.segments:
+            segment.file.close()
+
+
+def sync_all(
+    environment: Environment, partitions: Collection[Partition]
+) -> dict[Partition, StorageFailed]:
+    """Sync several partitions at once; those that failed, with the reason.
+
+    With durability "os" there is nothing to wait for.
+    """
+    if environment.durability == "os":
+        return {}
+    waiting = [partition for partition in partitions if not partition.retired]
+    if len(waiting) == 1:
+        results = [_sync(waiting[0])]
+    else:
+        results = list(environment.pool.map(_sync, waiting))
+    return {p: error for p, error in zip(waiting, results, strict=True) if error is not None}
+
+
+def _sync(partition: Partition) -> StorageFailed | None:
+    try:
+        partition.sync()
+    except StorageFailed as error:
+        return error
+    return None

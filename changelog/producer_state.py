@@ -1,0 +1,188 @@
+"""What a partition remembers of its producers: sequences, epochs, open transactions.
+
+Pure state, no I/O: `check` decides, `appended` and `ended` record what happened. The rules are
+those of Kafka's ProducerStateManager and ProducerAppendInfo (KIP-98, KIP-360, KIP-890):
+
+- Sequences count records per producer id and partition, from 0, wrapping after 2**31 - 1.
+- A batch equal to one of the last five is a duplicate, answered with its first offsets.
+- A lower epoch is fenced; a higher one starts again at sequence 0.
+- A marker carries the epoch of the *next* transaction, so what the ended one sends late is fenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from changelog.errors import InvalidTxnState, OutOfOrderSequence, ProducerFenced
+from changelog.records import Appended, ProducerIdentity
+
+SEQUENCES = 1 << 31
+REMEMBERED = 5
+
+
+class BatchMeta(msgspec.Struct, array_like=True, frozen=True):
+    """Where one batch of a producer went."""
+
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+
+
+class ProducerEntry(msgspec.Struct, array_like=True):
+    """One producer in one partition."""
+
+    epoch: int
+    batches: list[BatchMeta]
+    """The last five, oldest first."""
+    last_timestamp: int
+    """Wall-clock ms of the last append, for expiry."""
+    open_since: int = -1
+    """First offset of the open transaction; -1 if there is none."""
+
+
+class EndedTransaction(NamedTuple):
+    """A transaction that a marker has ended in this partition."""
+
+    producer_id: int
+    first_offset: int
+    marker_offset: int
+
+
+def advance(sequence: int, count: int) -> int:
+    """The sequence `count` records on.
+
+    >>> advance(2**31 - 1, 1)
+    0
+    """
+    return (sequence + count) % SEQUENCES
+
+
+class ProducerStates:
+    """The producers of one partition."""
+
+    def __init__(self, entries: Mapping[int, ProducerEntry] | None = None) -> None:
+        self.entries: dict[int, ProducerEntry] = dict(entries or {})
+        self._open: dict[int, int] = {
+            producer: entry.open_since
+            for producer, entry in self.entries.items()
+            if entry.open_since >= 0
+        }
+
+    @property
+    def first_open_offset(self) -> int | None:
+        """First offset of the earliest open transaction."""
+        return min(self._open.values()) if self._open else None
+
+    @property
+    def open_producers(self) -> list[int]:
+        """Producer ids with an open transaction."""
+        return list(self._open)
+
+    def open_since(self, producer_id: int) -> int:
+        """First offset of the producer's open transaction; -1 if it has none."""
+        return self._open.get(producer_id, -1)
+
+    def epoch(self, producer_id: int) -> int:
+        """The highest epoch seen of a producer; -1 if it is unknown."""
+        entry = self.entries.get(producer_id)
+        return entry.epoch if entry else -1
+
+    def next_sequence(self, producer: ProducerIdentity) -> int:
+        """The sequence that the producer's next batch must begin with."""
+        entry = self.entries.get(producer.producer_id)
+        if entry is None or entry.epoch != producer.epoch or not entry.batches:
+            return 0
+        return advance(entry.batches[-1].last_sequence, 1)
+
+    def check(
+        self,
+        producer: ProducerIdentity,
+        base_sequence: int,
+        count: int,
+        transactional: bool,
+        where: str,
+    ) -> Appended | None:
+        """Whether this batch may be appended: None for yes, its offsets if it is there already.
+
+        Raises ProducerFenced, OutOfOrderSequence, InvalidTxnState.
+        """
+        entry = self.entries.get(producer.producer_id)
+        if entry is None:
+            return None
+        if producer.epoch < entry.epoch:
+            raise ProducerFenced(
+                f"{where}: producer {producer.producer_id} has epoch {entry.epoch} by now, "
+                f"got epoch {producer.epoch}; another instance took over, or its transaction ended"
+            )
+        if producer.epoch > entry.epoch or not entry.batches:
+            self._check_start(producer, base_sequence, where)
+            return None
+        last_sequence = advance(base_sequence, count - 1)
+        for batch in entry.batches:
+            if (batch.base_sequence, batch.last_sequence) == (base_sequence, last_sequence):
+                return Appended(batch.base_offset, batch.last_offset, duplicate=True)
+        expected = advance(entry.batches[-1].last_sequence, 1)
+        if base_sequence != expected:
+            raise OutOfOrderSequence(
+                f"{where}: producer {producer.producer_id} (epoch {producer.epoch}) must go on at "
+                f"sequence {expected}, got {base_sequence} to {last_sequence}"
+            )
+        if entry.open_since >= 0 and not transactional:
+            raise InvalidTxnState(
+                f"{where}: producer {producer.producer_id} has a transaction open; a plain append "
+                f"must wait for its end, or use another producer"
+            )
+        return None
+
+    @staticmethod
+    def _check_start(producer: ProducerIdentity, base_sequence: int, where: str) -> None:
+        if base_sequence != 0:
+            raise OutOfOrderSequence(
+                f"{where}: producer {producer.producer_id} begins epoch {producer.epoch} at "
+                f"sequence 0, got {base_sequence}"
+            )
+
+    def appended(
+        self,
+        producer: ProducerIdentity,
+        batch: BatchMeta,
+        *,
+        transactional: bool,
+        timestamp: int,
+    ) -> None:
+        """Record that a batch is in the log."""
+        producer_id, epoch = producer
+        entry = self.entries.get(producer_id)
+        if entry is None:
+            entry = self.entries[producer_id] = ProducerEntry(epoch, [], timestamp)
+        if epoch > entry.epoch:
+            entry.epoch = epoch
+            entry.batches = []
+        entry.batches.append(batch)
+        del entry.batches[:-REMEMBERED]
+        entry.last_timestamp = timestamp
+        if transactional and entry.open_since < 0:
+            entry.open_since = self._open[producer_id] = batch.base_offset
+
+    def ended(
+        self, producer: ProducerIdentity, marker_offset: int, timestamp: int
+    ) -> EndedTransaction | None:
+        """Record a marker; the transaction that it ends here, if it had any record here."""
+        producer_id, epoch = producer
+        first = self._open.pop(producer_id, -1)
+        self.entries[producer_id] = ProducerEntry(epoch, [], timestamp)
+        return EndedTransaction(producer_id, first, marker_offset) if first >= 0 else None
+
+    def expire(self, older_than: int) -> None:
+        """Forget producers idle since before `older_than` (ms), never one with a transaction open."""
+        idle = [
+            producer
+            for producer, entry in self.entries.items()
+            if entry.last_timestamp < older_than and entry.open_since < 0
+        ]
+        for producer in idle:
+            del self.entries[producer]

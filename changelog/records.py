@@ -1,0 +1,223 @@
+"""What travels through the log: topic partitions, batches of columns, single records.
+
+A batch is an Arrow RecordBatch with these columns, whatever system holds the log:
+
+    timestamp   int64            milliseconds since the epoch
+    key         binary           null for a keyless record
+    value       binary           null for a tombstone; on a typed topic a struct of its columns
+    headers     list<struct<key: string, value: binary>>     only if any record has some
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+Isolation = Literal["read_committed", "read_uncommitted"]
+Headers = Sequence[tuple[str, bytes | None]]
+
+HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def columns_schema(value: pa.DataType, *, headers: bool) -> pa.Schema:
+    """The schema of a batch whose values have Arrow type `value`.
+
+    >>> columns_schema(pa.binary(), headers=False).names
+    ['timestamp', 'key', 'value']
+    """
+    fields = [
+        pa.field("timestamp", pa.int64(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", value),
+    ]
+    if headers:
+        fields.append(pa.field("headers", HEADERS_TYPE))
+    return pa.schema(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRecord:
+    """One record as a consumer gets it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    """Milliseconds since the epoch."""
+    key: bytes | None
+    value: Any
+    """Bytes, or a dict of columns on a typed topic; None is a tombstone."""
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive committed records of one partition, as columns."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    """Offset of the first record."""
+    columns: pa.RecordBatch
+    """See the module's docstring for its schema."""
+    leader_epoch: int = 0
+    sparse_offsets: pa.Int64Array | None = field(default=None, repr=False)
+    """The offset of each record where they do not follow one another (after compaction)."""
+
+    def __len__(self) -> int:
+        return int(self.columns.num_rows)
+
+    @property
+    def offsets(self) -> pa.Int64Array:
+        """The offset of each record."""
+        if self.sparse_offsets is not None:
+            return self.sparse_offsets
+        return pa.array(np.arange(self.base_offset, self.base_offset + len(self), dtype=np.int64))
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record."""
+        if self.sparse_offsets is not None:
+            return int(self.sparse_offsets[-1].as_py())
+        return self.base_offset + len(self) - 1
+
+    def slice(self, start: int, length: int | None = None) -> Batch:
+        """Records `start` … of this batch, without copying."""
+        sparse = self.sparse_offsets
+        base = self.base_offset + start if sparse is None else int(sparse[start].as_py())
+        return Batch(
+            self.topic,
+            self.partition,
+            base,
+            self.columns.slice(start, length),
+            self.leader_epoch,
+            None if sparse is None else sparse.slice(start, length),
+        )
+
+    def records(self) -> Iterator[ConsumerRecord]:
+        """The same as single records."""
+        columns = self.columns
+        has_headers = columns.schema.get_field_index("headers") >= 0
+        headers = columns.column("headers").to_pylist() if has_headers else [None] * len(self)
+        rows = zip(
+            self.offsets.to_pylist(),
+            columns.column("timestamp").to_pylist(),
+            columns.column("key").to_pylist(),
+            columns.column("value").to_pylist(),
+            headers,
+            strict=True,
+        )
+        for offset, timestamp, key, value, heads in rows:
+            pairs = tuple((h["key"], h["value"]) for h in heads or ())
+            yield ConsumerRecord(self.topic, self.partition, offset, timestamp, key, value, pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What one partition had to give from a position on."""
+
+    batches: list[Batch]
+    next_offset: int
+    """Where the next fetch goes on; control and aborted records are behind it, unseen."""
+    log_start: int
+    high_watermark: int
+    last_stable_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOffsets:
+    """The ends of one partition."""
+
+    log_start: int
+    high_watermark: int
+    """End of what read_uncommitted sees."""
+    last_stable_offset: int
+    """End of what read_committed sees."""
+    topic_id: str
+    leader_epoch: int
+    epochs: tuple[tuple[int, int], ...] = ()
+    """(leader epoch, its first offset), in order: what KIP-320 checks for divergence."""
+
+    def epoch_end(self, leader_epoch: int) -> int:
+        """Where the records of `leader_epoch` end (Kafka's OffsetForLeaderEpoch).
+
+        A reader that got to a higher offset in that epoch has seen records that are gone.
+
+        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=((0, 0), (2, 40)))
+        >>> offsets.epoch_end(0), offsets.epoch_end(2)
+        (40, 50)
+        """
+        later = [start for epoch, start in self.epochs if epoch > leader_epoch]
+        return later[0] if later else self.high_watermark
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic as it is described."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    config: Mapping[str, str]
+    """What was set explicitly, by Kafka's names; see `changelog.config` for the defaults."""
+    schema: pa.Schema | None = None
+    """The latest schema of a typed topic's values; None: values are bytes."""
+    schema_id: int = 0
+    """1, 2, 3 … for each version of the schema; 0 for bytes."""
+    internal: bool = False
+
+
+class CommittedOffset(NamedTuple):
+    """Where a consumer group goes on in one partition."""
+
+    offset: int
+    """The next offset to read."""
+    metadata: str = ""
+    topic_id: str = ""
+    """Id of the topic the offset belongs to; filled in by the log when empty."""
+
+
+class ProducerIdentity(NamedTuple):
+    """Who a producer is to the log (KIP-98): the pair that fences."""
+
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One batch to be appended to one partition."""
+
+    topic: str
+    partition: int
+    columns: pa.RecordBatch
+    """See the module's docstring; timestamps must be set."""
+    producer: ProducerIdentity | None = None
+    """None only for appends that the log makes itself."""
+    base_sequence: int = -1
+    transactional: bool = False
+    schema_id: int = 0
+    """Of the struct in `value`; 0 for bytes."""
+
+
+class Appended(NamedTuple):
+    """Where an appended batch went."""
+
+    base_offset: int
+    last_offset: int
+    duplicate: bool = False
+    """True when the log had this batch already and wrote nothing."""

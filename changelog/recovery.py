@@ -1,0 +1,237 @@
+"""Opening a partition: what the files say is compared with what the manifest promises.
+
+1. Files that the manifest does not list are removed.
+2. Closed segments are taken over from the manifest; lost or torn indexes are rebuilt.
+3. Producer state comes from the latest good snapshot, and a replay of the frames after it.
+4. The active segment is walked, every checksum verified. Where the frames end, debris is cut
+   off, unless a later frame proves that the damaged place was durable once: then the log
+   refuses to open rather than lose it (every frame carries the durable end of its time).
+5. After an unclean stop the leader epoch rises by one, and the log goes on at the reserved
+   end if offsets up to there may have been seen.
+"""
+
+from __future__ import annotations
+
+from changelog.aborted import AbortedTransactions
+from changelog.config import TopicConfig
+from changelog.environment import Environment
+from changelog.errors import CorruptLog, FutureFormat
+from changelog.format import (
+    ALIGNMENT,
+    HEADER_SIZE,
+    MAGIC,
+    FrameHeader,
+    unpack_header,
+    unpack_marker,
+)
+from changelog.frame import payload_bytes, walk
+from changelog.manifest import Manifest, SegmentEntry
+from changelog.names import segment_of, snapshot_offset
+from changelog.partition import Partition
+from changelog.producer_state import BatchMeta, ProducerStates, advance
+from changelog.records import ProducerIdentity
+from changelog.segment import LocatedFrame, Segment
+
+_CHUNK = 4 << 20
+
+
+def open_partition(
+    environment: Environment, folder: str, config: TopicConfig, *, clean: bool
+) -> Partition:
+    """The partition in `folder`, ready for appends.
+
+    `clean`: the log was closed in order. Raises CorruptLog, FutureFormat, FileNotFoundError
+    (no manifest: never written to).
+    """
+    manifest = Manifest.load(environment.storage, folder)
+    partition = Partition(environment, folder, manifest, config)
+    _remove_strays(partition)
+    partition.segments = tuple(_open_segment(partition, entry) for entry in manifest.segments)
+    if partition.segments:
+        _recover_tail(partition)
+        _recover_state(partition)
+        if not clean:
+            _begin_epoch(partition)
+    partition.log_end = max(partition.log_end, partition.log_start)
+    partition.synced_end = partition.high_watermark = partition.log_end
+    return partition
+
+
+def _remove_strays(partition: Partition) -> None:
+    listed = {entry.name for entry in partition.manifest.segments}
+    storage = partition.environment.storage
+    for name in storage.list_dir(partition.folder):
+        segment = segment_of(name)
+        if name.endswith(".tmp") or (segment is not None and segment not in listed):
+            storage.unlink(f"{partition.folder}/{name}")
+
+
+def _open_segment(partition: Partition, entry: SegmentEntry) -> Segment:
+    active = entry is partition.manifest.segments[-1]
+    storage = partition.environment.storage
+    try:
+        segment = Segment.open(
+            storage, partition.folder, entry.name, entry.created_ms, writable=active
+        )
+    except FileNotFoundError:
+        raise CorruptLog(
+            f"{partition.folder}/{entry.name.log_file} is in the manifest and not in the folder; "
+            f"run `strandline repair`"
+        ) from None
+    if not active:
+        segment.load_index(
+            size=entry.size,
+            end_offset=entry.end_offset,
+            max_timestamp=entry.max_timestamp,
+            interval=partition.config.index_interval_bytes,
+        )
+    return segment
+
+
+def _recover_tail(partition: Partition) -> None:
+    """Walk the active segment up to its last whole frame; cut off what follows."""
+    active = partition.segments[-1]
+    interval = partition.config.index_interval_bytes
+    end, failure = active.file.size(), None
+    position = 0
+    while position < end and failure is None:
+        data = memoryview(active.file.read(position, min(_CHUNK, end - position)))
+        position, failure = _take_frames(active, data, position, end, interval)
+    if position < end:
+        _check_never_durable(active, position, failure)
+        active.file.truncate(position)
+        active.file.sync()
+    partition.log_end = active.end_offset
+
+
+def _take_frames(
+    segment: Segment, data: memoryview, position: int, end: int, interval: int
+) -> tuple[int, CorruptLog | None]:
+    """Note the good frames of a chunk; the position after them, and why it does not go on."""
+    start = position
+    try:
+        for at, header in walk(data, f"{segment.path} at byte {start}"):
+            where = f"{segment.path} at byte {start + at}"
+            payload_bytes(data, at, header, where)
+            _check_follows(header, segment, where)
+            segment.noted(header, interval)
+            position = start + at + header.length
+    except FutureFormat:
+        raise
+    except CorruptLog as error:
+        return position, error
+    if position == start:
+        return _take_larger(segment, data, position, end, interval)
+    return position, None
+
+
+def _take_larger(
+    segment: Segment, data: memoryview, position: int, end: int, interval: int
+) -> tuple[int, CorruptLog | None]:
+    """The chunk is smaller than the frame: read that frame whole, if the file has it."""
+    cut_off = CorruptLog(f"{segment.path}: the frame at byte {position} is cut off")
+    if len(data) < HEADER_SIZE:
+        return position, cut_off
+    length = unpack_header(data, 0, segment.path).length
+    if position + length > end:
+        return position, cut_off
+    whole = memoryview(segment.file.read(position, length))
+    return _take_frames(segment, whole, position, end, interval)
+
+
+def _check_follows(header: FrameHeader, segment: Segment, where: str) -> None:
+    if header.base_offset < segment.end_offset or header.last_offset < header.base_offset:
+        raise CorruptLog(
+            f"{where}: offsets {header.base_offset} to {header.last_offset} after offset "
+            f"{segment.end_offset - 1}"
+        )
+
+
+def _check_never_durable(segment: Segment, position: int, failure: CorruptLog | None) -> None:
+    """Raise if a frame behind the damage says that what was here had been made durable."""
+    rest = memoryview(segment.file.read(position, segment.file.size() - position))
+    found = bytes(rest)
+    at = found.find(MAGIC, 1)
+    while at >= 0:
+        if at % ALIGNMENT == 0 and len(found) - at >= HEADER_SIZE:
+            try:
+                header = unpack_header(rest, at, segment.path)
+            except CorruptLog:
+                header = None
+            if header is not None and header.durable_end > segment.end_offset:
+                raise CorruptLog(
+                    f"{segment.path}: damaged at byte {position} ({failure}), below the offset "
+                    f"{header.durable_end} that was durable; `strandline repair` shows what is lost"
+                )
+        at = found.find(MAGIC, at + 1)
+
+
+def _recover_state(partition: Partition) -> None:
+    """Producers and aborted transactions: snapshots, then a replay of the frames after them."""
+    start = _load_snapshots(partition)
+    for segment in partition.segments:
+        if segment.end_offset > start:
+            for frame in segment.frames(segment.index.position_of(start), _CHUNK):
+                if frame.header.base_offset >= start:
+                    _replay(partition, frame)
+
+
+def _load_snapshots(partition: Partition) -> int:
+    """Load what is there; the offset from which frames must be replayed."""
+    for offset in _snapshot_offsets(partition):
+        try:
+            partition.producers = partition.load_producers(offset)
+            for segment in partition.segments[:-1]:
+                if segment.base_offset < offset:
+                    for ended in partition.load_aborted(segment):
+                        partition.aborted.add(ended)
+            return offset
+        except FutureFormat:
+            raise
+        except (FileNotFoundError, CorruptLog):
+            partition.producers, partition.aborted = ProducerStates(), AbortedTransactions()
+    return partition.segments[0].base_offset
+
+
+def _snapshot_offsets(partition: Partition) -> list[int]:
+    """Offsets of the snapshots made by a roll, the latest first; only those begin a segment."""
+    bases = {segment.base_offset for segment in partition.segments}
+    names = partition.environment.storage.list_dir(partition.folder)
+    offsets = (snapshot_offset(name) for name in names)
+    return sorted((o for o in offsets if o is not None and o in bases), reverse=True)
+
+
+def _replay(partition: Partition, frame: LocatedFrame) -> None:
+    header = frame.header
+    if header.producer_id < 0:
+        return
+    producer = ProducerIdentity(header.producer_id, header.producer_epoch)
+    if header.control:
+        payload = payload_bytes(frame.data, frame.position, header, frame.where)
+        ended = partition.producers.ended(producer, header.base_offset, header.max_timestamp)
+        if ended is not None and unpack_marker(payload, frame.where).type == 0:
+            partition.aborted.add(ended)
+        return
+    count = header.last_offset - header.base_offset + 1
+    last = advance(header.base_sequence, count - 1)
+    partition.producers.appended(
+        producer,
+        BatchMeta(header.base_sequence, last, header.base_offset, header.last_offset),
+        transactional=header.transactional,
+        timestamp=header.max_timestamp,
+    )
+
+
+def _begin_epoch(partition: Partition) -> None:
+    """Raise the leader epoch; step over offsets that may have been seen and then lost."""
+    manifest = partition.manifest
+    start = max(partition.log_end, manifest.reserved_end)
+    epoch = manifest.leader_epoch + 1
+    if manifest.epochs[-1][1] == start:
+        manifest.epochs.pop()  # nothing was written in it
+    manifest.epochs.append((epoch, start))
+    partition.synced_end = partition.high_watermark = partition.log_end
+    if start > partition.log_end:
+        partition.roll(start)
+    else:
+        manifest.save(partition.environment.storage, partition.folder)

@@ -1,0 +1,82 @@
+"""Deleting what a topic no longer wants to keep: whole segments, from the front.
+
+The rules are those of Kafka's UnifiedLog.deleteOldSegments; `expired_segments` decides,
+`retain` and `delete_records` carry it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from changelog.config import UNLIMITED, TopicConfig
+from changelog.errors import OffsetOutOfRange
+from changelog.partition import Partition
+from changelog.segment import Segment
+
+
+def expired_segments(
+    segments: Sequence[Segment], config: TopicConfig, *, now_ms: int, stable_end: int
+) -> int:
+    """How many segments from the front have served their time, the active one included.
+
+    A segment goes by time when its largest timestamp (the file's own time if it holds no
+    record) is older than `retention.ms`, by size when the log without it still has
+    `retention.bytes`. The first to keep ends the search; so does one that reaches beyond
+    the last stable offset `stable_end`.
+    """
+    if not config.delete:
+        return 0
+    excess = sum(segment.size for segment in segments) - config.retention_bytes
+    count = 0
+    for segment in segments:
+        newest = segment.max_timestamp if segment.size else segment.created_ms
+        too_old = config.retention_ms != UNLIMITED and now_ms - newest > config.retention_ms
+        too_much = config.retention_bytes != UNLIMITED and excess >= segment.size > 0
+        if segment.end_offset > stable_end or not (too_old or too_much):
+            break
+        excess -= segment.size
+        count += 1
+    return count
+
+
+def retain(partition: Partition, now_ms: int) -> list[Segment]:
+    """Apply the topic's retention; the segments dropped, whose files are still there."""
+    with partition.lock:
+        segments = partition.segments
+        if not segments or (len(segments) == 1 and segments[0].size == 0):
+            return []
+        count = expired_segments(
+            segments,
+            partition.config,
+            now_ms=now_ms,
+            stable_end=partition.last_stable_offset,
+        )
+        return _drop(partition, count)
+
+
+def delete_records(partition: Partition, before: int) -> list[Segment]:
+    """Move the log's start up to `before` (-1: the high watermark), on any cleanup policy.
+
+    Raises OffsetOutOfRange beyond the high watermark. Below the present start: no effect.
+    """
+    with partition.lock:
+        if before == -1:
+            before = partition.high_watermark
+        if before > partition.high_watermark:
+            raise OffsetOutOfRange(
+                f"{partition.topic_partition}: records below {before} cannot be deleted, the high "
+                f"watermark is {partition.high_watermark}"
+            )
+        if before <= partition.log_start:
+            return []
+        whole = [s for s in partition.segments if s.end_offset <= before and s.size]
+        return _drop(partition, len(whole), before)
+
+
+def _drop(partition: Partition, count: int, log_start: int = 0) -> list[Segment]:
+    if count == 0 and log_start <= partition.log_start:
+        return []
+    if count == len(partition.segments):
+        partition.roll()  # the active segment is never deleted
+    first_kept = partition.segments[count].base_offset if count else 0
+    return partition.drop_segments(count, max(log_start, first_kept))

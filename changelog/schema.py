@@ -1,0 +1,127 @@
+"""The schemas of a typed topic: versions 1, 2, 3 …, each an extension of the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from changelog.errors import CorruptLog, SchemaMismatch
+
+BYTES = 0
+"""The schema id of values that are bytes."""
+
+
+@dataclass(frozen=True)
+class ValueSchemas:
+    """All versions of a topic's value schema; none for a topic of bytes."""
+
+    versions: tuple[pa.Schema, ...] = ()
+
+    @property
+    def latest(self) -> pa.Schema | None:
+        return self.versions[-1] if self.versions else None
+
+    @property
+    def latest_id(self) -> int:
+        return len(self.versions)
+
+    @property
+    def latest_type(self) -> pa.DataType:
+        """Arrow type of the column `value`."""
+        return value_type(self.latest)
+
+    def type_of(self, schema_id: int, where: str) -> pa.DataType:
+        """Arrow type of `value` in a frame of that schema id. Raises CorruptLog."""
+        if schema_id > len(self.versions):
+            raise CorruptLog(
+                f"{where}: the frame has schema id {schema_id}, the topic has {len(self.versions)}"
+            )
+        return value_type(self.versions[schema_id - 1] if schema_id else None)
+
+    def extended(self, schema: pa.Schema, topic: str) -> ValueSchemas:
+        """With `schema` as the newest version (unchanged if it is the newest already).
+
+        Raises SchemaMismatch unless it is the last one plus nullable fields at its end.
+        """
+        check_schema(schema, topic)
+        if self.latest is not None:
+            if schema.equals(self.latest):
+                return self
+            _check_extends(self.latest, schema, topic)
+        return ValueSchemas((*self.versions, schema.remove_metadata()))
+
+
+def value_type(schema: pa.Schema | None) -> pa.DataType:
+    """Arrow type of the column `value` for a schema; binary for None.
+
+    >>> value_type(pa.schema([("n", pa.int64())]))
+    StructType(struct<n: int64>)
+    """
+    return pa.binary() if schema is None else pa.struct(list(schema))
+
+
+def check_schema(schema: pa.Schema, topic: str) -> None:
+    """Raises SchemaMismatch for a schema that a topic cannot have."""
+    if not isinstance(schema, pa.Schema) or not len(schema):
+        raise SchemaMismatch(
+            f"topic {topic!r}: a schema is a pyarrow.Schema of at least one field, got {schema!r}"
+        )
+    if len(set(schema.names)) != len(schema.names):
+        raise SchemaMismatch(f"topic {topic!r}: field names must be unique, got {schema.names}")
+    for field in schema:
+        if pa.types.is_dictionary(field.type) or pa.types.is_null(field.type):
+            raise SchemaMismatch(
+                f"topic {topic!r}: field {field.name!r} has type {field.type}, which cannot be "
+                f"stored; use its plain value type"
+            )
+
+
+def upgrade(columns: pa.RecordBatch, latest: pa.DataType) -> pa.RecordBatch:
+    """The same batch with values of the latest version: fields it lacks are null."""
+    index = columns.schema.get_field_index("value")
+    value = columns.column(index)
+    if value.type == latest or not pa.types.is_struct(value.type):
+        return columns
+    arrays = value.flatten() if value.null_count == 0 else _children(value)
+    have = {field.name: array for field, array in zip(value.type, arrays, strict=True)}
+    upgraded = pa.StructArray.from_arrays(
+        [have.get(f.name, pa.nulls(len(value), f.type)) for f in latest],
+        fields=list(latest),
+        mask=value.is_null() if value.null_count else None,
+    )
+    return columns.set_column(index, pa.field("value", latest), upgraded)
+
+
+def encode_schemas(schemas: Sequence[pa.Schema]) -> list[bytes]:
+    """For the catalog: each schema as an Arrow IPC schema message."""
+    return [schema.serialize().to_pybytes() for schema in schemas]
+
+
+def decode_schemas(messages: Sequence[bytes], where: str) -> ValueSchemas:
+    """What `encode_schemas` wrote. Raises CorruptLog."""
+    try:
+        return ValueSchemas(tuple(pa.ipc.read_schema(pa.py_buffer(m)) for m in messages))
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptLog(f"{where}: a schema cannot be decoded: {error}") from error
+
+
+def _children(value: pa.StructArray) -> list[pa.Array]:
+    return [value.field(i) for i in range(value.type.num_fields)]
+
+
+def _check_extends(old: pa.Schema, new: pa.Schema, topic: str) -> None:
+    for index, field in enumerate(old):
+        if index >= len(new) or not new.field(index).equals(field):
+            got = new.field(index) if index < len(new) else "nothing"
+            raise SchemaMismatch(
+                f"topic {topic!r}: field {index} is {field}, got {got}; a new version keeps all "
+                f"fields in order and adds nullable ones at the end"
+            )
+    for field in list(new)[len(old) :]:
+        if not field.nullable:
+            raise SchemaMismatch(
+                f"topic {topic!r}: the added field {field.name!r} must be nullable, since earlier "
+                f"records do not have it"
+            )

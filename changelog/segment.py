@@ -1,0 +1,177 @@
+"""One segment of a partition: a file of frames, with a sparse index of offsets and times."""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from changelog import document
+from changelog.errors import CorruptLog
+from changelog.format import FrameHeader
+from changelog.frame import walk
+from changelog.names import SegmentName
+from changelog.storage import File, Storage, read_all
+
+INDEX_KIND = "index"
+_NO_TIME = -1
+
+
+class LocatedFrame(NamedTuple):
+    """A frame found in a segment: `data[position : position + header.length]`."""
+
+    header: FrameHeader
+    data: memoryview
+    position: int
+    """Within `data`."""
+    where: str
+    """File and byte, for messages."""
+
+
+class SparseIndex:
+    """For some frames: base offset, file position, and the largest timestamp before them."""
+
+    def __init__(self) -> None:
+        self.offsets = array("q")
+        self.positions = array("q")
+        self.times_before = array("q")
+
+    def add(self, offset: int, position: int, time_before: int) -> None:
+        self.offsets.append(offset)
+        self.positions.append(position)
+        self.times_before.append(time_before)
+
+    def position_of(self, offset: int) -> int:
+        """Where to start scanning for `offset`."""
+        index = bisect_right(self.offsets, offset) - 1
+        return self.positions[index] if index >= 0 else 0
+
+    def position_of_time(self, timestamp: int) -> int:
+        """Where to start scanning for the first record of at least `timestamp`."""
+        index = bisect_left(self.times_before, timestamp) - 1
+        return self.positions[index] if index >= 0 else 0
+
+    def dump(self) -> bytes:
+        return b"".join(a.tobytes() for a in (self.offsets, self.positions, self.times_before))
+
+    @classmethod
+    def load(cls, body: bytes, where: str) -> SparseIndex:
+        if len(body) % 24:
+            raise CorruptLog(f"{where}: an index has 24 bytes an entry, got {len(body)} bytes")
+        index, third = cls(), len(body) // 3
+        for column, start in zip(
+            (index.offsets, index.positions, index.times_before),
+            range(0, 3 * third, third),
+            strict=False,
+        ):
+            column.frombytes(body[start : start + third])
+        return index
+
+
+class Segment:
+    """Frames from `base_offset` on. The last segment of a partition is active, others closed."""
+
+    def __init__(
+        self, storage: Storage, folder: str, name: SegmentName, file: File, created_ms: int
+    ) -> None:
+        self._storage = storage
+        self._folder = folder
+        self.name = name
+        self.file = file
+        self.created_ms = created_ms
+        self.base_offset = name.base_offset
+        self.end_offset = name.base_offset
+        """One past the last offset in it."""
+        self.size = 0
+        """Bytes of whole frames."""
+        self.first_timestamp = _NO_TIME
+        self.max_timestamp = _NO_TIME
+        self.index = SparseIndex()
+        self._indexed_up_to = -(1 << 62)
+
+    @classmethod
+    def create(cls, storage: Storage, folder: str, name: SegmentName, now_ms: int) -> Segment:
+        """A new, empty segment; durable once its folder is synced."""
+        return cls(storage, folder, name, storage.create(f"{folder}/{name.log_file}"), now_ms)
+
+    @classmethod
+    def open(
+        cls, storage: Storage, folder: str, name: SegmentName, created_ms: int, *, writable: bool
+    ) -> Segment:
+        """An existing segment; `noted` or `load_index` tell it what it holds."""
+        file = storage.open(f"{folder}/{name.log_file}", writable=writable)
+        return cls(storage, folder, name, file, created_ms)
+
+    @property
+    def path(self) -> str:
+        return f"{self._folder}/{self.name.log_file}"
+
+    def append(self, header: FrameHeader, parts: list[Any], index_interval: int) -> None:
+        """Write a frame at the end."""
+        self.file.append(*parts)
+        self.noted(header, index_interval)
+
+    def noted(self, header: FrameHeader, index_interval: int) -> None:
+        """Take into account a frame that is at the end of the file."""
+        if self.size - self._indexed_up_to >= index_interval:
+            self.index.add(header.base_offset, self.size, self.max_timestamp)
+            self._indexed_up_to = self.size
+        if self.first_timestamp == _NO_TIME:
+            self.first_timestamp = header.base_timestamp
+        self.max_timestamp = max(self.max_timestamp, header.max_timestamp)
+        self.size += header.length
+        self.end_offset = header.last_offset + 1
+
+    def frames(
+        self, position: int, chunk_bytes: int, *, end: int | None = None
+    ) -> Iterator[LocatedFrame]:
+        """The frames in file positions [`position`, `end`), read in chunks; a larger frame whole."""
+        end = self.size if end is None else end
+        while position < end:
+            data = memoryview(self.file.read(position, min(chunk_bytes, end - position)))
+            consumed = 0
+            for at, header in walk(data, f"{self.path} at byte {position}"):
+                yield LocatedFrame(header, data, at, f"{self.path} at byte {position + at}")
+                consumed = at + header.length
+            if consumed == 0:
+                if len(data) >= end - position:
+                    raise CorruptLog(f"{self.path}: the frame at byte {position} is cut off")
+                chunk_bytes = max(chunk_bytes * 2, 1 << 12)
+            position += consumed
+
+    def save_index(self) -> None:
+        """Write the index file of a segment that is now closed; a torn one is rebuilt later."""
+        path = f"{self._folder}/{self.name.index_file}"
+        self._storage.unlink(path)
+        file = self._storage.create(path)
+        with contextlib.closing(file):
+            file.append(document.pack(INDEX_KIND, self.index.dump()))
+
+    def load_index(self, *, size: int, end_offset: int, max_timestamp: int, interval: int) -> None:
+        """Take over a closed segment's figures from the manifest, and its index from its file."""
+        if self.file.size() != size:
+            raise CorruptLog(
+                f"{self.path}: closed with {size} bytes, found {self.file.size()}; "
+                f"run `strandline repair`"
+            )
+        path = f"{self._folder}/{self.name.index_file}"
+        try:
+            body = document.unpack(INDEX_KIND, read_all(self._storage, path), path)
+            self.index = SparseIndex.load(body, path)
+            self.size, self.end_offset, self.max_timestamp = size, end_offset, max_timestamp
+        except (FileNotFoundError, CorruptLog):
+            self._rebuild(size, interval)
+            self.save_index()
+
+    def _rebuild(self, size: int, interval: int) -> None:
+        self.size, self.index = 0, SparseIndex()
+        for frame in self.frames(0, 1 << 20, end=size):
+            self.noted(frame.header, interval)
+
+    def remove(self) -> None:
+        """Delete the segment's files."""
+        self.file.close()
+        for name in self.name.files:
+            self._storage.unlink(f"{self._folder}/{name}")

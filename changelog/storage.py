@@ -1,0 +1,427 @@
+"""All access to files goes through here, so that a test can fail, tear or stop any of it.
+
+`Storage` is a folder of files named by relative POSIX paths. `LocalStorage` is a real
+folder, `MemoryStorage` lives in memory. Both translate every OSError once, into
+`StorageFailed` or `DiskFull`; a missing file is Python's own FileNotFoundError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from changelog.errors import LogLocked, from_os_error
+
+Bytes = bytes | bytearray | memoryview
+
+
+class File(Protocol):
+    """An open file. Reads are positioned and may run beside an append."""
+
+    def append(self, *parts: Bytes) -> int:
+        """Write `parts` one after another at the end; return the position of the first."""
+        ...
+
+    def read(self, position: int, size: int) -> Bytes:
+        """Up to `size` bytes from `position` (fewer at the end)."""
+        ...
+
+    def size(self) -> int:
+        """Length in bytes."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut everything from byte `size` on."""
+        ...
+
+    def sync(self) -> None:
+        """Return when everything appended before the call survives a power cut."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the file; harmless when repeated."""
+        ...
+
+
+class Storage(Protocol):
+    """A folder of files."""
+
+    def create(self, path: str) -> File:
+        """A new, empty file open for appending; FileExistsError if there is one."""
+        ...
+
+    def open(self, path: str, *, writable: bool = False) -> File:
+        """An existing file; FileNotFoundError if there is none."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Replace `target` by `source` in one step; durable after `sync_dir`."""
+        ...
+
+    def unlink(self, path: str) -> None:
+        """Remove a file if it exists."""
+        ...
+
+    def make_dir(self, path: str) -> None:
+        """Make a folder and its parents if they do not exist, and make that durable."""
+        ...
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder and all in it, if it exists."""
+        ...
+
+    def list_dir(self, path: str) -> list[str]:
+        """Names in a folder, sorted; empty if there is none."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or folder of that name exists."""
+        ...
+
+    def sync_dir(self, path: str) -> None:
+        """Return when files created, renamed and removed in the folder survive a power cut."""
+        ...
+
+    def lock(self, path: str, note: str) -> Lock:
+        """Take the exclusive lock file `path` and write `note` into it; LogLocked if it is taken."""
+        ...
+
+
+class Lock(Protocol):
+    """A lock that is held until released, or until its process dies."""
+
+    def release(self) -> None:
+        """Let go; harmless when repeated."""
+        ...
+
+
+def read_all(storage: Storage, path: str) -> bytes:
+    """The whole content of a file."""
+    file = storage.open(path)
+    try:
+        return bytes(file.read(0, file.size()))
+    finally:
+        file.close()
+
+
+def replace(storage: Storage, path: str, content: bytes) -> None:
+    """Put `content` at `path` so that after any crash it is the old or the new, whole.
+
+    Temporary file, fsync, rename, fsync of the folder.
+    """
+    temporary = path + ".tmp"
+    storage.unlink(temporary)
+    file = storage.create(temporary)
+    try:
+        file.append(content)
+        file.sync()
+    finally:
+        file.close()
+    storage.rename(temporary, path)
+    storage.sync_dir(path.rpartition("/")[0])
+
+
+class LocalStorage:
+    """A real folder."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def create(self, path: str) -> File:
+        with self._translated("create", path):
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            return LocalFile(os.open(self.root / path, flags, 0o600), str(self.root / path))
+
+    def open(self, path: str, *, writable: bool = False) -> File:
+        with self._translated("open", path):
+            flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
+            return LocalFile(os.open(self.root / path, flags), str(self.root / path))
+
+    def rename(self, source: str, target: str) -> None:
+        with self._translated("rename", source):
+            os.replace(self.root / source, self.root / target)
+
+    def unlink(self, path: str) -> None:
+        with self._translated("remove", path), contextlib.suppress(FileNotFoundError):
+            os.unlink(self.root / path)
+
+    def make_dir(self, path: str) -> None:
+        with self._translated("make the folder", path):
+            missing = []
+            folder = self.root / path
+            while not folder.exists():
+                missing.append(folder)
+                folder = folder.parent
+            for folder in reversed(missing):
+                folder.mkdir(mode=0o700, exist_ok=True)
+                _sync_folder(folder.parent)
+
+    def remove_tree(self, path: str) -> None:
+        with self._translated("remove", path):
+            folder = self.root / path
+            if not folder.exists():
+                return
+            for name in os.listdir(folder):
+                child = folder / name
+                if child.is_dir() and not child.is_symlink():
+                    self.remove_tree(f"{path}/{name}")
+                else:
+                    child.unlink()
+            folder.rmdir()
+
+    def list_dir(self, path: str) -> list[str]:
+        with self._translated("list", path):
+            folder = self.root / path
+            return sorted(os.listdir(folder)) if folder.exists() else []
+
+    def exists(self, path: str) -> bool:
+        return (self.root / path).exists()
+
+    def sync_dir(self, path: str) -> None:
+        with self._translated("fsync the folder", path):
+            _sync_folder(self.root / path)
+
+    def lock(self, path: str, note: str) -> Lock:
+        with self._translated("lock", path):
+            return FolderLock(self.root / path, note)
+
+    @contextlib.contextmanager
+    def _translated(self, doing: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except OSError as error:
+            raise from_os_error(error, doing, str(self.root / path)) from error
+
+
+class LocalFile:
+    """A file of a real folder, by its descriptor."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self._descriptor = descriptor
+        self._path = path
+        self._end = os.fstat(descriptor).st_size
+        self._closed = False
+
+    def append(self, *parts: Bytes) -> int:
+        start = position = self._end
+        try:
+            pending = [memoryview(part).cast("B") for part in parts if len(part)]
+            while pending:
+                written = os.pwritev(self._descriptor, pending[:_IOV_MAX], position)
+                position += written
+                pending = _after(pending, written)
+        except OSError as error:
+            raise from_os_error(error, "append to", self._path) from error
+        self._end = position
+        return start
+
+    def read(self, position: int, size: int) -> Bytes:
+        size = max(0, min(size, self._end - position))
+        buffer = bytearray(size)
+        view = memoryview(buffer)
+        done = 0
+        try:
+            while done < size:
+                count = os.preadv(self._descriptor, [view[done:]], position + done)
+                if count == 0:
+                    break
+                done += count
+        except OSError as error:
+            raise from_os_error(error, "read", self._path) from error
+        return view[:done]
+
+    def size(self) -> int:
+        return self._end
+
+    def truncate(self, size: int) -> None:
+        try:
+            os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            raise from_os_error(error, "truncate", self._path) from error
+        self._end = size
+
+    def sync(self) -> None:
+        try:
+            _sync_descriptor(self._descriptor)
+        except OSError as error:
+            raise from_os_error(error, "fsync", self._path) from error
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            os.close(self._descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class FolderLock:
+    """An flock, and a table of this process's own: threads sharing a descriptor both "get" a flock.
+
+    The file is never unlinked, or two processes could each lock "the" file. A forked child
+    neither holds nor releases its parent's lock.
+    """
+
+    _mutex = threading.Lock()
+    _held: set[str] = set()
+
+    def __init__(self, path: Path, note: str) -> None:
+        self._key = os.path.realpath(path)
+        self._pid = os.getpid()
+        with FolderLock._mutex:
+            if self._key in FolderLock._held:
+                raise LogLocked(f"{path} is already locked by this process (pid {self._pid})")
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip()
+                os.close(self._descriptor)
+                raise LogLocked(f"{path} is locked by another process ({holder})") from None
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, note.encode(), 0)
+            FolderLock._held.add(self._key)
+
+    def release(self) -> None:
+        with FolderLock._mutex:
+            if self._descriptor < 0 or os.getpid() != self._pid:
+                return
+            os.close(self._descriptor)
+            self._descriptor = -1
+            FolderLock._held.discard(self._key)
+
+    @classmethod
+    def forget_after_fork(cls) -> None:
+        """In a forked child: the parent's locks are not ours."""
+        cls._mutex = threading.Lock()
+        cls._held = set()
+
+
+os.register_at_fork(after_in_child=FolderLock.forget_after_fork)
+
+
+class MemoryStorage:
+    """A folder in memory; reopening it finds what was there, as after a process crash."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytearray] = {}
+        self._locked: set[str] = set()
+
+    def create(self, path: str) -> File:
+        if path in self._files:
+            raise FileExistsError(path)
+        self._files[path] = bytearray()
+        return MemoryFile(self._files[path])
+
+    def open(self, path: str, *, writable: bool = False) -> File:
+        if path not in self._files:
+            raise FileNotFoundError(path)
+        return MemoryFile(self._files[path])
+
+    def rename(self, source: str, target: str) -> None:
+        self._files[target] = self._files.pop(source)
+
+    def unlink(self, path: str) -> None:
+        self._files.pop(path, None)
+
+    def make_dir(self, path: str) -> None:
+        pass
+
+    def remove_tree(self, path: str) -> None:
+        for name in [name for name in self._files if name.startswith(path + "/")]:
+            del self._files[name]
+
+    def list_dir(self, path: str) -> list[str]:
+        prefix = path + "/" if path else ""
+        inside = (name[len(prefix) :] for name in self._files if name.startswith(prefix))
+        return sorted({name.split("/", 1)[0] for name in inside})
+
+    def exists(self, path: str) -> bool:
+        return path in self._files or bool(self.list_dir(path))
+
+    def sync_dir(self, path: str) -> None:
+        pass
+
+    def lock(self, path: str, note: str) -> Lock:
+        if path in self._locked:
+            raise LogLocked(f"{path} is already locked by this process")
+        self._locked.add(path)
+        return _MemoryLock(self._locked, path)
+
+    def crash(self) -> None:
+        """What a process's death does to its folder: locks are gone, bytes stay."""
+        self._locked = set()
+
+
+class MemoryFile:
+    """A file of a folder in memory."""
+
+    def __init__(self, content: bytearray) -> None:
+        self._content = content
+
+    def append(self, *parts: Bytes) -> int:
+        start = len(self._content)
+        for part in parts:
+            self._content += part
+        return start
+
+    def read(self, position: int, size: int) -> Bytes:
+        return bytes(self._content[position : position + size])
+
+    def size(self) -> int:
+        return len(self._content)
+
+    def truncate(self, size: int) -> None:
+        del self._content[size:]
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _MemoryLock:
+    def __init__(self, locked: set[str], path: str) -> None:
+        self._locked = locked
+        self._path = path
+
+    def release(self) -> None:
+        self._locked.discard(self._path)
+
+
+_IOV_MAX = 512
+
+
+def _after(parts: list[memoryview], written: int) -> list[memoryview]:
+    """What is left of `parts` once `written` bytes of them are gone."""
+    for index, part in enumerate(parts):
+        if written < len(part):
+            return [part[written:], *parts[index + 1 :]]
+        written -= len(part)
+    return []
+
+
+def _sync_descriptor(descriptor: int) -> None:
+    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone does not reach the platter
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if hasattr(fcntl, "F_FULLFSYNC"):
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,220 @@
+"""Topics and the catalog, the durable list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+import pyarrow as pa
+
+from changelog import document
+from changelog.config import TopicConfig, check_topic_name
+from changelog.environment import Environment
+from changelog.errors import (
+    InvalidConfig,
+    SchemaMismatch,
+    TopicExists,
+    UnknownPartition,
+    UnknownTopic,
+)
+from changelog.manifest import Manifest
+from changelog.names import CATALOG, TOPICS, partition_folder, topic_folder
+from changelog.partition import Partition
+from changelog.records import TopicInfo
+from changelog.recovery import open_partition
+from changelog.schema import BYTES, ValueSchemas, decode_schemas, encode_schemas
+
+KIND = "topics"
+MAX_PARTITIONS = 100_000
+
+
+class TopicMeta(msgspec.Struct, kw_only=True):
+    """A topic as the catalog keeps it."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    config: dict[str, str]
+    schemas: list[bytes] = []
+    internal: bool = False
+
+
+class Topic:
+    """A topic of the open log, with its partitions."""
+
+    def __init__(self, environment: Environment, meta: TopicMeta, *, clean: bool) -> None:
+        self._environment = environment
+        self.meta = meta
+        self.config = TopicConfig.parse(meta.config)
+        self.schemas = decode_schemas(meta.schemas, f"{CATALOG}, topic {meta.name}")
+        self.partitions: list[Partition] = []
+        self.open_partitions(clean=clean)
+
+    def open_partitions(self, *, clean: bool) -> None:
+        """Open the partitions that are not open yet."""
+        for number in range(len(self.partitions), self.meta.partitions):
+            folder = partition_folder(self.meta.topic_id, number)
+            try:
+                partition = open_partition(self._environment, folder, self.config, clean=clean)
+            except FileNotFoundError:
+                manifest = Manifest(
+                    topic=self.meta.name, topic_id=self.meta.topic_id, partition=number
+                )
+                partition = Partition(self._environment, folder, manifest, self.config)
+            self.partitions.append(partition)
+
+    def partition(self, number: int) -> Partition:
+        """One partition. Raises UnknownPartition."""
+        if not 0 <= number < len(self.partitions):
+            raise UnknownPartition(
+                f"topic {self.meta.name!r} has partitions 0 to {len(self.partitions) - 1}, "
+                f"got {number}"
+            )
+        return self.partitions[number]
+
+    def apply(self, meta: TopicMeta) -> None:
+        """Take over a changed entry of the catalog, for what is written from now on."""
+        self.meta = meta
+        self.config = TopicConfig.parse(meta.config)
+        self.schemas = decode_schemas(meta.schemas, f"{CATALOG}, topic {meta.name}")
+        for partition in self.partitions:
+            partition.config = self.config
+        self.open_partitions(clean=True)
+
+    def info(self) -> TopicInfo:
+        """The topic as it is described to users."""
+        return TopicInfo(
+            self.meta.name,
+            self.meta.topic_id,
+            self.meta.partitions,
+            dict(self.meta.config),
+            self.schemas.latest,
+            self.schemas.latest_id,
+            self.meta.internal,
+        )
+
+
+class Catalog:
+    """All topics. Every change is durable before it returns."""
+
+    def __init__(self, environment: Environment, *, clean: bool) -> None:
+        self._environment = environment
+        storage = environment.storage
+        try:
+            metas = document.load(storage, CATALOG, KIND, list[TopicMeta])
+        except FileNotFoundError:
+            metas = []
+        known = {meta.topic_id for meta in metas}
+        for topic_id in storage.list_dir(TOPICS):
+            if topic_id not in known:  # a deletion that a crash cut short
+                storage.remove_tree(topic_folder(topic_id))
+        self._topics = {meta.name: Topic(environment, meta, clean=clean) for meta in metas}
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(list(self._topics.values()))
+
+    def get(self, name: str) -> Topic:
+        """One topic. Raises UnknownTopic."""
+        try:
+            return self._topics[name]
+        except KeyError:
+            raise UnknownTopic(
+                f"there is no topic {name!r}; create it first, or check the spelling "
+                f"(topics: {', '.join(sorted(self._topics)) or 'none'})"
+            ) from None
+
+    def has(self, name: str) -> bool:
+        """Whether there is a topic of that name."""
+        return name in self._topics
+
+    def partition_by_id(self, topic_id: str, number: int) -> Partition | None:
+        """A partition by its topic's id; None if that topic is gone."""
+        for topic in self._topics.values():
+            if topic.meta.topic_id == topic_id:
+                return topic.partition(number)
+        return None
+
+    def create(
+        self,
+        name: str,
+        partitions: int,
+        config: Mapping[str, str],
+        schema: pa.Schema | None,
+        *,
+        internal: bool,
+    ) -> Topic:
+        """Add a topic. Raises TopicExists, InvalidTopic, InvalidConfig, SchemaMismatch."""
+        check_topic_name(name, internal)
+        if name in self._topics:
+            raise TopicExists(f"there is a topic {name!r} already")
+        _check_count(name, partitions)
+        TopicConfig.parse(config)
+        schemas = ValueSchemas() if schema is None else ValueSchemas().extended(schema, name)
+        meta = TopicMeta(
+            name=name,
+            topic_id=self._environment.clock.new_id(),
+            partitions=partitions,
+            config=dict(config),
+            schemas=encode_schemas(schemas.versions),
+            internal=internal,
+        )
+        topic = Topic(self._environment, meta, clean=True)
+        self._save([*(other.meta for other in self), meta])
+        self._topics[name] = topic
+        return topic
+
+    def alter(
+        self,
+        name: str,
+        config: Mapping[str, str | None] | None,
+        partitions: int | None,
+        schema: pa.Schema | None,
+    ) -> Topic:
+        """Change a topic. Raises UnknownTopic, InvalidConfig, SchemaMismatch."""
+        topic = self.get(name)
+        merged = {**topic.meta.config, **(config or {})}
+        settings = {key: value for key, value in merged.items() if value is not None}
+        TopicConfig.parse(settings)
+        if partitions is not None:
+            _check_count(name, partitions, topic.meta.partitions)
+        schemas = topic.schemas
+        if schema is not None:
+            if schemas.latest_id == BYTES:
+                raise SchemaMismatch(
+                    f"topic {name!r} holds bytes and cannot get a schema; create a typed topic"
+                )
+            schemas = schemas.extended(schema, name)
+        changed = msgspec.structs.replace(
+            topic.meta,
+            config=settings,
+            partitions=partitions or topic.meta.partitions,
+            schemas=encode_schemas(schemas.versions),
+        )
+        self._save([changed if other is topic else other.meta for other in self])
+        topic.apply(changed)
+        return topic
+
+    def delete(self, name: str) -> Topic:
+        """Take a topic out of the catalog, then remove its files. Raises UnknownTopic."""
+        topic = self.get(name)
+        self._save([other.meta for other in self if other is not topic])
+        del self._topics[name]
+        for partition in topic.partitions:
+            partition.retire()
+        self._environment.storage.remove_tree(topic_folder(topic.meta.topic_id))
+        return topic
+
+    def _save(self, metas: list[TopicMeta]) -> None:
+        document.save(self._environment.storage, CATALOG, KIND, metas)
+
+
+def _check_count(name: str, partitions: int, present: int = 0) -> None:
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InvalidConfig(
+            f"topic {name!r}: the number of partitions is 1 to {MAX_PARTITIONS}, got {partitions!r}"
+        )
+    if partitions < present:
+        raise InvalidConfig(
+            f"topic {name!r} has {present} partitions and cannot shrink to {partitions}; "
+            f"create another topic and copy"
+        )

@@ -1,0 +1,122 @@
+"""The durable facts about transactions: a compacted topic keyed by transactional id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+import pyarrow as pa
+
+from changelog.errors import CorruptLog
+from changelog.frame import encode
+from changelog.partition import Partition
+from changelog.reading import fetch
+from changelog.records import ConsumerRecord
+from changelog.schema import ValueSchemas
+
+PRODUCER_IDS_KEY = b"\x00producer-ids"
+BLOCK = 1000
+"""Producer ids are set aside, durably, so many at a time (Kafka's ProducerIdsBlock)."""
+
+
+class PreparedPartition(msgspec.Struct, array_like=True, frozen=True):
+    """A partition in a transaction, and where its data ends there."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    leader_epoch: int
+    end: int
+
+
+class TransactionRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The state of a transactional id.
+
+    `empty` after init_producer, `prepare` from the commit point until every marker is
+    durable, `complete` after. Whatever is not prepared is aborted by recovery.
+    """
+
+    state: Literal["empty", "prepare", "complete"]
+    producer_id: int
+    epoch: int
+    next_epoch: int
+    timeout_ms: int
+    partitions: tuple[PreparedPartition, ...] = ()
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(TransactionRecord).decode
+_decode_int = msgspec.msgpack.Decoder(int).decode
+
+
+class TransactionLog:
+    """The partition of `__transaction_state`."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self._next_producer_id = 0
+        self._block_end = 0
+
+    def load(self) -> dict[str, TransactionRecord]:
+        """The last record of each transactional id. Raises CorruptLog."""
+        states: dict[str, TransactionRecord] = {}
+        for record in read_records(self.partition):
+            where = f"{self.partition.topic_partition} at offset {record.offset}"
+            try:
+                if record.key == PRODUCER_IDS_KEY:
+                    self._next_producer_id = self._block_end = _decode_int(record.value)
+                elif record.key is not None:
+                    states[record.key.decode()] = _decode(record.value)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise CorruptLog(f"{where}: not a transaction record: {error}") from error
+        return states
+
+    def write(self, records: Iterable[tuple[str, TransactionRecord]], *, sync: bool) -> None:
+        """Append states in order, and with `sync` make them durable."""
+        self._append([(name.encode(), _encode(record)) for name, record in records])
+        if sync:
+            self.sync()
+
+    def new_producer_id(self) -> int:
+        """A producer id never given before, and never to be given again."""
+        if self._next_producer_id == self._block_end:
+            self._append([(PRODUCER_IDS_KEY, _encode(self._block_end + BLOCK))])
+            self.sync()
+            self._block_end += BLOCK
+        self._next_producer_id += 1
+        return self._next_producer_id - 1
+
+    def sync(self) -> None:
+        """fsync, unless durability is left to the operating system."""
+        if self.partition.environment.durability == "fsync":
+            self.partition.sync()
+
+    def _append(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        append_pairs(self.partition, pairs)
+
+
+def append_pairs(
+    partition: Partition, pairs: Iterable[tuple[bytes, bytes | None]], **stamp: object
+) -> int:
+    """Append key/value pairs to a system partition; return the first one's offset."""
+    keys, values = zip(*pairs, strict=True)
+    now = partition.environment.clock.now_ms()
+    columns = pa.record_batch(
+        {
+            "timestamp": pa.array([now] * len(keys), pa.int64()),
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+        }
+    )
+    return partition.append(encode(columns), **stamp).base_offset  # type: ignore[arg-type]
+
+
+def read_records(partition: Partition) -> Iterable[ConsumerRecord]:
+    """Every committed record of a system partition."""
+    offset, schemas = partition.log_start, ValueSchemas()
+    while offset < partition.last_stable_offset:
+        fetched = fetch(partition, offset, schemas, max_bytes=4 << 20, isolation="read_committed")
+        for batch in fetched.batches:
+            yield from batch.records()
+        offset = fetched.next_offset
