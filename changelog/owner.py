@@ -172,6 +172,8 @@ class Owner:
     def tick(self) -> None:
         """The periodic work: transaction timeouts, markers to disk, retention, expiry."""
         self._coordinator.tick()
+        # What open transactions have written so far, for those who read uncommitted.
+        sync_all(self._environment, [p for p in self._partitions() if p.synced_end < p.log_end])
         now = self._environment.clock.now_ms()
         if now >= self._next_retention_ms:
             self._next_retention_ms = now + RETENTION_CHECK_MS

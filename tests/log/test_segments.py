@@ -1,0 +1,216 @@
+"""Segments: rolling, indexes, seeking by offset and time, retention, what a fetch returns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from changelog.errors import OffsetOutOfRange
+from changelog.names import partition_folder
+from changelog.records import Fetched, TopicPartition
+from tests.log.kit import START_MS, Client, World
+
+T0 = TopicPartition("t", 0)
+DAY_MS = 24 * 60 * 60 * 1000
+
+
+def world_with(**config: str) -> World:
+    world = World()
+    settings = {name.replace("_", "."): value for name, value in config.items()}
+    world.owner.create_topic("t", 1, config=settings)
+    return world
+
+
+def segments_of(world: World) -> list[str]:
+    topic_id = world.owner.topic("t").topic_id
+    names = world.storage.list_dir(partition_folder(topic_id, 0))
+    return [name for name in names if name.endswith(".log")]
+
+
+def fetch(world: World, offset: int, **options: int) -> Fetched:
+    return world.owner.fetch({T0: offset}, **options)[T0]  # type: ignore[arg-type]
+
+
+def test_a_segment_rolls_before_it_would_exceed_its_size() -> None:
+    world = world_with(segment_bytes="4096")
+    client = Client(world)
+    for _ in range(40):
+        client.append(b"x" * 200)
+    folder = partition_folder(world.owner.topic("t").topic_id, 0)
+    sizes = [world.storage.open(f"{folder}/{name}").size() for name in segments_of(world)]
+    assert len(sizes) > 2
+    assert max(sizes) <= 4096
+
+
+def test_a_segment_rolls_by_message_time_not_by_the_clock() -> None:
+    world = world_with(segment_ms="1000")
+    client = Client(world)
+    client.append(b"a", times=START_MS)
+    world.clock.advance(DAY_MS)
+    client.append(b"b", times=START_MS + 1000)
+    assert len(segments_of(world)) == 1
+    client.append(b"c", times=START_MS + 1001)
+    assert len(segments_of(world)) == 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=25), reopen=st.booleans())
+def test_a_fetch_from_any_offset_gives_every_record_from_there_on(
+    sizes: list[int], reopen: bool
+) -> None:
+    world = world_with(segment_bytes="4096", index_interval_bytes="512")
+    client = Client(world)
+    expected = [b"%d-%d" % (batch, n) for batch, size in enumerate(sizes) for n in range(size)]
+    position = 0
+    for size in sizes:
+        client.append(*expected[position : position + size])
+        position += size
+    if reopen:
+        world.crash()
+    for offset in {0, 1, len(expected) // 2, len(expected) - 1}:
+        seen: list[bytes] = []
+        at = offset
+        while at < len(expected):
+            fetched = fetch(world, at, max_bytes=700)
+            assert fetched.batches[0].base_offset == at
+            seen += [v for b in fetched.batches for v in b.columns.column("value").to_pylist()]
+            at = fetched.next_offset
+        assert seen == expected[offset:]
+
+
+def test_a_fetch_at_the_end_is_empty_and_beyond_it_out_of_range() -> None:
+    world = world_with()
+    Client(world).append(b"a")
+    assert fetch(world, 1).batches == []
+    with pytest.raises(OffsetOutOfRange, match="offsets 0 to 1, got 2"):
+        fetch(world, 2)
+
+
+def test_a_batch_larger_than_max_bytes_comes_whole() -> None:
+    world = world_with()
+    client = Client(world)
+    client.append(b"x" * 100_000, b"y")
+    client.append(b"z")
+    fetched = fetch(world, 0, max_bytes=1000)
+    assert [len(batch) for batch in fetched.batches] == [2]
+    assert fetched.next_offset == 2
+
+
+def test_seeking_by_time_finds_the_first_record_that_is_late_enough() -> None:
+    world = world_with(segment_bytes="4096")
+    client = Client(world)
+    times = [START_MS + (n * 7 if n % 5 else n * 3) for n in range(300)]
+    for n, time in enumerate(times):
+        client.append(b"%d" % n, times=time)
+    for wanted in (START_MS - 1, START_MS + 1, START_MS + 700, START_MS + 1500, max(times)):
+        expected = next(n for n, time in enumerate(times) if time >= wanted)
+        assert world.owner.offset_for_time(T0, wanted) == expected
+    assert world.owner.offset_for_time(T0, max(times) + 1) is None
+
+
+def test_seeking_by_time_stops_at_the_last_stable_offset() -> None:
+    world = world_with()
+    client = Client(world, "tx")
+    client.append(b"a")
+    world.owner.tick()
+    assert world.owner.offset_for_time(T0, START_MS) is None
+    assert world.owner.offset_for_time(T0, START_MS, isolation="read_uncommitted") == 0
+    client.abort()
+    assert world.owner.offset_for_time(T0, START_MS) is None
+
+
+class TestRetention:
+    """Whole segments go, from the front, stopping at the first to keep."""
+
+    def fill(self, world: World, count: int = 60) -> Client:
+        client = Client(world)
+        for n in range(count):
+            client.append(b"x" * 500, times=START_MS + n * 1000)
+        return client
+
+    def test_by_time(self) -> None:
+        world = world_with(segment_bytes="4096", retention_ms="100000")
+        self.fill(world)
+        world.clock.advance(130_000)
+        world.owner.tick()
+        start = world.owner.offsets([T0])[T0].log_start
+        assert 0 < start <= 31
+        with pytest.raises(OffsetOutOfRange):
+            fetch(world, 0)
+        world.crash()
+        assert world.owner.offsets([T0])[T0].log_start == start
+
+    def test_by_size_never_below_the_limit(self) -> None:
+        world = world_with(segment_bytes="4096", retention_bytes="10000", retention_ms="-1")
+        self.fill(world)
+        world.owner.tick()
+        folder = partition_folder(world.owner.topic("t").topic_id, 0)
+        world.clock.advance(60_001)
+        world.owner.tick()
+        kept = sum(world.storage.open(f"{folder}/{n}").size() for n in segments_of(world))
+        assert 10_000 <= kept < 10_000 + 4096
+
+    def test_when_all_has_expired_the_log_ends_empty_where_it_ended(self) -> None:
+        world = world_with(segment_bytes="4096", retention_ms="1000")
+        client = self.fill(world)
+        world.clock.advance(DAY_MS)
+        world.owner.tick()
+        ends = world.owner.offsets([T0])[T0]
+        assert ends.log_start == ends.high_watermark == 60
+        client.append(b"next", times=START_MS + DAY_MS)
+        assert world.values() == [b"next"]
+
+    def test_files_go_after_the_delay(self) -> None:
+        world = world_with(segment_bytes="4096", retention_ms="1000", file_delete_delay_ms="5000")
+        self.fill(world)
+        before = len(segments_of(world))
+        world.clock.advance(DAY_MS)
+        world.owner.tick()
+        assert len(segments_of(world)) == before + 1
+        world.clock.advance(20_000)
+        world.owner.tick()
+        assert len(segments_of(world)) == 1
+
+    def test_not_past_an_open_transaction(self) -> None:
+        world = world_with(segment_bytes="4096", retention_ms="1000")
+        client = Client(world, "tx", timeout_ms=900_000)
+        client.append(b"open")
+        self.fill(world)
+        world.clock.advance(600_000)
+        world.owner.tick()
+        assert world.owner.offsets([T0])[T0].log_start == 0
+        client.commit()
+        assert world.values()[0] == b"open"
+
+    def test_not_on_a_compacted_topic(self) -> None:
+        world = world_with(segment_bytes="4096", retention_ms="1000", cleanup_policy="compact")
+        self.fill(world)
+        world.clock.advance(DAY_MS)
+        world.owner.tick()
+        assert world.owner.offsets([T0])[T0].log_start == 0
+
+
+class TestDeleteRecords:
+    """`delete_records` moves the log's start on any policy, for good."""
+
+    @pytest.mark.parametrize("policy", ["delete", "compact"])
+    def test_it_survives_a_reopening(self, policy: str) -> None:
+        world = world_with(segment_bytes="4096", cleanup_policy=policy)
+        client = Client(world)
+        for n in range(50):
+            client.append(b"%d" % n)
+        assert world.owner.delete_records(T0, 33) == 33
+        world.crash()
+        assert world.values() == [b"%d" % n for n in range(33, 50)]
+        with pytest.raises(OffsetOutOfRange):
+            fetch(world, 32)
+
+    def test_up_to_the_high_watermark_and_not_beyond(self) -> None:
+        world = world_with()
+        Client(world).append(b"a", b"b")
+        with pytest.raises(OffsetOutOfRange, match="high watermark is 2"):
+            world.owner.delete_records(T0, 3)
+        assert world.owner.delete_records(T0, -1) == 2
+        assert world.owner.delete_records(T0, 1) == 2
+        assert world.values() == []
