@@ -1,0 +1,93 @@
+"""docs/format.md says what is on disk: its tables and its example are held against the code."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from changelog import frame
+from changelog.errors import CorruptLog, StrandlineError
+from changelog.format import _HEADER, HEADER_SIZE, FrameHeader, Kind, unpack_header
+from changelog.records import HEADERS_TYPE
+from tests.log.kit import columns
+
+TYPES = {"4s": "4s", "u8": "B", "u16": "H", "u32": "I", "i32": "i", "i64": "q"}
+PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+
+
+def test_the_table_of_the_frame_header_is_the_struct() -> None:
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\w+) \| (\w+) \|", PAGE, re.MULTILINE)
+    at = 0
+    for position, size, type_, _ in rows:
+        assert int(position) == at
+        assert int(size) == struct.calcsize("<" + TYPES[type_])
+        at += int(size)
+    assert at == HEADER_SIZE
+    assert "<" + "".join(TYPES[type_] for _, _, type_, _ in rows) == _HEADER.format
+    assert tuple(name for *_, name in rows) == ("magic", "header_crc", *FrameHeader._fields)
+
+
+def test_the_worked_example_is_what_is_written_and_reads_back() -> None:
+    lines = re.findall(r"^[0-9a-f]{4}  ((?:[0-9a-f]{2} ?){16})$", PAGE, re.MULTILINE)
+    documented = bytes.fromhex("".join(lines))
+    batch = columns([b"\x0b"], key=b"AA", times=1_700_000_000_000)
+    header, parts = frame.frame_parts(
+        frame.encode(batch),
+        base_offset=41,
+        producer_id=7,
+        producer_epoch=3,
+        base_sequence=5,
+        transactional=True,
+        leader_epoch=1,
+        durable_end=41,
+    )
+    assert b"".join(bytes(part) for part in parts) == documented
+    assert unpack_header(documented, 0, "example") == header
+    payload = frame.payload_bytes(memoryview(documented), 0, header, "example")
+    assert frame.decode(header, payload, pa.binary(), "example").equals(batch)
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 5000])
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize("with_headers", [False, True])
+def test_batches_of_any_size_read_back_as_they_were_written(
+    count: int, compression: str, *, with_headers: bool
+) -> None:
+    batch = columns([None, *[b"v%d" % n for n in range(count - 1)]])
+    if with_headers:
+        headers = pa.array([[{"key": "h", "value": b"\xff"}], *[[]] * (count - 1)], HEADERS_TYPE)
+        batch = batch.append_column("headers", headers)
+    header, parts = frame.frame_parts(frame.encode(batch, compression=compression), base_offset=0)
+    data = memoryview(b"".join(bytes(part) for part in parts))
+    assert len(data) == header.length
+    payload = frame.payload_bytes(data, 0, header, "test")
+    if header.kind == Kind.ARROW:
+        metadata_size = int.from_bytes(payload[4:8], "little")
+        assert (header.payload_start + 8 + metadata_size) % 64 == 0
+    assert frame.decode(header, payload, pa.binary(), "test").equals(batch)
+
+
+@settings(max_examples=300, deadline=None)
+@given(bit=st.integers(0, 1151 * 8 - 1), count=st.sampled_from([1, 40]))
+def test_a_flipped_bit_is_always_noticed(bit: int, count: int) -> None:
+    batch = columns([b"%d" % n for n in range(count)])
+    _, parts = frame.frame_parts(frame.encode(batch), base_offset=0)
+    data = bytearray(b"".join(bytes(part) for part in parts))
+    bit %= len(data) * 8
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptLog):
+        header = unpack_header(data, 0, "test")
+        frame.payload_bytes(memoryview(data), 0, header, "test")
+
+
+@settings(max_examples=200, deadline=None)
+@given(noise=st.binary(max_size=400))
+def test_noise_is_refused_and_never_decoded(noise: bytes) -> None:
+    with pytest.raises(StrandlineError):
+        unpack_header(noise, 0, "test")
