@@ -1,0 +1,115 @@
+"""What every workload needs: time, folders, and a comparison that survives a noisy machine.
+
+A workload runs ours and the peer in turn, A B A B …, and reports the median of the ratios of
+neighbours: when the machine slows down it slows down both.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+Measured = Callable[[], float]
+"""Runs once and returns a rate: records, bytes, … per second."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One comparison."""
+
+    name: str
+    ours: float
+    """Median rate of ours."""
+    peer: float
+    """Median rate of the peer or limit."""
+    peer_name: str
+    unit: str
+    ratio: float
+    """Median of ours / peer, pair by pair."""
+    low: float
+    """The smallest of those ratios."""
+    high: float
+    """The largest."""
+    target: float | None = None
+    """What the ratio should reach; None: reported only."""
+
+    @property
+    def reached(self) -> bool:
+        return self.target is None or self.ratio >= self.target
+
+
+def compare(
+    name: str,
+    ours: Measured,
+    peer: Measured,
+    *,
+    peer_name: str,
+    unit: str,
+    target: float | None = None,
+    rounds: int = 5,
+    warm_up: bool = True,
+) -> Figure:
+    """Run `ours` and `peer` in turn."""
+    if warm_up:
+        ours()
+        peer()
+    pairs = [(ours(), peer()) for _ in range(rounds)]
+    ratios = [mine / theirs for mine, theirs in pairs]
+    return Figure(
+        name,
+        statistics.median(mine for mine, _ in pairs),
+        statistics.median(theirs for _, theirs in pairs),
+        peer_name,
+        unit,
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+        target,
+    )
+
+
+class Stopwatch:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A folder on a real disk (the system's temporary folder may be memory); removed after."""
+    place = Path("/var/tmp") if Path("/var/tmp").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="strandline-bench-", dir=place) as path:
+        yield Path(path)
+
+
+def machine() -> str:
+    """Date and machine, for the record."""
+    cores = _cores()
+    memory = _memory_gib()
+    today = datetime.now(UTC).date().isoformat()
+    system = f"{platform.system()} {platform.machine()}"
+    return f"{today}, {cores} cores, {memory} GiB, {system}, Python {platform.python_version()}"
+
+
+def _cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _memory_gib() -> int:
+    import os
+
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
