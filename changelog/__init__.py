@@ -1,3 +1,79 @@
-"""The log: topics, partitions, producers, transactions, consumer groups."""
+"""The log: topics, partitions, producers, transactions, committed offsets.
+
+`open` gives a `Log` on whatever holds it. Everything else here is the vocabulary that
+programs share with it; `changelog.owner` is the embedded log itself.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from changelog import errors
+from changelog.errors import InvalidConfig, StrandlineError
+from changelog.records import (
+    Batch,
+    CommittedOffset,
+    ConsumerRecord,
+    PartitionOffsets,
+    TopicInfo,
+    TopicPartition,
+)
+
+if TYPE_CHECKING:
+    from changelog.clock import Clock
+    from changelog.environment import Durability
+    from changelog.flight.attach import Role
+    from changelog.log import Log
 
 __strandline__ = True
+
+__all__ = [
+    "Batch",
+    "CommittedOffset",
+    "ConsumerRecord",
+    "PartitionOffsets",
+    "StrandlineError",
+    "TopicInfo",
+    "TopicPartition",
+    "errors",
+    "open",
+]
+
+
+def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
+    url: str | os.PathLike[str],
+    *,
+    role: Role = "own_or_attach",
+    durability: Durability = "fsync",
+    clock: Clock | None = None,
+) -> Log:
+    """Open the log at `url`: a folder, which is made if need be, or `strandline://host:port`.
+
+    A folder is owned by the first process that opens it; the others attach to that one, and
+    one of them takes over when it dies. `role` says how: own_or_attach (programs that run on),
+    attach_or_spawn (short-lived tools: an owner is started in the background if there is none),
+    own (raise LogLocked rather than attach). `durability` is "fsync" (an acknowledged append
+    survives a power cut) or "os" (it survives `kill -9`), and the owner's to choose.
+
+    Raises LogLocked, OwnerUnavailable, Unauthenticated, CorruptLog, FutureFormat,
+    StorageFailed, InvalidConfig.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, open(folder) as log:
+    ...     _ = log.create_topic("greetings")
+    ...     _ = log.append("greetings", [{"key": b"a", "value": b"hello"}])
+    ...     log.read("greetings")["value"].to_pylist()
+    [b'hello']
+    """
+    from changelog.log import Log
+
+    text = os.fspath(url)
+    if text.startswith("kafka://"):
+        raise InvalidConfig(f"{text}: this version reads folders and strandline:// URLs, not Kafka")
+    from changelog.flight import address, attach
+
+    if address.is_remote(text):
+        return Log(address.connect(text, clock=clock), clock=clock)
+    broker = attach.attach_or_own(text, role=role, durability=durability, clock=clock)
+    return Log(broker, clock=clock)
