@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from changelog.clock import Clock
 from changelog.storage import Storage
 
 Durability = Literal["fsync", "os"]
 SYNC_THREADS = 8
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Signal:
@@ -46,3 +50,12 @@ class Environment:
         default_factory=lambda: ThreadPoolExecutor(SYNC_THREADS, "strandline-sync")
     )
     """For fsyncs of several files at once; it has no thread until the first."""
+
+    def at_once(self, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """`call` of each item, side by side where that is possible."""
+        if len(items) > 1:
+            try:
+                return list(self.pool.map(call, items))
+            except RuntimeError:
+                pass  # no new threads while the interpreter shuts down
+        return [call(item) for item in items]

@@ -151,8 +151,7 @@ class Owner:
         for _, segment in self._doomed:
             segment.remove()
         written = [partition for partition in self._partitions() if partition.segments]
-        results = list(self._environment.pool.map(_sync_quietly, written))
-        if all(results):
+        if all(self._environment.at_once(_sync_quietly, written)):
             storage.create(CLEAN).close()
             storage.sync_dir("")
 

@@ -367,10 +367,7 @@ def sync_all(
     if environment.durability == "os":
         return {}
     waiting = [partition for partition in partitions if not partition.retired]
-    if len(waiting) == 1:
-        results = [_sync(waiting[0])]
-    else:
-        results = list(environment.pool.map(_sync, waiting))
+    results = environment.at_once(_sync, waiting)
     return {p: error for p, error in zip(waiting, results, strict=True) if error is not None}
 
 
