@@ -221,6 +221,30 @@ def test_a_transactional_producer_of_before_a_reopening_must_begin_anew(
     assert world.values() == [b"a", b"c"]
 
 
+@pytest.mark.parametrize("how", ["crash", "reopen"])
+def test_a_commit_whose_answer_was_lost_with_the_owner_is_answered_by_the_next(
+    world: World, how: str
+) -> None:
+    client = Client(world, "tx")
+    first = client.identity
+    client.append(b"a")
+    client.commit()
+    getattr(world, how)()
+    assert world.owner.end_transaction(first, commit=True).producer_id == first.producer_id
+    with pytest.raises(ProducerFenced):
+        client.append(b"late", identity=first, sequence=1)
+    assert world.values() == [b"a"]
+
+
+@pytest.mark.parametrize("how", ["crash", "reopen"])
+def test_a_zombie_is_fenced_by_the_next_owner_too(world: World, how: str) -> None:
+    zombie = Client(world, "tx")
+    Client(world, "tx")
+    getattr(world, how)()
+    with pytest.raises(ProducerFenced):
+        zombie.append(b"a")
+
+
 def test_producer_ids_are_never_given_twice() -> None:
     world = World()
     ids = []

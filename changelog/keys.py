@@ -1,0 +1,102 @@
+"""How keys travel, so that a key lands on the same partition whoever produced it.
+
+    str      UTF-8                                  Kafka's StringSerializer
+    bytes    as they are                            ByteArraySerializer
+    int      8 bytes, big-endian, two's complement  LongSerializer
+    float    8 bytes, big-endian, IEEE 754          DoubleSerializer
+    else     MessagePack
+
+One key at a time, or a whole Arrow column.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.errors import InvalidRecord
+
+_double = struct.Struct(">d")
+
+
+def encode_key(key: object) -> bytes | None:
+    """The bytes of one key; None stays None (a keyless record). Raises InvalidRecord.
+
+    >>> encode_key("a"), encode_key(1), encode_key(b"x"), encode_key(None)
+    (b'a', b'\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x01', b'x', None)
+    """
+    if key is None or type(key) is bytes:
+        return key
+    try:
+        return _encoded(key)
+    except (OverflowError, UnicodeEncodeError, TypeError) as error:
+        raise InvalidRecord(
+            f"a key of type {type(key).__name__} cannot be encoded ({error}): {key!r}; use str, "
+            f"bytes, float, an int of 64 bits, or what MessagePack can hold"
+        ) from error
+
+
+def encode_keys(column: pa.Array) -> pa.BinaryArray:
+    """The bytes of a column of keys; nulls stay null. Raises InvalidRecord.
+
+    >>> encode_keys(pa.array(["a", None])).to_pylist()
+    [b'a', None]
+    """
+    kind = column.type
+    try:
+        if is_text(kind) or is_bytes(kind) or pa.types.is_null(kind):
+            return pc.cast(column, pa.binary())
+        if pa.types.is_integer(kind):
+            return _big_endian(pc.cast(column, pa.int64()), ">i8")
+        if pa.types.is_floating(kind):
+            return _big_endian(pc.cast(column, pa.float64()), ">f8")
+    except pa.ArrowInvalid as error:
+        raise InvalidRecord(f"keys of type {kind} cannot be encoded: {error}") from error
+    return pa.array([encode_key(key) for key in column.to_pylist()], pa.binary())
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether an Arrow type holds strings."""
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether an Arrow type holds bytes."""
+    types = pa.types
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _encoded(key: Any) -> bytes:
+    if isinstance(key, str):
+        return key.encode()
+    if isinstance(key, (bytes, bytearray, memoryview)):
+        return bytes(key)
+    if isinstance(key, int) and not isinstance(key, bool):
+        return key.to_bytes(8, "big", signed=True)
+    if isinstance(key, float):
+        return _double.pack(key)
+    return msgspec.msgpack.encode(key)
+
+
+def _big_endian(numbers: pa.Array, layout: str) -> pa.BinaryArray:
+    """Eight bytes for each number."""
+    filled = pc.fill_null(numbers, 0) if numbers.null_count else numbers
+    data = filled.to_numpy(zero_copy_only=False).astype(layout)
+    offsets = np.arange(0, 8 * len(data) + 1, 8, dtype=np.int32)
+    keys = pa.Array.from_buffers(
+        pa.binary(), len(data), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+    if not numbers.null_count:
+        return keys
+    return pc.if_else(numbers.is_valid(), keys, pa.scalar(None, pa.binary()))

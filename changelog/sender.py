@@ -1,0 +1,291 @@
+"""What a producer says to the log: identity, sequence numbers, retries.
+
+The rules that keep idempotence true (KIP-98, KIP-360, KIP-890):
+
+- Sequences count the records of one partition from 0, wrapping after 2**31 - 1, and start
+  again with each identity.
+- A retry has the sequence of the first attempt, so the log knows a batch that it has already.
+- What was refused before it was written (InvalidRequest) uses up no sequence.
+- Once the outcome of a batch is unknown, its sequence can neither be used again nor skipped:
+  a plain producer goes on with a new identity, a transaction can only be aborted.
+- The log remembers five batches of a producer and partition, so no call has more of one.
+
+Not thread-safe: the producer lets in one thread at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+
+from changelog.broker import Broker
+from changelog.clock import Clock
+from changelog.errors import (
+    InvalidRequest,
+    OutOfOrderSequence,
+    RequestTimedOut,
+    Retriable,
+)
+from changelog.producer_state import REMEMBERED, advance
+from changelog.records import (
+    Append,
+    Appended,
+    CommittedOffset,
+    ProducerIdentity,
+    TopicPartition,
+)
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.01
+LONGEST_PAUSE_S = 1.0
+CALL_BYTES = 64 << 20
+"""About how much one call to the log carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A batch for one partition, small enough for one frame."""
+
+    topic_partition: TopicPartition
+    columns: pa.RecordBatch
+    schema_id: int = 0
+
+
+Outcome = Appended | Exception
+"""Where a batch went, or why it did not (or may not have)."""
+
+
+class Sender:
+    """One producer's conversation with the log."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        *,
+        transactional_id: str | None,
+        transaction_timeout_ms: int,
+        delivery_timeout_ms: int,
+    ) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._transactional_id = transactional_id
+        self._transaction_timeout_ms = transaction_timeout_ms
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._sequences: dict[TopicPartition, int] = {}
+        self.identity: ProducerIdentity | None = None
+        """None until `init`, and after an unknown outcome."""
+
+    def init(self) -> ProducerIdentity:
+        """Get an identity if there is none. Raises Retriable after the delivery timeout."""
+        if self.identity is None:
+            self._use(
+                self._retried(
+                    lambda: self._broker.init_producer(
+                        self._transactional_id, timeout_ms=self._transaction_timeout_ms
+                    ),
+                    "init_producer",
+                )
+            )
+        assert self.identity is not None
+        return self.identity
+
+    def forget(self) -> None:
+        """Drop the identity; the next call gets a new one."""
+        self.identity = None
+        self._sequences = {}
+
+    def send(self, batches: Sequence[Outgoing]) -> Sequence[Outcome]:
+        """Append batches in order; one outcome for each.
+
+        In a transaction nothing is sent after the first failure, and all fail from there on.
+        """
+        outcomes: list[Outcome] = []
+        for call in _calls(batches):
+            failed = next((o for o in outcomes if isinstance(o, Exception)), None)
+            if failed is not None and self._transactional_id is not None:
+                outcomes += [failed] * len(call)
+            else:
+                outcomes += self._send_call(call)
+        return outcomes
+
+    def add_offsets(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Make offsets a part of the transaction."""
+        identity = self.init()
+        self._retried(lambda: self._broker.add_offsets(identity, group, offsets), "add_offsets")
+
+    def end_transaction(self, *, commit: bool) -> None:
+        """Commit or abort, and take over the next identity. Raises what the log does."""
+        identity = self.init()
+        self._use(
+            self._retried(
+                lambda: self._broker.end_transaction(identity, commit=commit), "end_transaction"
+            )
+        )
+
+    # Appending ------------------------------------------------------------------------
+
+    def _send_call(self, batches: Sequence[Outgoing]) -> Sequence[Outcome]:
+        try:
+            self.init()
+            return self._attempt(batches, again=False)
+        except _Refused as refused:
+            if len(batches) > 1 and self._transactional_id is None:
+                return self._one_by_one(batches)
+            return [refused.cause] * len(batches)
+        except Exception as error:
+            if self._transactional_id is None:
+                self.forget()
+            return [error] * len(batches)
+        except BaseException:
+            self.forget()  # interrupted, with an unknown outcome
+            raise
+
+    def _one_by_one(self, batches: Sequence[Outgoing]) -> list[Outcome]:
+        """After a refusal: what stands in the log is answered as a duplicate, the rest tried."""
+        outcomes: list[Outcome] = []
+        unknown: dict[TopicPartition, Exception] = {}
+        again = True
+        for batch in batches:
+            if batch.topic_partition in unknown:
+                outcomes.append(unknown[batch.topic_partition])
+                continue
+            try:
+                outcomes += self._attempt([batch], again=again)
+            except _Refused as refused:
+                outcomes.append(refused.cause)
+                again = False  # it is the one that stopped the call: nothing after it was sent
+            except Exception as error:
+                unknown[batch.topic_partition] = error
+                outcomes.append(error)
+        if unknown:
+            self.forget()
+        return outcomes
+
+    def _attempt(self, batches: Sequence[Outgoing], *, again: bool) -> list[Appended]:
+        """Append in one call, however often it takes.
+
+        Raises _Refused if it is certain that nothing was written for the refused batch;
+        any other exception leaves the outcome open. `again`: these were sent before.
+        """
+        appends = self._numbered(batches)
+        doing = f"appending to {batches[0].topic_partition}"
+        attempts = _Attempts(self._clock, self._delivery_timeout_ms)
+        try:
+            appended = attempts.until_answered(lambda: self._broker.append(appends), doing)
+        except InvalidRequest as error:
+            if not attempts.failed:
+                raise _Refused(error) from error
+            raise RequestTimedOut(
+                f"{doing}: the log was out of reach, and refused the batch afterwards ({error}); "
+                f"it may be in the log or not"
+            ) from error
+        if not (again or attempts.failed) and any(answer.duplicate for answer in appended):
+            raise OutOfOrderSequence(
+                f"{doing}: the log takes a new batch for one that it has; two producers share "
+                f"the identity {self.identity}"
+            )
+        self._sequences.update(_ends(appends))
+        return appended
+
+    def _numbered(self, batches: Sequence[Outgoing]) -> list[Append]:
+        following: dict[TopicPartition, int] = {}
+        appends = []
+        for batch in batches:
+            tp = batch.topic_partition
+            sequence = following.get(tp, self._sequences.get(tp, 0))
+            following[tp] = advance(sequence, batch.columns.num_rows)
+            appends.append(
+                Append(
+                    tp.topic,
+                    tp.partition,
+                    batch.columns,
+                    self.identity,
+                    sequence,
+                    self._transactional_id is not None,
+                    batch.schema_id,
+                )
+            )
+        return appends
+
+    # Retrying -------------------------------------------------------------------------
+
+    def _use(self, identity: ProducerIdentity) -> None:
+        self.identity = identity
+        self._sequences = {}
+
+    def _retried(self, call: Callable[[], T], doing: str) -> T:
+        return _Attempts(self._clock, self._delivery_timeout_ms).until_answered(call, doing)
+
+
+class _Refused(Exception):
+    """The log refused a call before it wrote what was refused."""
+
+    def __init__(self, cause: InvalidRequest) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class _Attempts:
+    """How long to go on trying, and how long to wait in between."""
+
+    def __init__(self, clock: Clock, timeout_ms: int) -> None:
+        self._clock = clock
+        self._timeout_s = timeout_ms / 1000
+        self._start = clock.monotonic()
+        self._waited_s = 0.0
+        self._pause_s = FIRST_PAUSE_S
+        self.failed = False
+        """Whether an attempt ended with an unknown outcome."""
+
+    def until_answered(self, call: Callable[[], T], doing: str) -> T:
+        """What `call` returns or raises at last, other than Retriable."""
+        while True:
+            try:
+                return call()
+            except Retriable as error:
+                self._pause_or_give_up(error, doing)
+
+    def _pause_or_give_up(self, error: Retriable, doing: str) -> None:
+        """Wait for a while; raise RequestTimedOut when it has taken too long."""
+        self.failed = True
+        # A clock that a test moves by hand may stand still: count the pauses as well.
+        elapsed = max(self._clock.monotonic() - self._start, self._waited_s)
+        if elapsed >= self._timeout_s:
+            raise RequestTimedOut(
+                f"{doing}: no answer within delivery_timeout_ms = {self._timeout_s * 1000:g} "
+                f"(last: {error}); whether the log has it is not known"
+            ) from error
+        threading.Event().wait(self._pause_s)
+        self._waited_s += self._pause_s
+        self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
+
+
+def _calls(batches: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
+    """Batches in order, in calls that the log can tell apart again when they are retried."""
+    call: list[Outgoing] = []
+    size = 0
+    of_partition: Counter[TopicPartition] = Counter()
+    for batch in batches:
+        if call and (size > CALL_BYTES or of_partition[batch.topic_partition] == REMEMBERED):
+            yield call
+            call, size, of_partition = [], 0, Counter()
+        call.append(batch)
+        size += batch.columns.nbytes
+        of_partition[batch.topic_partition] += 1
+    if call:
+        yield call
+
+
+def _ends(appends: Sequence[Append]) -> dict[TopicPartition, int]:
+    """The sequence that follows in each partition."""
+    return {
+        TopicPartition(a.topic, a.partition): advance(a.base_sequence, a.columns.num_rows)
+        for a in appends
+    }

@@ -1,0 +1,57 @@
+"""The way from a client to the log, on which calls and answers get lost as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from changelog.broker import Broker
+from changelog.errors import DiskFull, OwnerUnavailable
+from changelog.records import Append, Appended, ProducerIdentity
+from tests.log.kit import World
+
+LOST_CALL = OwnerUnavailable("the call got lost")
+LOST_ANSWER = OwnerUnavailable("the answer got lost")
+FULL_AFTERWARDS = DiskFull("written, but the disk was full before it was safe")
+AFTERWARDS = (LOST_ANSWER, FULL_AFTERWARDS)
+Fault = Exception | None
+
+
+class Line:
+    """Passes calls on to the log that is open at the moment; `faults` befall the next appends.
+
+    A fault is an exception instead of the call, or after it for those of AFTERWARDS, or None.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.faults: list[Fault] = []
+        self.end_faults: list[Fault] = []
+        self.appends: list[Append] = []
+
+    @property
+    def broker(self) -> Broker:
+        """This, as what it is used as."""
+        return cast("Broker", self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.world.owner, name)
+
+    def append(self, appends: Sequence[Append]) -> list[Appended]:
+        self.appends += appends
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is not None and fault not in AFTERWARDS:
+            raise fault
+        answer = self.world.owner.append(appends)
+        if fault is not None:
+            raise fault
+        return answer
+
+    def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
+        fault = self.end_faults.pop(0) if self.end_faults else None
+        if fault is not None and fault not in AFTERWARDS:
+            raise fault
+        answer = self.world.owner.end_transaction(producer, commit=commit)
+        if fault is not None:
+            raise fault
+        return answer

@@ -1,0 +1,189 @@
+"""Rows and tables of any library become the same batches; what does not fit is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from changelog.columns import to_batches
+from changelog.errors import InvalidRecord, SchemaMismatch
+from changelog.records import HEADERS_TYPE, TopicInfo, columns_schema
+
+NOW = 1_700_000_000_000
+HOUR = dt.datetime(2013, 1, 1, 5, tzinfo=dt.UTC)
+HOUR_MS = 1_357_016_400_000
+SCHEMA = pa.schema(
+    [
+        pa.field("carrier", pa.string(), nullable=False),
+        pa.field("delay", pa.int32()),
+        pa.field("hour", pa.timestamp("ms", "UTC")),
+    ]
+)
+FLIGHTS = TopicInfo("flights", "id", 4, {}, SCHEMA, 1)
+BYTES = TopicInfo("bytes", "id", 4, {})
+ROWS = [
+    {"carrier": "AA", "delay": 5, "hour": HOUR},
+    {"carrier": "B6", "delay": None, "hour": HOUR},
+]
+
+
+@dataclasses.dataclass
+class Flight:
+    carrier: str
+    delay: int | None
+    hour: dt.datetime
+
+
+class FlightStruct(msgspec.Struct):
+    carrier: str
+    delay: int | None
+    hour: dt.datetime
+
+
+def converted(data: Any, topic: TopicInfo = FLIGHTS, **named: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for batch in to_batches(data, topic, now_ms=NOW, **named):
+        batch.validate(full=True)
+        rows += batch.to_pylist()
+    return rows
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda rows: rows,
+        lambda rows: iter(rows),
+        lambda rows: [Flight(**row) for row in rows],
+        lambda rows: [FlightStruct(**row) for row in rows],
+        pa.Table.from_pylist,
+        pa.RecordBatch.from_pylist,
+        pl.DataFrame,
+        lambda rows: pl.DataFrame(rows).with_columns(pl.col("carrier").cast(pl.Categorical)),
+        pd.DataFrame,
+        lambda rows: pd.DataFrame(rows, index=[7, 9]),
+        lambda rows: pa.concat_tables([pa.Table.from_pylist([row], SCHEMA) for row in rows]),
+    ],
+)
+def test_every_form_of_data_gives_the_same_records(form: Callable[[Any], Any]) -> None:
+    assert converted(form(ROWS), key="carrier", timestamp="hour") == [
+        {"timestamp": HOUR_MS, "key": row["carrier"].encode(), "value": row} for row in ROWS
+    ]
+
+
+def test_the_batch_has_the_schema_of_the_log() -> None:
+    [batch] = to_batches(ROWS, FLIGHTS, now_ms=NOW)
+    assert batch.schema == columns_schema(pa.struct(list(SCHEMA)), headers=False)
+    assert batch.column("timestamp").to_pylist() == [NOW, NOW]
+    assert batch.column("key").to_pylist() == [None, None]
+
+
+def test_a_key_is_encoded_in_the_topics_type_whatever_the_data_made_of_it() -> None:
+    # pandas turns a column of integers with a gap into floats.
+    with_gap = pd.DataFrame(ROWS)
+    assert with_gap["delay"].dtype == float
+    assert [row["key"] for row in converted(with_gap, key="delay")] == [bytes(7) + b"\5", None]
+
+
+def test_a_topic_of_bytes_takes_key_value_timestamp_and_headers() -> None:
+    rows = [
+        {"key": "a", "value": b"1", "timestamp": 5, "headers": [("h", b"x")]},
+        {"key": 1, "value": None, "timestamp": 6, "headers": []},
+    ]
+    first, second = converted(rows, BYTES)
+    assert first == {
+        "timestamp": 5,
+        "key": b"a",
+        "value": b"1",
+        "headers": [{"key": "h", "value": b"x"}],
+    }
+    assert second == {"timestamp": 6, "key": bytes(7) + b"\1", "value": None, "headers": []}
+
+
+def test_text_on_a_topic_of_bytes_becomes_utf8() -> None:
+    frame = pl.DataFrame({"user": ["ü"], "value": ["{}"]})
+    assert converted(frame, BYTES, key="user") == [
+        {"timestamp": NOW, "key": "ü".encode(), "value": b"{}"}
+    ]
+
+
+def test_headers_that_nobody_uses_are_left_out() -> None:
+    table = pa.table({"value": [b"1"], "headers": pa.array([[]], HEADERS_TYPE)})
+    assert converted(table, BYTES) == [{"timestamp": NOW, "key": None, "value": b"1"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"delay": 1.5}, "column 'delay': expected int32, got double"),
+        ({"delay": 1 << 40}, "column 'delay': expected int32, got int64, which loses something"),
+        ({"delay": "5"}, "column 'delay': expected int32, got string"),
+        ({"carrier": 5}, "column 'carrier': expected string, got int64"),
+        ({"carrier": None}, "column 'carrier' (string not null) is null in row 0"),
+        ({"hour": HOUR.replace(tzinfo=None)}, "column 'hour': expected timestamp[ms, tz=UTC]"),
+        ({"hour": HOUR.replace(microsecond=1)}, "column 'hour'"),
+        ({"dealy": 5}, "there is no column 'dealy'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        converted([{**ROWS[0], **change}])
+    assert problem in str(caught.value)
+    assert "topic 'flights'" in str(caught.value)
+
+
+def test_a_misspelt_column_is_answered_with_the_right_one() -> None:
+    row = {"carrier": "AA", "dealy": 5, "hour": HOUR}
+    with pytest.raises(SchemaMismatch, match="did you mean 'delay'"):
+        converted([row])
+
+
+@pytest.mark.parametrize(
+    ("data", "topic", "named", "problem"),
+    [
+        ([{"carrier": "AA", "hour": HOUR}], FLIGHTS, {}, "column 'delay' is missing"),
+        (ROWS, FLIGHTS, {"key": "origin"}, "key='origin' names no column"),
+        (ROWS, FLIGHTS, {"timestamp": "carrier"}, "must hold datetimes or integer milliseconds"),
+        ([{**ROWS[0], "hour": None}], FLIGHTS, {"timestamp": "hour"}, "is null in row 0"),
+        (
+            [ROWS[0], {**ROWS[0], "hour": dt.datetime(1960, 1, 1, tzinfo=dt.UTC)}],
+            FLIGHTS,
+            {"timestamp": "hour"},
+            "before 1970 in row 1",
+        ),
+        ([{"key": b"k"}], BYTES, {}, "column 'value' is missing"),
+        ([{"value": 5}], BYTES, {}, "column 'value': expected binary, got int64"),
+        ([{"value": b"", "offset": 5}], BYTES, {}, "there is no column 'offset'"),
+    ],
+)
+def test_missing_and_unusable_columns_are_refused(
+    data: Any, topic: TopicInfo, named: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        converted(data, topic, **named)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"value", "value", {"value": b"x"}, 5, [b"value"], [None]])
+def test_what_is_no_data_is_refused(data: Any) -> None:
+    with pytest.raises(InvalidRecord, match="topic 'bytes'"):
+        converted(data, BYTES)
+
+
+def test_no_rows_give_no_batches() -> None:
+    assert converted([]) == []
+    assert converted(pl.DataFrame(schema={"value": pl.Binary}), BYTES) == []
+
+
+def test_large_data_is_converted_in_pieces() -> None:
+    table = pa.table({"value": pa.array([b"x" * (1 << 20)] * 300, pa.binary())})
+    sizes = [batch.num_rows for batch in to_batches(table, BYTES, now_ms=NOW)]
+    assert sum(sizes) == 300
+    assert max(sizes) <= 128

@@ -1,0 +1,119 @@
+"""A log with everything at hand: append, read back, look at it as a table."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from changelog.errors import InvalidRequest, OwnerUnavailable, UnknownTopic
+from changelog.log import Log
+from tests.log.kit import START_MS, Client, World
+
+SCHEMA = pa.schema([pa.field("carrier", pa.string()), pa.field("delay", pa.int32())])
+ROWS = [{"carrier": "AA", "delay": 1}, {"carrier": "B6", "delay": None}]
+START = dt.datetime.fromtimestamp(START_MS / 1000, tz=dt.UTC)
+
+
+@pytest.fixture
+def log(world: World) -> Log:
+    return Log(world.owner, clock=world.clock)
+
+
+def test_what_is_appended_is_read_back(log: Log) -> None:
+    log.append("t", [{"key": "a", "value": b"1"}, {"key": "b", "value": None}], partition=1)
+    assert log.read("t").to_pylist() == [
+        {"partition": 1, "offset": 0, "timestamp": START, "key": b"a", "value": b"1"},
+        {"partition": 1, "offset": 1, "timestamp": START, "key": b"b", "value": None},
+    ]
+
+
+def test_a_read_is_bounded_by_offsets(world: World, log: Log) -> None:
+    client = Client(world)
+    for partition in (0, 1):
+        for n in range(0, 9, 3):
+            client.append(*(b"%d" % k for k in range(n, n + 3)), partition=partition)
+
+    def offsets(**bounds: object) -> list[tuple[int, int]]:
+        table = log.read("t", **bounds)  # type: ignore[arg-type]
+        return list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
+
+    assert len(offsets()) == 18
+    assert offsets(start={0: 7, 1: 100}) == [(0, 7), (0, 8)]
+    assert offsets(start=2, end=4) == [(0, 2), (0, 3), (1, 2), (1, 3)]
+    assert offsets(end={0: 0, 1: 1}) == [(1, 0)]
+    with pytest.raises(InvalidRequest, match=r"partitions \[2\]"):
+        log.read("t", start={2: 0})
+
+
+def test_a_read_passes_aborted_records_and_stops_at_open_ones(world: World, log: Log) -> None:
+    producer = Client(world, "x")
+    producer.append(b"1")
+    producer.commit()
+    producer.append(b"aborted")
+    producer.abort()
+    producer.append(b"open")
+    assert log.read("t")["value"].to_pylist() == [b"1"]
+
+
+def test_an_empty_topic_is_an_empty_table(log: Log) -> None:
+    assert log.read("t").schema.names == ["partition", "offset", "timestamp", "key", "value"]
+    log.create_topic("typed", schema=SCHEMA)
+    assert log.to_polars("typed").schema["delay"] == pl.Int32
+
+
+def test_headers_are_a_column_if_any_record_has_some(log: Log) -> None:
+    log.append("t", [{"value": b"1"}], partition=0)
+    log.append("t", [{"value": b"2", "headers": [("h", b"x")]}], partition=0)
+    headers = log.read("t")["headers"].to_pylist()
+    assert headers == [None, [{"key": "h", "value": b"x"}]]
+
+
+def test_a_typed_topic_is_a_data_frame_of_its_columns(log: Log) -> None:
+    log.create_topic("typed", 2, schema=SCHEMA)
+    log.append("typed", pl.DataFrame(ROWS), key="carrier", partition=0)
+    frame = log.to_polars("typed")
+    assert frame.columns == ["partition", "offset", "timestamp", "key", "carrier", "delay"]
+    assert frame.select("carrier", "delay").to_dicts() == ROWS
+    log.append("typed", frame.select("carrier", "delay"), key="carrier", partition=1)
+    assert log.to_polars("typed", start={0: 2}).select("carrier", "delay").to_dicts() == ROWS
+
+
+def test_columns_that_are_called_like_ours_are_kept_apart(log: Log) -> None:
+    log.create_topic("typed", schema=pa.schema([("key", pa.int64()), ("offset", pa.int64())]))
+    log.append("typed", [{"key": 7, "offset": 8}], key="key")
+    frame = log.to_polars("typed")
+    assert frame.columns == ["partition", "_offset", "timestamp", "_key", "key", "offset"]
+    assert frame.row(0)[-2:] == (7, 8)
+
+
+def test_old_records_have_nulls_in_columns_added_later(log: Log) -> None:
+    log.create_topic("typed", schema=SCHEMA)
+    log.append("typed", ROWS)
+    log.alter_topic("typed", schema=SCHEMA.append(pa.field("origin", pa.string())))
+    with log.producer() as producer:
+        producer.append("typed", [{**ROWS[0], "origin": "JFK"}])
+    assert log.to_polars("typed")["origin"].to_list() == [None, None, "JFK"]
+
+
+def test_topics_are_administered(log: Log) -> None:
+    log.create_topic("u", 3, config={"cleanup.policy": "compact"})
+    assert [topic.name for topic in log.topics()] == ["t", "u"]
+    assert len(log.topics(internal=True)) > 2
+    assert log.alter_topic("u", config={"segment.bytes": "4096"}).config == {
+        "cleanup.policy": "compact",
+        "segment.bytes": "4096",
+    }
+    assert list(log.offsets("u")) == [0, 1, 2]
+    log.delete_topic("u")
+    with pytest.raises(UnknownTopic):
+        log.topic("u")
+
+
+def test_a_closed_log_is_closed(world: World) -> None:
+    with Log(world.owner, clock=world.clock) as log:
+        log.append("t", [{"value": b"1"}])
+    with pytest.raises(OwnerUnavailable):
+        log.topics()

@@ -1,0 +1,130 @@
+"""The same key goes to the same partition as with Kafka's Java client."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from changelog.keys import encode_key, encode_keys
+from changelog.partitioner import (
+    StickyPartitioner,
+    murmur2,
+    murmur2_array,
+    partition_for,
+    partitions_for,
+)
+
+VECTORS = json.loads((Path(__file__).parent / "murmur2_vectors.json").read_text())
+KEYS = [bytes.fromhex(vector["key"]) for vector in VECTORS]
+
+
+def test_vectors_cover_all_lengths_and_keys_that_are_not_utf8() -> None:
+    assert sorted(map(len, KEYS)) == list(range(301))
+    assert sum(b"\xff" in key or b"\x80" in key for key in KEYS) > 100
+
+
+def test_one_key_hashes_as_in_java() -> None:
+    assert [murmur2(key) for key in KEYS] == [vector["murmur2"] for vector in VECTORS]
+
+
+def test_a_column_of_keys_hashes_as_in_java() -> None:
+    hashes = murmur2_array(pa.array(KEYS, pa.binary()))
+    assert hashes.astype(np.int32).tolist() == [vector["murmur2"] for vector in VECTORS]
+
+
+@pytest.mark.parametrize("partitions", [1, 4, 7, 1000])
+def test_partitions_are_those_of_the_java_producer(partitions: int) -> None:
+    expected = [vector["partitions"][str(partitions)] for vector in VECTORS]
+    assert [partition_for(key, partitions) for key in KEYS] == expected
+    assert partitions_for(pa.array(KEYS, pa.binary()), partitions).tolist() == expected
+
+
+@given(st.lists(st.binary(max_size=40) | st.none(), max_size=80), st.integers(1, 50), st.data())
+def test_a_column_agrees_with_its_keys_one_by_one(
+    keys: list[bytes | None], partitions: int, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(keys)))
+    column = pa.array(keys, pa.binary()).slice(start)
+    expected = [-1 if key is None else partition_for(key, partitions) for key in keys[start:]]
+    assert partitions_for(column, partitions).tolist() == expected
+
+
+def test_one_huge_key_among_many_small_ones() -> None:
+    keys = [b"k%d" % i for i in range(100)] + [b"x" * 1_000_003]
+    hashes = murmur2_array(pa.array(keys, pa.binary())).astype(np.int32)
+    assert hashes.tolist() == [murmur2(key) for key in keys]
+
+
+def test_keys_across_the_pieces_in_which_a_column_is_hashed() -> None:
+    keys = [b"user-%d" % (i * 7919) for i in range(40_000)]
+    hashes = murmur2_array(pa.array(keys, pa.binary())).astype(np.int32)
+    sample = range(16_380, 16_390)
+    assert [int(hashes[i]) for i in sample] == [murmur2(keys[i]) for i in sample]
+    assert int(hashes[-1]) == murmur2(keys[-1])
+
+
+def test_an_empty_column_has_no_partitions() -> None:
+    assert partitions_for(pa.array([], pa.binary()), 4).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "encoded"),
+    [
+        (pa.array(["é", None]), ["é".encode(), None]),
+        (pa.array([b"\xff", None]), [b"\xff", None]),
+        (pa.array([1, -1, None], pa.int16()), [struct.pack(">q", 1), struct.pack(">q", -1), None]),
+        (pa.array([1.5, None], pa.float32()), [struct.pack(">d", 1.5), None]),
+        (pa.array([True, None]), [b"\xc3", None]),
+        (pa.array(["a", "b"]).dictionary_encode().dictionary_decode(), [b"a", b"b"]),
+    ],
+)
+def test_a_column_of_keys_is_encoded_as_its_keys_are(
+    keys: pa.Array, encoded: list[bytes | None]
+) -> None:
+    assert encode_keys(keys).to_pylist() == encoded
+    assert [encode_key(key) for key in keys.to_pylist()] == encoded
+
+
+def test_keyless_records_stay_with_a_partition_for_a_batch() -> None:
+    sticky = StickyPartitioner(4, batch_bytes=100, seed="s")
+    chosen = [sticky.take(10) for _ in range(40)]
+    batches = [chosen[i : i + 10] for i in range(0, 40, 10)]
+    assert all(len(set(batch)) == 1 for batch in batches)
+    assert all(a[0] != b[0] for a, b in itertools.pairwise(batches))
+
+
+def test_keyless_records_reach_every_partition() -> None:
+    sticky = StickyPartitioner(4, batch_bytes=1, seed="s")
+    counts = np.bincount([sticky.take(1) for _ in range(1000)], minlength=4)
+    assert counts.min() > 150
+
+
+def test_the_same_seed_gives_the_same_partitions() -> None:
+    first, second = (StickyPartitioner(8, batch_bytes=1, seed="s") for _ in range(2))
+    assert [first.take(1) for _ in range(50)] == [second.take(1) for _ in range(50)]
+
+
+def test_a_batch_that_was_sent_makes_its_partition_be_left() -> None:
+    sticky = StickyPartitioner(4, batch_bytes=1000, seed="s")
+    before = sticky.take(1)
+    sticky.batch_sent((before + 1) % 4)
+    assert sticky.take(1) == before
+    sticky.batch_sent(before)
+    assert sticky.take(1) != before
+
+
+@given(st.lists(st.integers(1, 60), max_size=60), st.integers(1, 5))
+def test_many_keyless_records_at_once_go_where_they_would_one_by_one(
+    sizes: list[int], partitions: int
+) -> None:
+    one, many = (StickyPartitioner(partitions, batch_bytes=100, seed="s") for _ in range(2))
+    at_once = many.take_array(np.array(sizes, dtype=np.int64)).tolist()
+    assert at_once == [one.take(size) for size in sizes]
