@@ -52,11 +52,6 @@ class AbortedTransactions:
             if start <= marker < end
         ]
 
-    def forget_before(self, log_start: int) -> None:
-        """Drop those that end below the log's start."""
-        for producer, spans in list(self._by_producer.items()):
-            kept = [span for span in spans if span[1] >= log_start]
-            if kept:
-                self._by_producer[producer] = kept
-            else:
-                del self._by_producer[producer]
+    def since(self, log_start: int) -> AbortedTransactions:
+        """Those that end at or past the log's start; readers of the rest keep this one."""
+        return AbortedTransactions(self.ending_in(log_start, 1 << 62))

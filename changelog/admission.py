@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 
 from changelog.errors import InvalidRecord, RecordTooLarge, SchemaMismatch
 from changelog.frame import Payload, encode
+from changelog.producer_state import SEQUENCES
 from changelog.records import Append
 from changelog.schema import BYTES
 from changelog.topic import Topic
@@ -18,18 +19,23 @@ def admitted(topic: Topic, request: Append, now_ms: int) -> Payload:
     Raises InvalidRecord, SchemaMismatch, RecordTooLarge; nothing has happened then.
     """
     name, columns = topic.meta.name, request.columns
+    _check_producer(topic, request)
     _check_value_type(topic, request)
     if topic.config.compact and columns.column(1).null_count:
         raise InvalidRecord(
             f"topic {name!r} is compacted, so every record needs a key; "
             f"{columns.column(1).null_count} of {columns.num_rows} have none"
         )
-    if topic.config.message_timestamp_type == "LogAppendTime":
+    log_append_time = topic.config.message_timestamp_type == "LogAppendTime"
+    if log_append_time:
         columns = _stamped(columns, now_ms)
     else:
         _check_times(topic, columns, now_ms)
     payload = encode(
-        columns, schema_id=request.schema_id, compression=topic.config.compression_type
+        columns,
+        schema_id=request.schema_id,
+        compression=topic.config.compression_type,
+        log_append_time=log_append_time,
     )
     if payload.size > topic.config.max_message_bytes:
         raise RecordTooLarge(
@@ -37,6 +43,14 @@ def admitted(topic: Topic, request: Append, now_ms: int) -> Payload:
             f"{topic.config.max_message_bytes}; send smaller batches or raise it"
         )
     return payload
+
+
+def _check_producer(topic: Topic, request: Append) -> None:
+    if request.producer is None or not 0 <= request.base_sequence < SEQUENCES:
+        raise InvalidRecord(
+            f"topic {topic.meta.name!r}: every batch carries its producer and a sequence from 0 to "
+            f"{SEQUENCES - 1}; got {request.producer}, {request.base_sequence}"
+        )
 
 
 def _check_value_type(topic: Topic, request: Append) -> None:

@@ -23,9 +23,10 @@ from changelog.errors import (
     InvalidTxnState,
     ProducerFenced,
     StorageFailed,
+    StrandlineError,
     TransactionAborted,
 )
-from changelog.group_commit import GroupCommit, Ticket
+from changelog.group_commit import GroupCommit, Stage, Ticket
 from changelog.partition import Partition, sync_all
 from changelog.records import ProducerIdentity
 from changelog.transaction_log import TransactionLog, TransactionRecord
@@ -33,6 +34,9 @@ from changelog.transaction_log import TransactionLog, TransactionRecord
 MAX_EPOCH = (1 << 31) - 2
 MAX_TIMEOUT_MS = 15 * 60 * 1000
 """Kafka's `transaction.max.timeout.ms`."""
+EXPIRATION_MS = 7 * 24 * 60 * 60 * 1000
+"""Kafka's `transactional.id.expiration.ms`."""
+MAX_NAME = 1000
 
 
 class State(Enum):
@@ -55,6 +59,7 @@ class Transaction:
         self.state = State.EMPTY
         self.partitions: dict[Partition, None] = {}
         self.deadline = 0.0
+        self.used_ms = 0
         self.last_ended: tuple[ProducerIdentity, bool] | None = None
         """The identity whose transaction ended last, and whether it was committed."""
 
@@ -82,6 +87,8 @@ class Coordinator:
         self._by_producer: dict[int, Transaction] = {}
         self._before_opening: dict[str, TransactionRecord] = {}
         """Ids that have not called init_producer since the log was opened."""
+        self._awaited: dict[int, TransactionRecord] = {}
+        """The same by producer id."""
 
     # Producers ------------------------------------------------------------------------
 
@@ -94,6 +101,7 @@ class Coordinator:
             raise InvalidConfig(
                 f"transaction.timeout.ms must be 1 to {MAX_TIMEOUT_MS}, got {timeout_ms}"
             )
+        _check_name(transactional_id)
         transaction = self._transaction_of(transactional_id, timeout_ms)
         with transaction.lock:
             self._check_not_failed(transaction)
@@ -114,7 +122,10 @@ class Coordinator:
                 transaction = Transaction(transactional_id, producer, timeout_ms)
                 self._by_id[transactional_id] = transaction
                 self._by_producer[producer.producer_id] = transaction
-                self._before_opening.pop(transactional_id, None)
+                old = self._before_opening.pop(transactional_id, None)
+                if old is not None:
+                    self._awaited.pop(old.producer_id, None)
+            transaction.used_ms = self._environment.clock.now_ms()
             return transaction
 
     def _write_empty(self, transaction: Transaction) -> None:
@@ -123,6 +134,11 @@ class Coordinator:
             "empty", producer.producer_id, producer.epoch, producer.epoch, transaction.timeout_ms
         )
         self._commits.settle()  # or this record would supersede a Prepare that is still needed
+        if not self._commits.is_settled(transaction.transactional_id):
+            raise StorageFailed(
+                f"the last transaction of {transaction.transactional_id!r} is committed, but not "
+                f"all its markers could be written; reopen the log, which writes them"
+            )
         self._log.write([(transaction.transactional_id, record)], sync=True)
 
     # Transactions ---------------------------------------------------------------------
@@ -141,11 +157,14 @@ class Coordinator:
                 transaction.state = State.ONGOING
                 timeout = transaction.timeout_ms / 1000
                 transaction.deadline = self._environment.clock.monotonic() + timeout
+                transaction.used_ms = self._environment.clock.now_ms()
             transaction.partitions[partition] = None
             yield
 
     def end(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         """See Broker.end_transaction."""
+        if commit and self._committed_before_opening(producer):
+            return producer._replace(epoch=producer.epoch + 1)
         transaction = self._find(producer)
         with transaction.lock:
             if transaction.last_ended is not None and transaction.last_ended[0] == producer:
@@ -173,11 +192,18 @@ class Coordinator:
         )
         try:
             self._commits.commit(ticket)
-        except BaseException:
-            transaction.state = State.FAILED
-            raise
-        self._finish(transaction, successor, committed=True)
+        finally:
+            self._settle_outcome(transaction, ticket)
         return transaction.producer
+
+    def _settle_outcome(self, transaction: Transaction, ticket: Ticket) -> None:
+        """What a commit, failed or not, has made of the transaction."""
+        if ticket.stage is Stage.COMMITTED:
+            self._finish(transaction, ticket.successor, committed=True)
+        elif ticket.stage is Stage.REFUSED:
+            self._abort(transaction)
+        else:
+            transaction.state = State.FAILED
 
     def _abort(self, transaction: Transaction) -> None:
         """Markers to all partitions; no Prepare, since what is not prepared is aborted."""
@@ -186,8 +212,8 @@ class Coordinator:
             if not partition.retired:
                 try:
                     partition.append_marker(successor, commit=False)
-                except StorageFailed:
-                    continue  # that partition is read-only until recovery aborts the rest
+                except StrandlineError:
+                    continue  # that partition cannot be written until recovery aborts the rest
         # Not for safety, but so that readers get past the marker without waiting for others.
         sync_all(self._environment, transaction.partitions)
         self._finish(transaction, successor, committed=False)
@@ -225,7 +251,8 @@ class Coordinator:
         transaction = self._by_producer.get(producer.producer_id)
         if transaction is not None:
             return transaction
-        if any(r.producer_id == producer.producer_id for r in self._before_opening.values()):
+        awaited = self._awaited.get(producer.producer_id)
+        if awaited is not None and producer.epoch >= awaited.next_epoch:
             raise TransactionAborted(
                 f"producer {producer.producer_id}: the log was reopened, which aborted what was "
                 f"open; call init_producer and go on from the last commit"
@@ -234,6 +261,11 @@ class Coordinator:
             f"producer {producer.producer_id} is not known here; another instance with its "
             f"transactional id took over, or it was never initialised with one"
         )
+
+    def _committed_before_opening(self, producer: ProducerIdentity) -> bool:
+        """Whether this is a commit whose answer was lost with the owner before us."""
+        record = self._awaited.get(producer.producer_id)
+        return record is not None and record.state != "empty" and record.epoch == producer.epoch
 
     def _check_current(self, transaction: Transaction, producer: ProducerIdentity) -> None:
         self._check_not_failed(transaction)
@@ -286,6 +318,23 @@ class Coordinator:
                     if transaction.overdue(now):
                         self._abort(transaction)
         self._commits.settle()
+        self._expire(self._environment.clock.now_ms() - EXPIRATION_MS)
+
+    def _expire(self, older_than: int) -> None:
+        """Forget transactional ids idle for a week; a producer that comes back begins anew."""
+        with self._lock:
+            idle = [
+                transaction
+                for transaction in self._by_id.values()
+                if transaction.used_ms < older_than
+                and transaction.state is State.EMPTY
+                and self._commits.is_settled(transaction.transactional_id)
+            ]
+            for transaction in idle:
+                del self._by_id[transaction.transactional_id]
+                self._by_producer.pop(transaction.producer.producer_id, None)
+        if idle:
+            self._log.forget([transaction.transactional_id for transaction in idle])
 
     def close(self) -> None:
         """Write down which transactions are complete."""
@@ -302,6 +351,8 @@ class Coordinator:
         less than a Prepare says was durable.
         """
         records = self._log.load()
+        highest = max((max(p.producers.entries, default=-1) for p in partitions()), default=-1)
+        self._log.skip_producer_ids(highest)
         touched: set[Partition] = set()
         completed = []
         for name, record in records.items():
@@ -316,6 +367,7 @@ class Coordinator:
         if completed:
             self._log.write(completed, sync=True)
         self._before_opening = records
+        self._awaited = {record.producer_id: record for record in records.values()}
 
 
 def _complete(
@@ -347,6 +399,14 @@ def _abort_open(partition: Partition) -> set[Partition]:
         partition.append_marker(ProducerIdentity(producer_id, epoch), commit=False)
         touched.add(partition)
     return touched
+
+
+def _check_name(transactional_id: str) -> None:
+    if not transactional_id or "\0" in transactional_id or len(transactional_id) > MAX_NAME:
+        raise InvalidConfig(
+            f"a transactional id has 1 to {MAX_NAME} characters and no zero byte, "
+            f"got {transactional_id[:80]!r}"
+        )
 
 
 def _as_complete(record: TransactionRecord) -> TransactionRecord:

@@ -15,6 +15,7 @@
     │   └── MissingDependency         an optional package, or Java, is not there
     ├── Fenced                    someone else has taken this client's place; reopen
     │   └── ProducerFenced
+    ├── TaskFailed                a handler raised; mend it or its record, then run again
     ├── TransactionAborted        roll back to the last commit, then go on
     │   └── OutOfOrderSequence        the log misses records sent before these
     ├── StorageFailed             the disk said no; free or mend it, then reopen
@@ -113,6 +114,10 @@ class Fenced(StrandlineError):
 
 class ProducerFenced(Fenced):
     """A newer producer with the same transactional id, or a newer epoch, exists."""
+
+
+class TaskFailed(StrandlineError):
+    """A task has stopped at a record (or timer) whose handler raised; nothing of that was kept."""
 
 
 class TransactionAborted(StrandlineError):

@@ -66,12 +66,20 @@ _encode_rows = msgspec.msgpack.Encoder().encode
 _decode_rows = msgspec.msgpack.Decoder(_Rows).decode
 
 
-def encode(columns: pa.RecordBatch, *, schema_id: int = 0, compression: str = "none") -> Payload:
+def encode(
+    columns: pa.RecordBatch,
+    *,
+    schema_id: int = 0,
+    compression: str = "none",
+    log_append_time: bool = False,
+) -> Payload:
     """Encode a batch of at least one record (schema: see changelog.records).
 
     `compression` is none, lz4 or zstd. Raises InvalidRecord for other columns.
     """
     attributes = check_columns(columns)
+    if log_append_time:
+        attributes |= Attributes.LOG_APPEND_TIME
     timestamps = columns.column(0)
     if schema_id == 0 and columns.num_rows < ROWS_BELOW:
         kind, start = Kind.ROWS, HEADER_SIZE

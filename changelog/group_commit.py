@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from enum import Enum
 
 from changelog.environment import Environment
 from changelog.errors import StorageFailed, StrandlineError
 from changelog.partition import Partition, sync_all
 from changelog.records import ProducerIdentity
 from changelog.transaction_log import PreparedPartition, TransactionLog, TransactionRecord
+
+
+class Stage(Enum):
+    """How far a ticket has got: what its owner may do about a failure."""
+
+    REFUSED = "no Prepare was written: it can be aborted"
+    UNKNOWN = "the Prepare may be durable or not: only a reopening can tell"
+    COMMITTED = "the Prepare is durable"
 
 
 @dataclass(eq=False)
@@ -26,8 +35,18 @@ class Ticket:
     """Who the producer is in its next transaction; its markers carry this epoch."""
     timeout_ms: int
     partitions: list[Partition]
+    stage: Stage = Stage.REFUSED
     done: bool = False
-    error: StrandlineError | None = None
+    error: BaseException | None = None
+    markers: dict[Partition, int] = field(default_factory=dict)
+    """Offsets of the markers written."""
+
+    def is_settled(self, *, fsync: bool) -> bool:
+        """Whether every marker is as safe as it should be, so that the Prepare can go."""
+        return all(
+            p.retired or (p in self.markers and (not fsync or self.markers[p] < p.synced_end))
+            for p in self.partitions
+        )
 
     def record(self, state: str) -> TransactionRecord:
         prepared = tuple(
@@ -65,16 +84,21 @@ class GroupCommit:
     def commit(self, ticket: Ticket) -> None:
         """Return when the transaction is durable and visible.
 
-        Raises StorageFailed; without a durable Prepare the transaction is then aborted by
-        recovery, and after a failed fsync of the transaction log only recovery knows.
+        Raises StorageFailed; the ticket's stage says what it means for the transaction.
         """
         with self._mutex:
             self._waiting.append(ticket)
-        with self._round:
-            if not ticket.done:
-                with self._mutex:
-                    tickets, self._waiting = self._waiting, []
-                self._run(tickets)
+        try:
+            with self._round:
+                if not ticket.done:
+                    with self._mutex:
+                        tickets, self._waiting = self._waiting, []
+                    self._run(tickets)
+        except BaseException:
+            with self._mutex:
+                if ticket in self._waiting:  # interrupted before any round took it along
+                    self._waiting.remove(ticket)
+            raise
         if ticket.error is not None:
             raise ticket.error
 
@@ -82,65 +106,77 @@ class GroupCommit:
         """Make the markers of committed transactions durable, and write that they are."""
         with self._round:
             if self._unsettled:
-                failed = sync_all(self.environment, self._partitions(self._unsettled))
-                completed = self._take_settled(failed)
+                sync_all(self.environment, self._partitions(self._unsettled))
+                completed = self._take_settled()
                 if completed:
                     self.log.write(completed, sync=False)
+
+    def is_settled(self, transactional_id: str) -> bool:
+        """Whether no Prepare of that id is still needed."""
+        return all(ticket.transactional_id != transactional_id for ticket in self._unsettled)
 
     def _run(self, tickets: list[Ticket]) -> None:
         try:
             # 1. All data and offsets of these transactions, and earlier ones' markers.
             failed = sync_all(self.environment, self._partitions([*tickets, *self._unsettled]))
-            self._refuse(tickets, failed)
-            ready = [ticket for ticket in tickets if ticket.error is None]
             # 2. Earlier transactions whose markers are durable now are complete.
-            records = self._take_settled(failed)
+            records = self._take_settled()
+            ready = self._ready(tickets, failed)
             # 3. Prepare: the commit point.
+            for ticket in ready:
+                ticket.stage = Stage.UNKNOWN
             records += [(t.transactional_id, t.record("prepare")) for t in ready]
             if records:
                 self.log.write(records, sync=bool(ready))
+            for ticket in ready:
+                ticket.stage = Stage.COMMITTED
             # 4. Markers, which make the transactions visible.
+            self._unsettled += ready
             self._mark(ready)
-        except StrandlineError as error:
+        except BaseException as error:
             for ticket in tickets:
                 ticket.error = ticket.error or error
+            raise
         finally:
             for ticket in tickets:
                 ticket.done = True
 
+    def _ready(
+        self, tickets: list[Ticket], failed: dict[Partition, StrandlineError]
+    ) -> list[Ticket]:
+        """Those that may be prepared; the others get their error."""
+        for ticket in tickets:
+            ticket.error = next((failed[p] for p in ticket.partitions if p in failed), None)
+            if ticket.error is None and not self.is_settled(ticket.transactional_id):
+                ticket.error = StorageFailed(
+                    f"the last transaction of {ticket.transactional_id!r} is committed, but not "
+                    f"all its markers could be written; reopen the log, which writes them"
+                )
+        return [ticket for ticket in tickets if ticket.error is None]
+
     def _mark(self, tickets: list[Ticket]) -> None:
-        """Past the commit point: a failure here leaves it to recovery to show the transaction."""
-        self._unsettled += tickets
         hidden: set[Partition] = set()
         for ticket in tickets:
             for partition in ticket.partitions:
                 try:
-                    if not partition.append_marker(ticket.successor, commit=True):
-                        hidden.add(partition)
-                except StorageFailed as error:
+                    offset, visible = partition.append_marker(ticket.successor, commit=True)
+                except StrandlineError as error:
                     if not partition.retired:
                         ticket.error = error
-        self._refuse(tickets, sync_all(self.environment, hidden))
-
-    def _take_settled(
-        self, failed: dict[Partition, StorageFailed]
-    ) -> list[tuple[str, TransactionRecord]]:
-        settled = [t for t in self._unsettled if failed.keys().isdisjoint(t.partitions)]
-        self._unsettled = [t for t in self._unsettled if t not in settled]
-        return [(ticket.transactional_id, ticket.record("complete")) for ticket in settled]
-
-    def _refuse(self, tickets: list[Ticket], failed: dict[Partition, StorageFailed]) -> None:
-        """Give the tickets that touch a failed partition, or follow one that does, its error."""
-        stuck = {
-            t.transactional_id: error
-            for t in self._unsettled
-            for partition, error in failed.items()
-            if partition in t.partitions
-        }
+                    continue
+                ticket.markers[partition] = offset
+                if not visible:
+                    hidden.add(partition)
+        failed = sync_all(self.environment, hidden)
         for ticket in tickets:
-            own = [failed[p] for p in ticket.partitions if p in failed]
-            found = own[0] if own else stuck.get(ticket.transactional_id)
+            found = next((failed[p] for p in ticket.partitions if p in failed), None)
             ticket.error = ticket.error or found
+
+    def _take_settled(self) -> list[tuple[str, TransactionRecord]]:
+        fsync = self.environment.durability == "fsync"
+        settled = [ticket for ticket in self._unsettled if ticket.is_settled(fsync=fsync)]
+        self._unsettled = [ticket for ticket in self._unsettled if ticket not in settled]
+        return [(ticket.transactional_id, ticket.record("complete")) for ticket in settled]
 
     @staticmethod
     def _partitions(tickets: list[Ticket]) -> list[Partition]:

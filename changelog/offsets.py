@@ -8,8 +8,8 @@ and a transactional commit the later *record* wins, whenever it became visible.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -36,13 +36,16 @@ _decode_value = msgspec.msgpack.Decoder(OffsetValue).decode
 
 Change = tuple[int, OffsetValue | None]
 """Offset of the record that says so, and what it says."""
+Changes = list[tuple[GroupPartition, Change]]
 
 
 class GroupOffsets:
     """Committed offsets by group and partition."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Partition, topic_exists: Callable[[str], bool]) -> None:
         self.partition = partition
+        self._topic_exists = topic_exists
+        """By topic id: the offsets of a topic that was deleted are not shown."""
         self._lock = threading.Lock()
         self._loading = True
         self._committed: dict[GroupPartition, Change] = {}
@@ -61,14 +64,17 @@ class GroupOffsets:
             self._apply((group, TopicPartition(topic, number)), (record.offset, value))
         self._loading = False
 
-    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]) -> None:
-        """Write offsets outside a transaction; they count once `partition` is synced.
-
-        The caller syncs, then calls `visible`.
-        """
+    def write(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
+    ) -> Changes:
+        """Write offsets outside a transaction; once they are synced the caller `apply`s them."""
         self._check_loaded()
-        for key, change in self._write(group, offsets, None):
-            with self._lock:
+        return self._write(group, offsets, None)
+
+    def apply(self, changes: Changes) -> None:
+        """Let what was written count."""
+        with self._lock:
+            for key, change in changes:
                 self._apply(key, change)
 
     def add(
@@ -102,14 +108,16 @@ class GroupOffsets:
             return {
                 tp: CommittedOffset(value.offset, value.metadata, value.topic_id)
                 for (owner, tp), (_, value) in self._committed.items()
-                if owner == group and value is not None and (wanted is None or tp in wanted)
+                if owner == group and self._shown(value) and (wanted is None or tp in wanted)
             }
 
     def groups(self) -> list[str]:
         """Groups with at least one committed offset."""
         self._check_loaded()
         with self._lock:
-            return sorted({g for (g, _), (_, value) in self._committed.items() if value})
+            return sorted(
+                {g for (g, _), (_, value) in self._committed.items() if self._shown(value)}
+            )
 
     def of_topic(self, topic: str) -> dict[str, list[TopicPartition]]:
         """By group, the partitions of `topic` with a committed offset."""
@@ -125,7 +133,7 @@ class GroupOffsets:
         group: str,
         offsets: Mapping[TopicPartition, CommittedOffset | None],
         producer: ProducerIdentity | None,
-    ) -> list[tuple[GroupPartition, Change]]:
+    ) -> Changes:
         now = self.partition.environment.clock.now_ms()
         values = {tp: _value(offset, now) for tp, offset in offsets.items()}
         pairs = [
@@ -143,6 +151,9 @@ class GroupOffsets:
         known = self._committed.get(key)
         if known is None or known[0] < change[0]:
             self._committed[key] = change
+
+    def _shown(self, value: OffsetValue | None) -> TypeGuard[OffsetValue]:
+        return value is not None and self._topic_exists(value.topic_id)
 
     def _check_stable(self, group: str, wanted: set[TopicPartition] | None) -> None:
         for changes in self._pending.values():

@@ -7,6 +7,7 @@ answers `Broker` calls directly; `changelog.flight` passes on those of other pro
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -53,10 +54,13 @@ from changelog.records import (
 )
 from changelog.segment import Segment
 from changelog.storage import Storage
-from changelog.topic import Catalog, Topic
+from changelog.topic import Catalog, ClosedSizes, Topic
 from changelog.transaction_log import TransactionLog
 
+_log = logging.getLogger("strandline")
+
 FOLDER_KIND = "log"
+CLEAN_KIND = "clean"
 TICK_SECONDS = 0.5
 RETENTION_CHECK_MS = 10_000
 PRODUCER_ID_EXPIRATION_MS = 24 * 60 * 60 * 1000
@@ -92,6 +96,7 @@ class Owner:
         """Segments out of the log, and when (ms) their files may go."""
         self._next_retention_ms = 0
         self._closed = False
+        self._pid = os.getpid()
         self._stop = threading.Event()
         self._admin_lock = threading.RLock()
         storage.make_dir("")
@@ -108,16 +113,26 @@ class Owner:
     def _open(self) -> None:
         environment, storage = self._environment, self._environment.storage
         self.meta = _folder_meta(environment)
-        clean = storage.exists(CLEAN)
-        self._catalog = Catalog(environment, clean=clean)
+        closed = self._closed_sizes()
+        self._catalog = Catalog(environment, closed)
         storage.unlink(CLEAN)
         storage.sync_dir("")
-        offsets = GroupOffsets(self._system_partition(CONSUMER_OFFSETS))
+        offsets = GroupOffsets(self._system_partition(CONSUMER_OFFSETS), self._catalog.has_id)
         log = TransactionLog(self._system_partition(TRANSACTION_STATE))
         self._coordinator = Coordinator(environment, log, offsets.ended)
         self._coordinator.recover(self._catalog.partition_by_id, self._partitions)
+        if closed is None:
+            # Only now: committed markers that were seen and lost must stay in the old epoch.
+            environment.at_once(_begin_epoch, list(self._partitions()))
         offsets.load()
         self._offsets = offsets
+
+    def _closed_sizes(self) -> ClosedSizes | None:
+        """What the log noted when it was closed in order; None if it was not."""
+        try:
+            return document.load(self._environment.storage, CLEAN, CLEAN_KIND, ClosedSizes)
+        except FileNotFoundError:
+            return None
 
     def _system_partition(self, name: str) -> Partition:
         if not self._catalog.has(name):
@@ -139,21 +154,21 @@ class Owner:
         try:
             self._close_in_order()
         finally:
-            for partition in self._partitions():
-                partition.close()
             self._environment.pool.shutdown()
             self._environment.signal.ring()
             self._lock.release()
 
     def _close_in_order(self) -> None:
-        storage = self._environment.storage
         self._coordinator.close()
         for _, segment in self._doomed:
             segment.remove()
         written = [partition for partition in self._partitions() if partition.segments]
-        if all(self._environment.at_once(_sync_quietly, written)):
-            storage.create(CLEAN).close()
-            storage.sync_dir("")
+        synced = self._environment.at_once(_sync_quietly, written)
+        for partition in written:
+            partition.shut()
+        if all(synced) and all(p.log_end == p.synced_end for p in written):
+            sizes = {partition.folder: partition.segments[-1].size for partition in written}
+            document.save(self._environment.storage, CLEAN, CLEAN_KIND, sizes)
 
     def _start_ticking(self) -> threading.Thread:
         thread = threading.Thread(target=self._tick_until_stopped, name="strandline-owner")
@@ -165,8 +180,8 @@ class Owner:
         while not self._stop.wait(TICK_SECONDS):
             try:
                 self.tick()
-            except StrandlineError:
-                continue  # said by the partition at its next use
+            except Exception:
+                _log.exception("the log's periodic work failed; it goes on")
 
     def tick(self) -> None:
         """The periodic work: transaction timeouts, markers to disk, retention, expiry."""
@@ -176,18 +191,33 @@ class Owner:
         now = self._environment.clock.now_ms()
         if now >= self._next_retention_ms:
             self._next_retention_ms = now + RETENTION_CHECK_MS
-            self._retain(now)
-        due = [segment for when, segment in self._doomed if when <= now]
-        self._doomed = [(when, segment) for when, segment in self._doomed if when > now]
-        for segment in due:
-            segment.remove()
+            with self._admin_lock:
+                self._retain(now)
+        with self._admin_lock:
+            self._remove_doomed(now)
 
     def _retain(self, now: int) -> None:
         for topic in self._catalog:
             for partition in topic.partitions:
-                self._doom(topic, retention.retain(partition, now))
+                try:
+                    self._doom(topic, retention.retain(partition, now))
+                except StrandlineError as error:
+                    _log.warning("retention of %s: %s", partition.topic_partition, error)
                 with partition.lock:
                     partition.producers.expire(now - PRODUCER_ID_EXPIRATION_MS)
+
+    def _remove_doomed(self, now: int) -> None:
+        kept = []
+        for when, segment in self._doomed:
+            if when > now:
+                kept.append((when, segment))
+                continue
+            try:
+                segment.remove()
+            except StorageFailed as error:
+                _log.warning("removing %s: %s", segment.path, error)
+                kept.append((when + RETENTION_CHECK_MS, segment))
+        self._doomed = kept
 
     def _doom(self, topic: Topic, segments: Sequence[Segment]) -> None:
         when = self._environment.clock.now_ms() + topic.config.file_delete_delay_ms
@@ -214,8 +244,7 @@ class Owner:
             self._refuse_system(name, "delete")
             self._catalog.delete(name)
             for group, partitions in self._offsets.of_topic(name).items():
-                self._offsets.commit(group, dict.fromkeys(partitions))
-            self._sync([self._offsets.partition])
+                self._commit_offsets(group, dict.fromkeys(partitions))
 
     def alter_topic(
         self,
@@ -313,11 +342,7 @@ class Owner:
     def _fetch(
         self, tp: TopicPartition, offset: int, max_bytes: int, isolation: Isolation
     ) -> Fetched:
-        topic = self._catalog.get(tp.topic)
-        partition = topic.partition(tp.partition)
-        return reading.fetch(
-            partition, offset, topic.schemas, max_bytes=max_bytes, isolation=isolation
-        )
+        return reading.fetch(self._partition(tp), offset, max_bytes=max_bytes, isolation=isolation)
 
     def offsets(
         self, partitions: Collection[TopicPartition]
@@ -333,10 +358,7 @@ class Owner:
         isolation: Isolation = "read_committed",
     ) -> int | None:
         self._check_open()
-        schemas = self._catalog.get(partition.topic).schemas
-        return reading.offset_for_time(
-            self._partition(partition), timestamp, schemas, isolation=isolation
-        )
+        return reading.offset_for_time(self._partition(partition), timestamp, isolation=isolation)
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:
         with self._admin():
@@ -381,8 +403,14 @@ class Owner:
         self._check_open()
         if offsets:
             located = {tp: offset and self._located(tp, offset) for tp, offset in offsets.items()}
-            self._offsets.commit(group, located)
-            self._sync([self._offsets.partition])
+            self._commit_offsets(group, located)
+
+    def _commit_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
+    ) -> None:
+        changes = self._offsets.write(group, offsets)
+        self._sync([self._offsets.partition])
+        self._offsets.apply(changes)
 
     def committed(
         self,
@@ -404,6 +432,11 @@ class Owner:
         return offset if offset.topic_id else offset._replace(topic_id=partition.topic_id)
 
     def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise OwnerUnavailable(
+                "this process was forked from the log's owner, which alone may use it; open the "
+                "log again with changelog.open, which attaches"
+            )
         if self._closed:
             raise OwnerUnavailable("this log is closed; open it again with changelog.open")
 
@@ -414,10 +447,15 @@ def _identity(producer: ProducerIdentity | None) -> ProducerIdentity:
     return producer
 
 
+def _begin_epoch(partition: Partition) -> None:
+    if partition.segments and partition.manifest.epochs[-1][1] < partition.log_end:
+        partition.begin_epoch(partition.log_end)
+
+
 def _sync_quietly(partition: Partition) -> bool:
     try:
         partition.sync()
-    except StorageFailed:
+    except StrandlineError:
         return False
     return True
 

@@ -19,11 +19,19 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import msgspec
+
 from changelog import document
 from changelog.aborted import AbortedTransactions
 from changelog.config import TopicConfig
 from changelog.environment import Environment
-from changelog.errors import PartitionPoisoned, StorageFailed
+from changelog.errors import (
+    OwnerUnavailable,
+    PartitionPoisoned,
+    StorageFailed,
+    StrandlineError,
+    UnknownTopic,
+)
 from changelog.format import FrameHeader
 from changelog.frame import Payload, encode_marker, frame_parts
 from changelog.manifest import Manifest, SegmentEntry
@@ -36,6 +44,7 @@ from changelog.producer_state import (
     advance,
 )
 from changelog.records import Appended, PartitionOffsets, ProducerIdentity, TopicPartition
+from changelog.schema import ValueSchemas
 from changelog.segment import Segment
 
 SNAPSHOT_KIND = "producers"
@@ -68,9 +77,10 @@ class Partition:
         self.synced_end = 0
         self.lock = threading.RLock()
         self._sync_lock = threading.Lock()
-        self.retired = False
-        """Whether the topic was deleted."""
-        self._poisoned: StorageFailed | None = None
+        self.schemas = ValueSchemas()
+        """Of the topic's values, kept up to date by the topic."""
+        self._refused: StrandlineError | None = None
+        """Why nothing can be written: a failure, a deletion, the log's end."""
 
     # What is there --------------------------------------------------------------------
 
@@ -82,7 +92,14 @@ class Partition:
     def last_stable_offset(self) -> int:
         """Below it, every transaction has ended."""
         first_open = self.producers.first_open_offset
-        return self.high_watermark if first_open is None else min(self.high_watermark, first_open)
+        if first_open is None:
+            return self.high_watermark
+        return max(self.log_start, min(self.high_watermark, first_open))
+
+    @property
+    def retired(self) -> bool:
+        """Whether the topic was deleted."""
+        return isinstance(self._refused, UnknownTopic)
 
     def offsets(self) -> PartitionOffsets:
         """The ends, and the leader epochs."""
@@ -128,10 +145,10 @@ class Partition:
             self._publish_unsynced()
         return Appended(header.base_offset, header.last_offset)
 
-    def append_marker(self, producer: ProducerIdentity, *, commit: bool) -> bool:
+    def append_marker(self, producer: ProducerIdentity, *, commit: bool) -> tuple[int, bool]:
         """Write a transaction's end, with the producer's *next* epoch.
 
-        Returns whether it is visible already. A commit marker may be seen before its fsync,
+        Returns its offset, and whether it is visible already. A commit marker may be seen before its fsync,
         since a durable Prepare stands behind it and recovery writes it again; so it is, if
         nothing else is waiting for one.
         """
@@ -151,7 +168,7 @@ class Partition:
             self._publish_unsynced()
             visible = self.high_watermark == self.log_end
         self.environment.signal.ring()
-        return visible
+        return header.base_offset, visible
 
     def _write(
         self,
@@ -205,10 +222,10 @@ class Partition:
         """
         wanted = self.log_end
         with self._sync_lock:
+            self.check_usable()
             if self.synced_end >= wanted:
                 return
             with self.lock:
-                self.check_usable()
                 covered, file = self.log_end, self.segments[-1].file
             try:
                 file.sync()  # earlier segments were synced when they were closed
@@ -225,15 +242,17 @@ class Partition:
 
     def poison(self, error: StorageFailed) -> None:
         """A write or fsync failed: what is on disk is not known until recovery looks."""
-        self._poisoned = self._poisoned or error
+        self._refused = self._refused or error
 
     def check_usable(self) -> None:
-        """Raises PartitionPoisoned after a failed write or fsync."""
-        if self._poisoned is not None:
+        """Raises PartitionPoisoned after a failed write or fsync, UnknownTopic after deletion."""
+        if isinstance(self._refused, StorageFailed):
             raise PartitionPoisoned(
                 f"{self.topic_partition} cannot be written since an earlier failure "
-                f"({self._poisoned}); reopen the log once the cause is gone"
+                f"({self._refused}); reopen the log once the cause is gone"
             )
+        if self._refused is not None:
+            raise self._refused
 
     # Segments -------------------------------------------------------------------------
 
@@ -261,50 +280,71 @@ class Partition:
         """Close the active segment and begin another, at `start` or the log's end.
 
         Data, index and producer snapshot of the closed one are on disk before the manifest
-        names its successor, so only the active segment ever needs a scan.
+        names its successor, so only the active segment ever needs a scan. The lock is held.
         """
+        self.check_usable()
         start = self.log_end if start is None else start
-        storage = self.environment.storage
-        now = self.environment.clock.now_ms()
+        try:
+            self._roll(start)
+        except StorageFailed as error:
+            self.poison(error)
+            raise
+
+    def _roll(self, start: int) -> None:
+        storage, now = self.environment.storage, self.environment.clock.now_ms()
+        entries = list(self.manifest.segments)
         if self.segments:
-            self._close_active(start)
+            entries[-1] = self._close_active(entries[-1], start)
         name = SegmentName(start, self.manifest.next_generation)
         segment = Segment.create(storage, self.folder, name, now)
-        self.manifest.next_generation += 1
-        self.manifest.segments.append(
-            SegmentEntry(base_offset=start, generation=name.generation, created_ms=now)
-        )
-        self.manifest.save(storage, self.folder)
+        storage.sync_dir(self.folder)  # or the manifest could name a file that a power cut takes
+        entries.append(SegmentEntry(base_offset=start, generation=name.generation, created_ms=now))
+        self._change_manifest(segments=entries, next_generation=name.generation + 1)
+        self._publish(self.log_end)
+        if self.segments:
+            self.segments[-1].let_go()
         self.segments = (*self.segments, segment)
         self.log_end = start
 
-    def _close_active(self, next_base: int) -> None:
+    def _close_active(self, entry: SegmentEntry, next_base: int) -> SegmentEntry:
         active = self.segments[-1]
         active.file.sync()
         active.save_index()
         self.save_aborted(active)
         self.save_producers(next_base)
-        entry = self.manifest.segments[-1]
-        entry.size = active.size
-        entry.end_offset = active.end_offset
-        entry.max_timestamp = active.max_timestamp
-        self._publish(self.log_end)
+        return msgspec.structs.replace(
+            entry,
+            size=active.size,
+            end_offset=active.end_offset,
+            max_timestamp=active.max_timestamp,
+        )
 
     def _reserve(self, end: int) -> None:
         if end > self.manifest.reserved_end:
-            self.manifest.reserved_end = end + RESERVATION
-            self.manifest.save(self.environment.storage, self.folder)
+            self._change_manifest(reserved_end=end + RESERVATION)
+
+    def begin_epoch(self, start: int) -> None:
+        """Raise the leader epoch from offset `start` on: the log was not closed in order."""
+        epochs = [entry for entry in self.manifest.epochs if entry[1] < start]
+        self._change_manifest(epochs=[*epochs, (self.manifest.leader_epoch + 1, start)])
 
     def drop_segments(self, count: int, log_start: int) -> list[Segment]:
         """Take the first `count` segments out of the log, durably; their files are still there."""
         with self.lock:
+            self._change_manifest(
+                segments=self.manifest.segments[count:],
+                log_start=max(self.log_start, log_start),
+            )
             dropped, self.segments = self.segments[:count], self.segments[count:]
-            self.manifest.segments = self.manifest.segments[count:]
-            self.manifest.log_start = max(self.log_start, log_start)
-            self.manifest.save(self.environment.storage, self.folder)
-            self.aborted.forget_before(self.log_start)
+            self.aborted = self.aborted.since(self.log_start)
         self.environment.signal.ring()
         return list(dropped)
+
+    def _change_manifest(self, **changes: Any) -> None:
+        """Save the manifest with changes; memory follows only once they are durable."""
+        manifest = msgspec.structs.replace(self.manifest, **changes)
+        manifest.save(self.environment.storage, self.folder)
+        self.manifest = manifest
 
     # Side files -----------------------------------------------------------------------
 
@@ -344,22 +384,22 @@ class Partition:
         return [EndedTransaction(*row) for row in rows]
 
     def retire(self) -> None:
-        """The topic was deleted: nothing more is written, and open transactions end nowhere."""
+        """The topic was deleted: nothing more is written."""
         with self.lock:
-            self.retired = True
-            self.poison(StorageFailed("its topic was deleted"))
-            self.producers = ProducerStates()
+            self._refused = UnknownTopic(f"topic {self.topic_partition.topic!r} was deleted")
         self.environment.signal.ring()
 
-    def close(self) -> None:
-        """Let go of the files. What is not synced is not lost, but not safe either."""
-        for segment in self.segments:
-            segment.file.close()
+    def shut(self) -> None:
+        """The log is being closed: nothing more is written, whoever is about to."""
+        with self.lock:
+            self._refused = self._refused or OwnerUnavailable(
+                "the log is closed; open it again with changelog.open"
+            )
 
 
 def sync_all(
     environment: Environment, partitions: Collection[Partition]
-) -> dict[Partition, StorageFailed]:
+) -> dict[Partition, StrandlineError]:
     """Sync several partitions at once; those that failed, with the reason.
 
     With durability "os" there is nothing to wait for.
@@ -371,9 +411,11 @@ def sync_all(
     return {p: error for p, error in zip(waiting, results, strict=True) if error is not None}
 
 
-def _sync(partition: Partition) -> StorageFailed | None:
+def _sync(partition: Partition) -> StrandlineError | None:
     try:
         partition.sync()
-    except StorageFailed as error:
+    except UnknownTopic:
+        return None  # deleted meanwhile
+    except StrandlineError as error:
         return error
     return None

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
+from changelog.aborted import AbortedTransactions
 from changelog.errors import OffsetOutOfRange
 from changelog.frame import decode, payload_bytes
 from changelog.partition import Partition
-from changelog.records import Batch, Fetched, Isolation
+from changelog.records import Batch, Fetched, Isolation, PartitionOffsets, TopicPartition
 from changelog.schema import ValueSchemas, upgrade
 from changelog.segment import LocatedFrame, Segment
 
@@ -25,7 +27,6 @@ MIN_CHUNK = 64 << 10
 def fetch(
     partition: Partition,
     offset: int,
-    schemas: ValueSchemas,
     *,
     max_bytes: int,
     isolation: Isolation,
@@ -34,48 +35,42 @@ def fetch(
 
     Raises OffsetOutOfRange, CorruptLog.
     """
-    with partition.lock:
-        segments, ends = partition.segments, partition.offsets()
-        log_end = partition.log_end
-    if not ends.log_start <= offset <= log_end:
+    view = _View.of(partition, isolation)
+    ends, limit = view.ends, view.limit
+    if not ends.log_start <= offset <= max(view.log_end, ends.log_start):
         raise OffsetOutOfRange(
             f"{partition.topic_partition} has offsets {ends.log_start} to {ends.high_watermark}, "
             f"got {offset}; seek to the beginning or the end"
         )
-    limit = ends.last_stable_offset if isolation == "read_committed" else ends.high_watermark
     batches: list[Batch] = []
     position, used = offset, 0
-    for frame in _frames_from(segments, offset, limit, max_bytes):
+    for frame in view.frames_from(offset, max_bytes):
         if used and used + frame.header.length > max_bytes:
             break
         position = frame.header.last_offset + 1
-        if _is_data(partition, frame, isolation):
-            batch = _batch(partition, frame, schemas)
-            batches.append(_from_offset(batch, offset))
+        if view.shows(frame):
+            batches.append(_from_offset(view.batch(frame), offset))
             used += frame.header.length
     else:
         position = max(position, limit)
     return Fetched(batches, position, ends.log_start, ends.high_watermark, ends.last_stable_offset)
 
 
-def offset_for_time(
-    partition: Partition, timestamp: int, schemas: ValueSchemas, *, isolation: Isolation
-) -> int | None:
+def offset_for_time(partition: Partition, timestamp: int, *, isolation: Isolation) -> int | None:
     """Offset of the first record with at least that timestamp (ms); None if there is none."""
-    with partition.lock:
-        segments, ends = partition.segments, partition.offsets()
-    limit = ends.last_stable_offset if isolation == "read_committed" else ends.high_watermark
-    for segment in segments:
+    view = _View.of(partition, isolation)
+    log_start = view.ends.log_start
+    for segment in view.segments:
         if segment.max_timestamp < timestamp:
             continue
         start = segment.index.position_of_time(timestamp)
         for frame in segment.frames(start, MIN_CHUNK):
             header = frame.header
-            if header.base_offset >= limit:
+            if header.base_offset >= view.limit:
                 return None
-            wanted = header.max_timestamp >= timestamp and header.last_offset >= ends.log_start
-            if wanted and _is_data(partition, frame, isolation):
-                batch = _from_offset(_batch(partition, frame, schemas), ends.log_start)
+            wanted = header.max_timestamp >= timestamp and header.last_offset >= log_start
+            if wanted and view.shows(frame):
+                batch = _from_offset(view.batch(frame), log_start)
                 late_enough = pc.greater_equal(batch.columns.column(0), timestamp)
                 index = pc.index(late_enough, True).as_py()
                 if index >= 0:
@@ -83,41 +78,70 @@ def offset_for_time(
     return None
 
 
-def _frames_from(
-    segments: tuple[Segment, ...], offset: int, limit: int, max_bytes: int
-) -> Iterator[LocatedFrame]:
-    """The frames that hold offsets in [offset, limit)."""
-    bases = [segment.base_offset for segment in segments]
-    first = max(0, bisect_right(bases, offset) - 1)
-    for segment in segments[first:]:
-        start = segment.index.position_of(offset)
-        for frame in segment.frames(start, max(MIN_CHUNK, max_bytes)):
-            if frame.header.base_offset >= limit:
-                return
-            if frame.header.last_offset >= offset:
-                yield frame
+@dataclass(frozen=True)
+class _View:
+    """What a reader may see of a partition, taken at one moment."""
 
+    partition: TopicPartition
+    segments: tuple[Segment, ...]
+    ends: PartitionOffsets
+    log_end: int
+    limit: int
+    """First offset that it may not see."""
+    aborted: AbortedTransactions | None
+    """None: aborted records are shown as well."""
+    schemas: ValueSchemas
 
-def _is_data(partition: Partition, frame: LocatedFrame, isolation: Isolation) -> bool:
-    header = frame.header
-    if header.control or header.record_count == 0:
-        return False
-    if isolation == "read_uncommitted" or not header.transactional:
-        return True
-    return not partition.aborted.covers(header.producer_id, header.base_offset)
+    @classmethod
+    def of(cls, partition: Partition, isolation: Isolation) -> _View:
+        with partition.lock:
+            ends = partition.offsets()
+            committed = isolation == "read_committed"
+            return cls(
+                partition.topic_partition,
+                partition.segments,
+                ends,
+                partition.log_end,
+                ends.last_stable_offset if committed else ends.high_watermark,
+                partition.aborted if committed else None,
+                partition.schemas,
+            )
 
+    def frames_from(self, offset: int, max_bytes: int) -> Iterator[LocatedFrame]:
+        """The frames that hold offsets in [offset, limit)."""
+        if offset >= self.limit:
+            return
+        bases = [segment.base_offset for segment in self.segments]
+        first = max(0, bisect_right(bases, offset) - 1)
+        for segment in self.segments[first:]:
+            start = segment.index.position_of(offset)
+            for frame in segment.frames(start, max(MIN_CHUNK, max_bytes)):
+                if frame.header.base_offset >= self.limit:
+                    return
+                if frame.header.last_offset >= offset:
+                    yield frame
 
-def _batch(partition: Partition, frame: LocatedFrame, schemas: ValueSchemas) -> Batch:
-    header = frame.header
-    payload = payload_bytes(frame.data, frame.position, header, frame.where)
-    columns = decode(header, payload, schemas.type_of(header.schema_id, frame.where), frame.where)
-    columns = upgrade(columns, schemas.latest_type)
-    sparse = None
-    if columns.schema.names[-1] == "offset":
-        sparse = columns.column("offset")
-        columns = columns.select(columns.schema.names[:-1])
-    topic, number = partition.topic_partition
-    return Batch(topic, number, header.base_offset, columns, header.leader_epoch, sparse)
+    def shows(self, frame: LocatedFrame) -> bool:
+        """Whether the frame holds records that the reader may see."""
+        header = frame.header
+        if header.control or header.record_count == 0:
+            return False
+        if self.aborted is None or not header.transactional:
+            return True
+        return not self.aborted.covers(header.producer_id, header.base_offset)
+
+    def batch(self, frame: LocatedFrame) -> Batch:
+        """The frame's records. Raises CorruptLog."""
+        header, where = frame.header, frame.where
+        payload = payload_bytes(frame.data, frame.position, header, where)
+        columns = decode(header, payload, self.schemas.type_of(header.schema_id, where), where)
+        columns = upgrade(columns, self.schemas.latest_type)
+        sparse = None
+        if columns.schema.names[-1] == "offset":
+            sparse = columns.column("offset")
+            columns = columns.select(columns.schema.names[:-1])
+        topic, number = self.partition
+        return Batch(topic, number, header.base_offset, columns, header.leader_epoch, sparse)
 
 
 def _from_offset(batch: Batch, offset: int) -> Batch:

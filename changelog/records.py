@@ -207,7 +207,7 @@ class Append:
     columns: pa.RecordBatch
     """See the module's docstring; timestamps must be set."""
     producer: ProducerIdentity | None = None
-    """None only for appends that the log makes itself."""
+    """From `Broker.init_producer`; the log refuses a batch without."""
     base_sequence: int = -1
     transactional: bool = False
     schema_id: int = 0

@@ -6,11 +6,15 @@
 4. The active segment is walked, every checksum verified. Where the frames end, debris is cut
    off, unless a later frame proves that the damaged place was durable once: then the log
    refuses to open rather than lose it (every frame carries the durable end of its time).
-5. After an unclean stop the leader epoch rises by one, and the log goes on at the reserved
-   end if offsets up to there may have been seen.
+5. What was found is made durable before anybody sees it.
+6. After an unclean stop the log goes on at the reserved end, if offsets up to there may have
+   been seen, and the leader epoch rises: at once in that case, else once the transactions
+   that were committed have their markers again (changelog.owner).
 """
 
 from __future__ import annotations
+
+import contextlib
 
 from changelog.aborted import AbortedTransactions
 from changelog.config import TopicConfig
@@ -26,7 +30,7 @@ from changelog.format import (
 )
 from changelog.frame import payload_bytes, walk
 from changelog.manifest import Manifest, SegmentEntry
-from changelog.names import segment_of, snapshot_offset
+from changelog.names import MANIFEST, segment_of, snapshot_offset
 from changelog.partition import Partition
 from changelog.producer_state import BatchMeta, ProducerStates, advance
 from changelog.records import ProducerIdentity
@@ -36,25 +40,46 @@ _CHUNK = 4 << 20
 
 
 def open_partition(
-    environment: Environment, folder: str, config: TopicConfig, *, clean: bool
+    environment: Environment,
+    folder: str,
+    config: TopicConfig,
+    fresh: Manifest,
+    closed_size: int | None,
 ) -> Partition:
     """The partition in `folder`, ready for appends.
 
-    `clean`: the log was closed in order. Raises CorruptLog, FutureFormat, FileNotFoundError
-    (no manifest: never written to).
+    `fresh` is its manifest if nothing was ever written to it, `closed_size` how large its
+    active segment was if the log was closed in order. Raises CorruptLog, FutureFormat.
     """
-    manifest = Manifest.load(environment.storage, folder)
+    try:
+        manifest = Manifest.load(environment.storage, folder)
+    except FileNotFoundError:
+        _check_never_written(environment, folder)
+        manifest = fresh
     partition = Partition(environment, folder, manifest, config)
     _remove_strays(partition)
     partition.segments = tuple(_open_segment(partition, entry) for entry in manifest.segments)
     if partition.segments:
-        _recover_tail(partition)
+        _recover_tail(partition, closed_size)
         _recover_state(partition)
-        if not clean:
-            _begin_epoch(partition)
+        if closed_size is None:
+            partition.segments[-1].file.sync()
+            _step_over_reserved(partition)
     partition.log_end = max(partition.log_end, partition.log_start)
     partition.synced_end = partition.high_watermark = partition.log_end
     return partition
+
+
+def _check_never_written(environment: Environment, folder: str) -> None:
+    """Without a manifest there may be a first segment, empty: the crash came in between."""
+    storage = environment.storage
+    for name in storage.list_dir(folder):
+        with contextlib.closing(storage.open(f"{folder}/{name}")) as file:
+            if segment_of(name) is not None and file.size():
+                raise CorruptLog(
+                    f"{folder}/{MANIFEST} is missing though {name} holds records; "
+                    f"run `strandline repair`"
+                )
 
 
 def _remove_strays(partition: Partition) -> None:
@@ -85,11 +110,15 @@ def _open_segment(partition: Partition, entry: SegmentEntry) -> Segment:
             max_timestamp=entry.max_timestamp,
             interval=partition.config.index_interval_bytes,
         )
+        segment.let_go()
     return segment
 
 
-def _recover_tail(partition: Partition) -> None:
-    """Walk the active segment up to its last whole frame; cut off what follows."""
+def _recover_tail(partition: Partition, closed_size: int | None) -> None:
+    """Walk the active segment up to its last whole frame; cut off what follows.
+
+    After an orderly end nothing may follow, nor be missing.
+    """
     active = partition.segments[-1]
     interval = partition.config.index_interval_bytes
     end, failure = active.file.size(), None
@@ -97,6 +126,11 @@ def _recover_tail(partition: Partition) -> None:
     while position < end and failure is None:
         data = memoryview(active.file.read(position, min(_CHUNK, end - position)))
         position, failure = _take_frames(active, data, position, end, interval)
+    if closed_size not in (None, position):
+        raise CorruptLog(
+            f"{active.path}: closed in order with {closed_size} bytes, of {end} now only "
+            f"{position} are whole frames ({failure}); `strandline repair` shows what is lost"
+        )
     if position < end:
         _check_never_durable(active, position, failure)
         active.file.truncate(position)
@@ -205,10 +239,12 @@ def _replay(partition: Partition, frame: LocatedFrame) -> None:
     header = frame.header
     if header.producer_id < 0:
         return
+    # Not the records' time: a backfill of old ones would be forgotten at once.
+    now = partition.environment.clock.now_ms()
     producer = ProducerIdentity(header.producer_id, header.producer_epoch)
     if header.control:
         payload = payload_bytes(frame.data, frame.position, header, frame.where)
-        ended = partition.producers.ended(producer, header.base_offset, header.max_timestamp)
+        ended = partition.producers.ended(producer, header.base_offset, now)
         if ended is not None and unpack_marker(payload, frame.where).type == 0:
             partition.aborted.add(ended)
         return
@@ -218,20 +254,13 @@ def _replay(partition: Partition, frame: LocatedFrame) -> None:
         producer,
         BatchMeta(header.base_sequence, last, header.base_offset, header.last_offset),
         transactional=header.transactional,
-        timestamp=header.max_timestamp,
+        timestamp=now,
     )
 
 
-def _begin_epoch(partition: Partition) -> None:
-    """Raise the leader epoch; step over offsets that may have been seen and then lost."""
-    manifest = partition.manifest
-    start = max(partition.log_end, manifest.reserved_end)
-    epoch = manifest.leader_epoch + 1
-    if manifest.epochs[-1][1] == start:
-        manifest.epochs.pop()  # nothing was written in it
-    manifest.epochs.append((epoch, start))
-    partition.synced_end = partition.high_watermark = partition.log_end
-    if start > partition.log_end:
-        partition.roll(start)
-    else:
-        manifest.save(partition.environment.storage, partition.folder)
+def _step_over_reserved(partition: Partition) -> None:
+    """Offsets up to the reserved end may have been seen and then lost."""
+    if partition.manifest.reserved_end > partition.log_end:
+        partition.begin_epoch(partition.log_end)
+        partition.synced_end = partition.high_watermark = partition.log_end
+        partition.roll(partition.manifest.reserved_end)

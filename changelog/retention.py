@@ -24,15 +24,17 @@ def expired_segments(
     `retention.bytes`. The first to keep ends the search; so does one that reaches beyond
     the last stable offset `stable_end`.
     """
-    if not config.delete:
+    if not config.delete or not segments:
         return 0
     excess = sum(segment.size for segment in segments) - config.retention_bytes
     count = 0
+    active = segments[-1]
     for segment in segments:
         newest = segment.max_timestamp if segment.size else segment.created_ms
         too_old = config.retention_ms != UNLIMITED and now_ms - newest > config.retention_ms
         too_much = config.retention_bytes != UNLIMITED and excess >= segment.size > 0
-        if segment.end_offset > stable_end or not (too_old or too_much):
+        empty = segment.size == 0 and segment is not active
+        if segment.end_offset > stable_end or not (too_old or too_much or empty):
             break
         excess -= segment.size
         count += 1
@@ -43,7 +45,8 @@ def retain(partition: Partition, now_ms: int) -> list[Segment]:
     """Apply the topic's retention; the segments dropped, whose files are still there."""
     with partition.lock:
         segments = partition.segments
-        if not segments or (len(segments) == 1 and segments[0].size == 0):
+        nothing = not segments or (len(segments) == 1 and segments[0].size == 0)
+        if nothing or partition.retired:
             return []
         count = expired_segments(
             segments,
@@ -60,6 +63,7 @@ def delete_records(partition: Partition, before: int) -> list[Segment]:
     Raises OffsetOutOfRange beyond the high watermark. Below the present start: no effect.
     """
     with partition.lock:
+        partition.check_usable()
         if before == -1:
             before = partition.high_watermark
         if before > partition.high_watermark:
@@ -69,8 +73,10 @@ def delete_records(partition: Partition, before: int) -> list[Segment]:
             )
         if before <= partition.log_start:
             return []
-        whole = [s for s in partition.segments if s.end_offset <= before and s.size]
-        return _drop(partition, len(whole), before)
+        count = sum(segment.end_offset <= before for segment in partition.segments)
+        if count == len(partition.segments) and partition.segments[-1].size == 0:
+            count -= 1
+        return _drop(partition, count, before)
 
 
 def _drop(partition: Partition, count: int, log_start: int = 0) -> list[Segment]:

@@ -39,9 +39,10 @@ class SparseIndex:
         self.times_before = array("q")
 
     def add(self, offset: int, position: int, time_before: int) -> None:
-        self.offsets.append(offset)
+        """Note a frame; readers may look at the same time, so what they search comes last."""
         self.positions.append(position)
         self.times_before.append(time_before)
+        self.offsets.append(offset)
 
     def position_of(self, offset: int) -> int:
         """Where to start scanning for `offset`."""
@@ -79,7 +80,7 @@ class Segment:
         self._storage = storage
         self._folder = folder
         self.name = name
-        self.file = file
+        self._file: File | None = file
         self.created_ms = created_ms
         self.base_offset = name.base_offset
         self.end_offset = name.base_offset
@@ -103,6 +104,16 @@ class Segment:
         """An existing segment; `noted` or `load_index` tell it what it holds."""
         file = storage.open(f"{folder}/{name.log_file}", writable=writable)
         return cls(storage, folder, name, file, created_ms)
+
+    @property
+    def file(self) -> File:
+        """The file of frames; a closed segment's is opened when it is read."""
+        file = self._file
+        return file if file is not None else self._storage.open(self.path)
+
+    def let_go(self) -> None:
+        """The segment is closed: its file is open only for those who are reading it."""
+        self._file = None
 
     @property
     def path(self) -> str:
@@ -129,14 +140,15 @@ class Segment:
     ) -> Iterator[LocatedFrame]:
         """The frames in file positions [`position`, `end`), read in chunks; a larger frame whole."""
         end = self.size if end is None else end
+        file = self.file
         while position < end:
-            data = memoryview(self.file.read(position, min(chunk_bytes, end - position)))
+            data = memoryview(file.read(position, min(chunk_bytes, end - position)))
             consumed = 0
             for at, header in walk(data, f"{self.path} at byte {position}"):
                 yield LocatedFrame(header, data, at, f"{self.path} at byte {position + at}")
                 consumed = at + header.length
             if consumed == 0:
-                if len(data) >= end - position:
+                if len(data) == 0 or len(data) >= end - position:
                     raise CorruptLog(f"{self.path}: the frame at byte {position} is cut off")
                 chunk_bytes = max(chunk_bytes * 2, 1 << 12)
             position += consumed
@@ -171,7 +183,6 @@ class Segment:
             self.noted(frame.header, interval)
 
     def remove(self) -> None:
-        """Delete the segment's files."""
-        self.file.close()
+        """Delete the segment's files. Who is reading them goes on: they close with the last one."""
         for name in self.name.files:
             self._storage.unlink(f"{self._folder}/{name}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,7 +172,7 @@ class LocalStorage:
                 if child.is_dir() and not child.is_symlink():
                     self.remove_tree(f"{path}/{name}")
                 else:
-                    child.unlink()
+                    child.unlink(missing_ok=True)
             folder.rmdir()
 
     def list_dir(self, path: str) -> list[str]:
@@ -188,6 +189,7 @@ class LocalStorage:
 
     def lock(self, path: str, note: str) -> Lock:
         with self._translated("lock", path):
+            _allow_many_files()
             return FolderLock(self.root / path, note)
 
     @contextlib.contextmanager
@@ -398,6 +400,7 @@ class _MemoryLock:
 
 
 _IOV_MAX = 512
+_MANY_FILES = 65_536
 
 
 def _after(parts: list[memoryview], written: int) -> list[memoryview]:
@@ -407,6 +410,15 @@ def _after(parts: list[memoryview], written: int) -> list[memoryview]:
             return [part[written:], *parts[index + 1 :]]
         written -= len(part)
     return []
+
+
+def _allow_many_files() -> None:
+    """An owner has a file open for every partition: use what the system allows a process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _sync_descriptor(descriptor: int) -> None:

@@ -11,6 +11,7 @@ from changelog import document
 from changelog.config import TopicConfig, check_topic_name
 from changelog.environment import Environment
 from changelog.errors import (
+    CorruptLog,
     InvalidConfig,
     SchemaMismatch,
     TopicExists,
@@ -25,6 +26,8 @@ from changelog.recovery import open_partition
 from changelog.schema import BYTES, ValueSchemas, decode_schemas, encode_schemas
 
 KIND = "topics"
+ClosedSizes = dict[str, int]
+"""By partition folder, how large the active segment was when the log was closed in order."""
 MAX_PARTITIONS = 100_000
 
 
@@ -42,26 +45,29 @@ class TopicMeta(msgspec.Struct, kw_only=True):
 class Topic:
     """A topic of the open log, with its partitions."""
 
-    def __init__(self, environment: Environment, meta: TopicMeta, *, clean: bool) -> None:
+    def __init__(
+        self, environment: Environment, meta: TopicMeta, closed: ClosedSizes | None
+    ) -> None:
         self._environment = environment
         self.meta = meta
         self.config = TopicConfig.parse(meta.config)
         self.schemas = decode_schemas(meta.schemas, f"{CATALOG}, topic {meta.name}")
         self.partitions: list[Partition] = []
-        self.open_partitions(clean=clean)
+        self.open_partitions(closed)
 
-    def open_partitions(self, *, clean: bool) -> None:
-        """Open the partitions that are not open yet."""
-        for number in range(len(self.partitions), self.meta.partitions):
+    def open_partitions(self, closed: ClosedSizes | None) -> None:
+        """Open the partitions that are not open yet, several at once."""
+
+        def open_one(number: int) -> Partition:
             folder = partition_folder(self.meta.topic_id, number)
-            try:
-                partition = open_partition(self._environment, folder, self.config, clean=clean)
-            except FileNotFoundError:
-                manifest = Manifest(
-                    topic=self.meta.name, topic_id=self.meta.topic_id, partition=number
-                )
-                partition = Partition(self._environment, folder, manifest, self.config)
-            self.partitions.append(partition)
+            fresh = Manifest(topic=self.meta.name, topic_id=self.meta.topic_id, partition=number)
+            size = None if closed is None else closed.get(folder, 0)
+            partition = open_partition(self._environment, folder, self.config, fresh, size)
+            partition.schemas = self.schemas
+            return partition
+
+        missing = range(len(self.partitions), self.meta.partitions)
+        self.partitions += self._environment.at_once(open_one, missing)
 
     def partition(self, number: int) -> Partition:
         """One partition. Raises UnknownPartition."""
@@ -79,7 +85,8 @@ class Topic:
         self.schemas = decode_schemas(meta.schemas, f"{CATALOG}, topic {meta.name}")
         for partition in self.partitions:
             partition.config = self.config
-        self.open_partitions(clean=True)
+            partition.schemas = self.schemas
+        self.open_partitions({})
 
     def info(self) -> TopicInfo:
         """The topic as it is described to users."""
@@ -97,18 +104,22 @@ class Topic:
 class Catalog:
     """All topics. Every change is durable before it returns."""
 
-    def __init__(self, environment: Environment, *, clean: bool) -> None:
+    def __init__(self, environment: Environment, closed: ClosedSizes | None) -> None:
         self._environment = environment
         storage = environment.storage
         try:
             metas = document.load(storage, CATALOG, KIND, list[TopicMeta])
         except FileNotFoundError:
+            if storage.list_dir(TOPICS):
+                raise CorruptLog(
+                    f"{CATALOG} is missing though there are topics; run `strandline repair`"
+                ) from None
             metas = []
         known = {meta.topic_id for meta in metas}
         for topic_id in storage.list_dir(TOPICS):
             if topic_id not in known:  # a deletion that a crash cut short
                 storage.remove_tree(topic_folder(topic_id))
-        self._topics = {meta.name: Topic(environment, meta, clean=clean) for meta in metas}
+        self._topics = {meta.name: Topic(environment, meta, closed) for meta in metas}
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._topics.values()))
@@ -129,10 +140,14 @@ class Catalog:
 
     def partition_by_id(self, topic_id: str, number: int) -> Partition | None:
         """A partition by its topic's id; None if that topic is gone."""
-        for topic in self._topics.values():
+        for topic in self:
             if topic.meta.topic_id == topic_id:
                 return topic.partition(number)
         return None
+
+    def has_id(self, topic_id: str) -> bool:
+        """Whether there is a topic with that id."""
+        return any(topic.meta.topic_id == topic_id for topic in self)
 
     def create(
         self,
@@ -158,7 +173,7 @@ class Catalog:
             schemas=encode_schemas(schemas.versions),
             internal=internal,
         )
-        topic = Topic(self._environment, meta, clean=True)
+        topic = Topic(self._environment, meta, {})
         self._save([*(other.meta for other in self), meta])
         self._topics[name] = topic
         return topic

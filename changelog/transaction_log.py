@@ -13,7 +13,6 @@ from changelog.frame import encode
 from changelog.partition import Partition
 from changelog.reading import fetch
 from changelog.records import ConsumerRecord
-from changelog.schema import ValueSchemas
 
 PRODUCER_IDS_KEY = b"\x00producer-ids"
 BLOCK = 1000
@@ -66,6 +65,8 @@ class TransactionLog:
             try:
                 if record.key == PRODUCER_IDS_KEY:
                     self._next_producer_id = self._block_end = _decode_int(record.value)
+                elif record.key is not None and record.value is None:
+                    states.pop(record.key.decode(), None)
                 elif record.key is not None:
                     states[record.key.decode()] = _decode(record.value)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -78,11 +79,20 @@ class TransactionLog:
         if sync:
             self.sync()
 
+    def forget(self, transactional_ids: Iterable[str]) -> None:
+        """Append tombstones."""
+        self._append([(name.encode(), None) for name in transactional_ids])
+
+    def skip_producer_ids(self, highest: int) -> None:
+        """Give none up to `highest`, which some partition has seen."""
+        if highest >= self._next_producer_id:
+            self._next_producer_id = self._block_end = highest + 1
+
     def new_producer_id(self) -> int:
         """A producer id never given before, and never to be given again."""
         if self._next_producer_id == self._block_end:
             self._append([(PRODUCER_IDS_KEY, _encode(self._block_end + BLOCK))])
-            self.sync()
+            self.partition.sync()  # whatever the durability: a number given twice loses data
             self._block_end += BLOCK
         self._next_producer_id += 1
         return self._next_producer_id - 1
@@ -92,7 +102,7 @@ class TransactionLog:
         if self.partition.environment.durability == "fsync":
             self.partition.sync()
 
-    def _append(self, pairs: list[tuple[bytes, bytes]]) -> None:
+    def _append(self, pairs: list[tuple[bytes, bytes | None]]) -> None:
         append_pairs(self.partition, pairs)
 
 
@@ -114,9 +124,9 @@ def append_pairs(
 
 def read_records(partition: Partition) -> Iterable[ConsumerRecord]:
     """Every committed record of a system partition."""
-    offset, schemas = partition.log_start, ValueSchemas()
+    offset = partition.log_start
     while offset < partition.last_stable_offset:
-        fetched = fetch(partition, offset, schemas, max_bytes=4 << 20, isolation="read_committed")
+        fetched = fetch(partition, offset, max_bytes=4 << 20, isolation="read_committed")
         for batch in fetched.batches:
             yield from batch.records()
         offset = fetched.next_offset
