@@ -1,0 +1,63 @@
+"""Key/value state that a changelog brings back.
+
+`open_store` gives one partition of a store (`store.py` shows its layers in one expression),
+`restore_all` brings several back at once. `keys` and `serdes` say how keys and values become
+bytes, `aggregates` keeps counts and sums, `engines` hold what is committed.
+"""
+
+from statestore.aggregates import (
+    Aggregate,
+    Aggregates,
+    AggregateStore,
+    CounterStore,
+    counter_spec,
+)
+from statestore.changelogged import ChangelogBatch
+from statestore.engine import Engine, Position
+from statestore.keys import KeyCodec, decode_key, key_codec
+from statestore.restore import Plan, Progress, Restored, plan_restore, restore_all
+from statestore.serdes import (
+    Bytes,
+    Double,
+    Long,
+    MessagePack,
+    Serde,
+    Typed,
+    Utf8,
+    topic_key_serde,
+    value_serde,
+)
+from statestore.spec import StoreLimits, StoreSpec
+from statestore.store import PartitionStore, open_store
+
+__all__ = [
+    "StoreSpec",
+    "StoreLimits",
+    "open_store",
+    "PartitionStore",
+    "ChangelogBatch",
+    "Aggregate",
+    "Aggregates",
+    "AggregateStore",
+    "CounterStore",
+    "counter_spec",
+    "Engine",
+    "Position",
+    "Plan",
+    "Progress",
+    "Restored",
+    "plan_restore",
+    "restore_all",
+    "KeyCodec",
+    "key_codec",
+    "decode_key",
+    "Serde",
+    "MessagePack",
+    "Typed",
+    "Bytes",
+    "Utf8",
+    "Long",
+    "Double",
+    "value_serde",
+    "topic_key_serde",
+]

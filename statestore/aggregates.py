@@ -1,0 +1,243 @@
+"""Counters and grouped aggregates: stores that keep count, sum, min, max and mean per key.
+
+`Aggregates` describes what is kept and folds one row into it; it knows no store, so another
+engine may carry the same description out on columns. `CounterStore` and `AggregateStore` are
+`PartitionStore`s with that folding on top: the same commit, changelog, checkpoint and restore.
+
+As in SQL, None is no value: `count("x")`, `sum`, `min`, `max` and `mean` pass over it, and
+sum, min, max and mean of no value at all are None. `count()` counts rows. NaN is a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from changelog.errors import InvalidConfig, InvalidRecord
+from statestore.spec import UNSET, StoreSpec
+from statestore.store import PartitionStore
+
+K = TypeVar("K")
+Number = int | float
+Fold = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """One figure that is kept per key."""
+
+    kind: Literal["count", "sum", "min", "max", "mean"]
+    column: str | None = None
+    """The column it is made from; None counts rows."""
+
+
+def count(column: str | None = None) -> Aggregate:
+    """The number of rows, or of values in `column`."""
+    return Aggregate("count", column)
+
+
+def sum(column: str) -> Aggregate:  # noqa: A001 - SQL's name, as in polars and pyspark
+    """The sum of the values in `column`."""
+    return Aggregate("sum", column)
+
+
+def min(column: str) -> Aggregate:  # noqa: A001
+    """The least value in `column`: numbers or strings."""
+    return Aggregate("min", column)
+
+
+def max(column: str) -> Aggregate:  # noqa: A001
+    """The greatest value in `column`: numbers or strings."""
+    return Aggregate("max", column)
+
+
+def mean(column: str) -> Aggregate:
+    """The arithmetic mean of the values in `column`."""
+    return Aggregate("mean", column)
+
+
+class Aggregates:
+    """Several aggregates kept together per key, and how a row is folded into them.
+
+    >>> delays = Aggregates(n=count(), worst=max("delay"), mean=mean("delay"))
+    >>> state = delays.fold(delays.empty, {"delay": 4})
+    >>> state = delays.fold(state, {"delay": None})
+    >>> delays.result(state)
+    Result(n=2, worst=4, mean=4.0)
+    """
+
+    def __init__(self, **aggregates: Aggregate) -> None:
+        if not aggregates:
+            raise InvalidConfig("aggregates need at least one name, as n=count()")
+        self.aggregates: Mapping[str, Aggregate] = aggregates
+        """What is kept, by name, in the order it was declared."""
+        fields = {name: step for key, one in aggregates.items() for name, step in _fields(key, one)}
+        self._steps = tuple(fields.values())
+        state = [_field(name, fold) for name, (fold, _) in fields.items()]
+        self.state: type[msgspec.Struct] = msgspec.defstruct("State", state, frozen=True)
+        """The type of what is stored per key; a name added later begins empty."""
+        results = [(name, _VALUE) for name in aggregates]
+        self._result = msgspec.defstruct("Result", results, frozen=True)
+        self.empty: Any = self.state()
+        """The state before the first row."""
+
+    def fold(self, state: Any, row: Any) -> Any:
+        """`state` with one row (a mapping, or an object with attributes) added to it.
+
+        Raises InvalidRecord for a row that lacks a column, or a value that cannot be folded.
+        """
+        read = row.__getitem__ if isinstance(row, Mapping) else partial(getattr, row)
+        old = msgspec.structs.astuple(state)
+        try:
+            new = [
+                fold(value, True if column is None else read(column))
+                for value, (fold, column) in zip(old, self._steps, strict=True)
+            ]
+        except (KeyError, AttributeError, TypeError) as error:
+            raise InvalidRecord(
+                f"cannot aggregate {row!r:.200}: {error!r}; it needs numbers (or None) in "
+                f"{sorted({column for _, column in self._steps if column})}"
+            ) from error
+        return self.state(*new)
+
+    def result(self, state: Any) -> Any:
+        """The figures of a state, as an immutable object with one attribute for each name."""
+        return self._result(*[_figure(state, name, one) for name, one in self.aggregates.items()])
+
+    def spec(self, name: str, key: Any = str, **settings: Any) -> StoreSpec[Any, Any]:
+        """The store that holds these; `settings` are `StoreSpec`'s."""
+        return StoreSpec(name, key=key, value=self.state, default=self.empty, **settings)
+
+
+def counter_spec(name: str, key: Any = str, **settings: Any) -> StoreSpec[Any, int]:
+    """The store of a counter per key; `settings` are `StoreSpec`'s."""
+    return StoreSpec(name, key=key, value=int, default=0, **settings)
+
+
+class CounterStore(Generic[K]):
+    """A count per key.
+
+    >>> from statestore.store import open_store
+    >>> flights = CounterStore(open_store(counter_spec("n", engine="memory")))
+    >>> flights.add("BA"), flights.add("BA", 2), flights["AA"]
+    (1, 3, 0)
+    """
+
+    def __init__(self, store: PartitionStore[K, int]) -> None:
+        self.store = store
+        """The store under it, for the worker."""
+
+    def add(self, key: K, by: int = 1) -> int:
+        """Add to a key's count and return what it is then."""
+        store = self.store
+        store[key] = value = store[key] + by
+        return value
+
+    def __getitem__(self, key: K) -> int:
+        """A key's count; 0 if it was never added to."""
+        return self.store[key]
+
+    def __contains__(self, key: K) -> bool:
+        return key in self.store
+
+    def all(self) -> Iterator[tuple[K, int]]:
+        """All keys and their counts, in the order of the keys."""
+        return self.store.all()
+
+
+class AggregateStore(Generic[K]):
+    """Aggregates per key.
+
+    >>> from statestore.store import open_store
+    >>> kept = Aggregates(n=count(), total=sum("delay"))
+    >>> delays = AggregateStore(open_store(kept.spec("delays", engine="memory")), kept)
+    >>> delays.add("BA", {"delay": 3.5})
+    Result(n=1, total=3.5)
+    >>> delays.add("BA", delay=None)
+    Result(n=2, total=3.5)
+    """
+
+    def __init__(self, store: PartitionStore[K, Any], aggregates: Aggregates) -> None:
+        self.store = store
+        """The store under it, for the worker."""
+        self.aggregates = aggregates
+
+    def add(self, key: K, row: Any = UNSET, /, **values: Any) -> Any:
+        """Fold a row (mapping, object, or keywords) into a key's figures; return them."""
+        state = self.aggregates.fold(self.store[key], values if row is UNSET else row)
+        self.store[key] = state
+        return self.aggregates.result(state)
+
+    def __getitem__(self, key: K) -> Any:
+        """A key's figures; those of no row at all if it was never added to."""
+        return self.aggregates.result(self.store[key])
+
+    def __contains__(self, key: K) -> bool:
+        return key in self.store
+
+    def all(self) -> Iterator[tuple[K, Any]]:
+        """All keys and their figures, in the order of the keys."""
+        return ((key, self.aggregates.result(state)) for key, state in self.store.all())
+
+
+def _fields(name: str, one: Aggregate) -> Iterator[tuple[str, tuple[Fold, str | None]]]:
+    """The stored fields of one aggregate, with how a value is folded into each."""
+    if one.kind == "mean":
+        yield f"{name}__sum", (_sum, one.column)
+        yield f"{name}__count", (_count, one.column)
+    else:
+        yield name, (_FOLDS[one.kind], one.column)
+
+
+def _field(name: str, fold: Fold) -> tuple[str, Any, Any]:
+    return (name, int, 0) if fold is _count else (name, _VALUE, None)
+
+
+def _figure(state: Any, name: str, one: Aggregate) -> Any:
+    if one.kind != "mean":
+        return getattr(state, name)
+    values = getattr(state, f"{name}__count")
+    return getattr(state, f"{name}__sum") / values if values else None
+
+
+def _count(old: int, value: object) -> int:
+    return old if value is None else old + 1
+
+
+def _sum(old: Number | None, value: Any) -> Number | None:
+    if value is None:
+        return old
+    number = _number(value)
+    return number if old is None else old + number
+
+
+def _min(old: Any, value: Any) -> Any:
+    value = _comparable(value)
+    return old if value is None or (old is not None and old <= value) else value
+
+
+def _max(old: Any, value: Any) -> Any:
+    value = _comparable(value)
+    return old if value is None or (old is not None and old >= value) else value
+
+
+def _comparable(value: Any) -> Any:
+    return value if value is None or type(value) is str else _number(value)
+
+
+def _number(value: Any) -> Number:
+    if type(value) in (int, float):
+        return value  # type: ignore[no-any-return]
+    if type(value) is bool:
+        return int(value)
+    if hasattr(value, "item"):  # numpy's and Arrow's scalars
+        return _number(value.item())
+    raise TypeError(f"{value!r} ({type(value).__name__}) is no number")
+
+
+_VALUE = int | float | str | None
+_FOLDS: dict[str, Fold] = {"count": _count, "sum": _sum, "min": _min, "max": _max}

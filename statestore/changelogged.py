@@ -1,0 +1,160 @@
+"""The committed state of a store: what its changelog holds, wherever it is by now.
+
+A committed change waits in layers in memory until a checkpoint moves it to the engine. Reads
+look through the layers, then into the engine. A crash loses only the layers, and those the
+changelog has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+
+import pyarrow as pa
+
+from changelog.records import columns_schema
+from statestore.engine import Engine, Entry, Position
+from statestore.layers import MISSING, Change, Layer, Layers, overlaid
+
+
+@dataclass(frozen=True)
+class ChangelogBatch:
+    """What a commit adds to the changelog: one record for each changed key."""
+
+    keys: Sequence[bytes]
+    """Encoded keys of the store, each once."""
+    values: Sequence[bytes | None]
+    """The value of each key; None is a deletion."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(map(len, self.keys)) + sum(map(len, filter(None, self.values)))
+
+    def columns(self, timestamp: int) -> pa.RecordBatch:
+        """The records as the log takes them, all at `timestamp` (ms)."""
+        arrays = [
+            pa.repeat(pa.scalar(timestamp, pa.int64()), len(self)),
+            pa.array(self.keys, pa.binary()),
+            pa.array(self.values, pa.binary()),
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=columns_schema(pa.binary(), headers=False))
+
+
+class Changelogged:
+    """Layers of committed changes above an engine.
+
+    One thread applies; `checkpoint` may run on another, and reads on any.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._layers = Layers()
+        self._position: Position | None = engine.position()
+        self._moving: tuple[Layer, Position] | None = None
+        self._applying = threading.Lock()
+        self._checkpointing = threading.Lock()
+
+    @property
+    def position(self) -> Position | None:
+        """Up to where of the changelog this state reaches, the layers counted."""
+        return self._position
+
+    @property
+    def pending_bytes(self) -> int:
+        """About how many bytes wait for a checkpoint."""
+        return self._layers.nbytes
+
+    def get(self, key: bytes) -> bytes | None:
+        """The committed value of a key."""
+        value = self._layers.find(key)
+        if value is not MISSING:
+            return value
+        return None if self.engine.is_empty() else self.engine.get(key)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The committed value of each key, those of the engine in one call."""
+        found = [self._layers.find(key) for key in keys]
+        wanted = [key for key, value in zip(keys, found, strict=True) if value is MISSING]
+        if not wanted:
+            return found
+        fetched = iter(self.engine.get_many(wanted))
+        return [next(fetched) if value is MISSING else value for value in found]
+
+    def scan(
+        self, above: Iterable[Change], lower: bytes, upper: bytes | None, *, reverse: bool
+    ) -> Iterator[Entry]:
+        """Entries of [lower, upper) as they are now, with `above` (sorted) on top of them."""
+        layers = self._layers.seal()  # before the engine: a checkpoint may come in between
+        below: Iterator[Change] = iter(self.engine.scan(lower, upper, reverse=reverse))
+        streams = [iter(above), *(layer.scan(lower, upper, reverse=reverse) for layer in layers)]
+        merged = reduce(
+            lambda older, newer: overlaid(newer, older, reverse=reverse), reversed(streams), below
+        )
+        return ((key, value) for key, value in merged if value is not None)
+
+    def apply(self, batch: ChangelogBatch, position: Position) -> None:
+        """Take in what has been committed durably, up to `position`."""
+        with self._applying:
+            self._layers.add(batch.keys, batch.values, batch.nbytes)
+            self._position = position
+
+    def advance(self, position: Position) -> None:
+        """The changelog is held up to `position` without any change of this state."""
+        with self._applying:
+            self._position = position
+
+    def checkpoint(self) -> int:
+        """Move all layers to the engine in one atomic write; return how many keys that were.
+
+        The commits it covers must be durable.
+        """
+        with self._checkpointing:
+            moving = self._moving or self._hold()
+            if moving is None:
+                return 0
+            self._moving = moving  # kept if the write fails: layer and position belong together
+            layer, position = moving
+            self.engine.write(layer.index, [layer.data[key] for key in layer.index], position)
+            self._moving = None
+            self._layers.drop()
+            return len(layer.data)
+
+    def refill(self, chunks: Iterable[tuple[ChangelogBatch, Position]]) -> None:
+        """Write sorted chunks of the changelog straight to the engine, at a restore."""
+        while self.checkpoint():
+            pass  # what waits is older than the chunks, and must not lie above them
+        for batch, position in chunks:
+            self.engine.write(batch.keys, batch.values, position)
+            self._position = position
+
+    def wipe(self) -> None:
+        """Forget everything, the engine's content too."""
+        self._layers.clear()
+        self.engine.wipe()
+        self._position = self._moving = None
+
+    def approximate_num_entries(self) -> int:
+        """About how many keys there are: changes that wait count as keys."""
+        return self.engine.approximate_num_entries() + self._layers.num_changes()
+
+    def close(self) -> None:
+        """Let go of the engine; what waits for a checkpoint is left to the changelog."""
+        self._layers.clear()
+        self.engine.close()
+
+    def _hold(self) -> tuple[Layer, Position] | None:
+        with self._applying:
+            layer = self._layers.hold()
+            return None if layer is None or self._position is None else (layer, self._position)
+
+
+def later(position: Position, offset: int, leader_epoch: int | None) -> Position:
+    """`position` moved to `offset`, and to a newer leader epoch if one is given."""
+    epoch = position.leader_epoch if leader_epoch is None else leader_epoch
+    return replace(position, offset=offset, leader_epoch=epoch)

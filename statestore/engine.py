@@ -1,0 +1,103 @@
+"""What a store asks of the engine under it.
+
+An engine holds committed bytes only, and with them the `Position`: up to where of which
+changelog they reach. Both are written together or not at all, so whatever a crash leaves is
+the state as of some position, and replaying the changelog from there brings it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from changelog.errors import CorruptLog, FutureFormat
+
+FORMAT = 1
+"""Version of what an engine holds: key and value encodings, and the position's own."""
+
+POSITION_KEY = b"\x00position"
+"""Where an engine keeps its position: below every key of a store."""
+
+Entry = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Up to where an engine holds a changelog partition."""
+
+    topic_id: str
+    leader_epoch: int
+    offset: int
+    """Everything committed before this offset is in the engine, nothing from it on."""
+
+    def to_bytes(self) -> bytes:
+        """MessagePack of [format, topic id, leader epoch, offset]."""
+        return msgspec.msgpack.encode((FORMAT, self.topic_id, self.leader_epoch, self.offset))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Position:
+        """Raises FutureFormat, CorruptLog.
+
+        >>> Position.from_bytes(Position("t1", 0, 7).to_bytes())
+        Position(topic_id='t1', leader_epoch=0, offset=7)
+        """
+        try:
+            version, *rest = msgspec.msgpack.decode(data)
+            if version > FORMAT:
+                raise FutureFormat(
+                    f"a state folder has format {version}, this version reads up to {FORMAT}; "
+                    "upgrade, or delete the folder: it is rebuilt from the changelog"
+                )
+            topic_id, leader_epoch, offset = rest
+            return cls(str(topic_id), int(leader_epoch), int(offset))
+        except (msgspec.DecodeError, ValueError, TypeError) as error:
+            raise CorruptLog(f"a state folder's position is damaged: {data!r}") from error
+
+
+class Engine(Protocol):
+    """Sorted bytes, and the position up to which they reach.
+
+    Reads may run on any thread beside one writer. Every call raises CorruptLog when the
+    engine turns out to be damaged, StorageFailed and DiskFull as the disk says.
+    """
+
+    def position(self) -> Position | None:
+        """What the last write said; None if there was none."""
+        ...
+
+    def is_empty(self) -> bool:
+        """Whether nothing was ever written, so that look-ups can be spared."""
+        ...
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of one key; None if it has none."""
+        ...
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The value of each key."""
+        ...
+
+    def scan(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
+        """The entries of [lower, upper) as they are at the call, in the order of their keys."""
+        ...
+
+    def write(
+        self, keys: Sequence[bytes], values: Sequence[bytes | None], position: Position
+    ) -> None:
+        """Set (None: delete) strictly ascending keys and the position, in one durable step."""
+        ...
+
+    def wipe(self) -> None:
+        """Forget everything, the position too."""
+        ...
+
+    def approximate_num_entries(self) -> int:
+        """About how many keys there are, without counting."""
+        ...
+
+    def close(self) -> None:
+        """Let go; open scans end. Harmless when repeated."""
+        ...

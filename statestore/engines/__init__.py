@@ -1,0 +1,1 @@
+"""The engines that hold a store's committed bytes: RocksDB on disk, and memory."""

@@ -1,0 +1,59 @@
+"""An engine in memory: nothing is left of it when the process ends.
+
+For tests, the test driver, and small stores whose changelog is replayed faster than a disk
+is asked. It is a stack of layers whose bottom forgets deletions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+
+from statestore.engine import Entry, Position
+from statestore.layers import MISSING, Change, Layers, overlaid
+
+
+class MemoryEngine:
+    """Implements `Engine`."""
+
+    def __init__(self) -> None:
+        self._layers = Layers()
+        self._position: Position | None = None
+
+    def position(self) -> Position | None:
+        return self._position
+
+    def is_empty(self) -> bool:
+        return not self._layers
+
+    def get(self, key: bytes) -> bytes | None:
+        value = self._layers.find(key)
+        return None if value is MISSING else value
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return [self.get(key) for key in keys]
+
+    def scan(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
+        streams: list[Iterator[Change]] = [
+            layer.scan(lower, upper, reverse=reverse) for layer in self._layers.seal()
+        ]
+        merged: Iterator[Change] = reduce(
+            lambda newer, older: overlaid(newer, older, reverse=reverse), streams, iter(())
+        )
+        return ((key, value) for key, value in merged if value is not None)
+
+    def write(
+        self, keys: Sequence[bytes], values: Sequence[bytes | None], position: Position
+    ) -> None:
+        self._layers.add(keys, values, 0)
+        self._position = position
+
+    def wipe(self) -> None:
+        self._layers.clear()
+        self._position = None
+
+    def approximate_num_entries(self) -> int:
+        return self._layers.num_changes()
+
+    def close(self) -> None:
+        pass

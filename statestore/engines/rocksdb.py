@@ -1,0 +1,404 @@
+"""RocksDB as an engine: durable, larger than memory, sorted.
+
+The rules, each for a failure that was seen:
+
+- The write-ahead log is off: the changelog is one. Every write holds the position, so what a
+  crash leaves is a state as of some position; and since all writes touch that one key, an
+  ingested file never overtakes what is still in the memtable.
+- From `SST_FROM` keys on a write is a sorted file, written beside the database and moved into
+  it (several times faster than a batch, and durable when it returns); a smaller one is a
+  batch followed by a flush. Deletions go into both.
+- Ingested files all land on level 0 and RocksDB does not push back, so a write waits while
+  there are more than `MAX_LEVEL0_FILES`.
+- One block cache and one budget for memtables serve the whole process.
+- RocksDB's LOCK is a POSIX lock, which a process loses when it closes any descriptor of that
+  file: nothing else here opens it.
+
+A partition's folder holds `db/`, `tmp/`, and `damaged` once damage was met: a mark that makes
+the next open begin anew, for the changelog has everything. What was found damaged is kept as
+`db.damaged` until the next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import rocksdict
+
+from changelog.clock import Clock, SystemClock
+from changelog.errors import (
+    CorruptLog,
+    DiskFull,
+    FutureFormat,
+    InvalidRequest,
+    LogLocked,
+    StorageFailed,
+    StrandlineError,
+)
+from changelog.storage import LocalStorage
+from statestore.engine import POSITION_KEY, Entry, Position
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SST_FROM = 10_000
+MAX_LEVEL0_FILES = 20
+BACK_PRESSURE_SECONDS = 120.0
+MAX_OPEN_FILES = 256
+
+log = logging.getLogger("strandline.state")
+
+
+def configure_memory(*, block_cache_bytes: int, memtable_bytes: int) -> None:
+    """Set the sizes shared by all RocksDB stores of this process (128 MiB and 64 MiB)."""
+    _Shared.block_cache_bytes = block_cache_bytes
+    _Shared.memtable_bytes = memtable_bytes
+    shared = _Shared.instance
+    if shared is not None:
+        shared.cache.set_capacity(block_cache_bytes)
+        shared.memtables.set_buffer_size(memtable_bytes)
+
+
+class RocksEngine:
+    """Implements `Engine` on one partition's folder.
+
+    Raises LogLocked if another process, or another engine of this one, has the folder,
+    FutureFormat if a later version wrote it. A damaged database is moved aside and an empty
+    one takes its place: the changelog fills it again.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        sst_from: int = SST_FROM,
+        clock: Clock | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self._storage = LocalStorage(self.folder)
+        self._clock = clock or SystemClock()
+        self._sst_from = sst_from
+        self._scans: weakref.WeakSet[Generator[Entry, None, None]] = weakref.WeakSet()
+        self._files_written = 0
+        self._position: Position | None = None
+        try:
+            self._open()
+        except FutureFormat:
+            raise
+        except CorruptLog as error:
+            self._set_aside(str(error))
+            self._open()
+        if self._damage_mark.exists():
+            self._db.close()
+            self._set_aside("damage was met when it was last read")
+            self._open()
+        # Only now: until the lock is ours, another may be writing there.
+        self._storage.remove_tree("tmp")
+        self._storage.make_dir("tmp")
+
+    def position(self) -> Position | None:
+        return self._position
+
+    def is_empty(self) -> bool:
+        return self._position is None
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._guarded("read", self._db.get, key)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        found: Any = self._guarded("read", self._db.get, [*keys])
+        return list(found)
+
+    def scan(self, lower: bytes, upper: bytes | None, *, reverse: bool) -> Iterator[Entry]:
+        options = rocksdict.ReadOptions()
+        lower = max(lower, _AFTER_POSITION)
+        if upper is not None:
+            options.set_iterate_upper_bound(upper)
+        start = None if reverse else lower
+        items = self._guarded("scan", self._db.items, reverse, start, options)
+        # Not set_iterate_lower_bound: in rocksdict 0.3.29 it sets the upper bound.
+        scan = self._entries(_down_to(lower, items) if reverse else items, lower, upper, reverse)
+        self._scans.add(scan)
+        return scan
+
+    def write(
+        self, keys: Sequence[bytes], values: Sequence[bytes | None], position: Position
+    ) -> None:
+        self._wait_for_compaction()
+        store = self._ingest if len(keys) >= self._sst_from else self._write_batch
+        self._guarded("write", store, keys, values, position)
+        self._position = position
+
+    def wipe(self) -> None:
+        self.close()
+        self._storage.remove_tree("db")
+        self._open()
+
+    def approximate_num_entries(self) -> int:
+        estimate = self._guarded("read", self._db.property_int_value, "rocksdb.estimate-num-keys")
+        return max(0, (estimate or 0) - (not self.is_empty()))
+
+    def level0_files(self) -> int:
+        """How many files wait on level 0 to be compacted."""
+        return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)
+
+    def close(self) -> None:
+        for scan in list(self._scans):
+            with contextlib.suppress(ValueError):  # it runs on another thread this moment
+                scan.close()
+        with contextlib.suppress(rocksdict.DbClosedError):
+            self._db.close()
+
+    def _open(self) -> None:
+        database = self.folder / "db"
+        self._db = self._guarded("open", rocksdict.Rdict, str(database), _options())
+        try:
+            self._db.set_write_options(_write_options())
+            found = self._guarded("read", self._db.get, POSITION_KEY)
+            self._position = Position.from_bytes(found) if found is not None else None
+            if found is None and self._holds_entries():
+                raise CorruptLog(f"{database} holds entries but no position")
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _holds_entries(self) -> bool:
+        return next(iter(self._db.keys()), None) is not None
+
+    def _entries(
+        self, items: Iterator[Any], lower: bytes, upper: bytes | None, reverse: bool
+    ) -> Generator[Entry, None, None]:
+        last: bytes | None = None
+        for entry in items:
+            last = entry[0]
+            yield entry
+        self._guarded("scan", self._check_end, last, lower, upper, reverse)
+
+    def _check_end(
+        self, last: bytes | None, lower: bytes, upper: bytes | None, reverse: bool
+    ) -> None:
+        """Raise what ended a scan early: rocksdict's iterators end without a word at damage."""
+        probe = self._db.iter()
+        if last is not None:
+            probe.seek(last)
+            if probe.valid():
+                probe.prev() if reverse else probe.next()
+        elif not reverse:
+            probe.seek(lower)
+        elif upper is None:
+            probe.seek_to_last()
+        else:
+            probe.seek_for_prev(upper)
+        probe.status()
+
+    def _write_batch(
+        self, keys: Sequence[bytes], values: Sequence[bytes | None], position: Position
+    ) -> None:
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        batch[POSITION_KEY] = position.to_bytes()
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                del batch[key]
+            else:
+                batch[key] = value
+        self._db.write(batch)
+        self._db.flush()
+
+    def _ingest(
+        self, keys: Sequence[bytes], values: Sequence[bytes | None], position: Position
+    ) -> None:
+        self._files_written += 1
+        name = f"tmp/{self._files_written}.sst"
+        try:
+            self._write_file(str(self.folder / name), keys, values, position)
+            self._db.ingest_external_file([str(self.folder / name)], _ingest_options())
+        finally:
+            self._storage.unlink(name)  # ingesting has moved it, unless it failed
+
+    def _write_file(
+        self,
+        path: str,
+        keys: Sequence[bytes],
+        values: Sequence[bytes | None],
+        position: Position,
+    ) -> None:
+        file = rocksdict.SstFileWriter(_options())
+        file.open(path)
+        file[POSITION_KEY] = position.to_bytes()
+        if None in values:
+            for key, value in zip(keys, values, strict=True):
+                if value is None:
+                    del file[key]
+                else:
+                    file[key] = value
+        else:
+            deque(map(file.__setitem__, keys, values), maxlen=0)
+        file.finish()
+
+    def _wait_for_compaction(self) -> None:
+        if self.level0_files() <= MAX_LEVEL0_FILES:
+            return
+        caught_up = _wait_until(
+            lambda: self.level0_files() <= MAX_LEVEL0_FILES, BACK_PRESSURE_SECONDS, self._clock
+        )
+        if not caught_up:
+            raise StorageFailed(
+                f"{self.folder} has {self.level0_files()} files on level 0 and compaction did "
+                f"not catch up in {BACK_PRESSURE_SECONDS:.0f} s; see {self.folder}/db/LOG"
+            )
+
+    def _set_aside(self, reason: str) -> None:
+        log.warning(
+            "the state in %s is damaged and is rebuilt from its changelog: %s", self.folder, reason
+        )
+        self._storage.remove_tree("db.damaged")
+        if self._storage.exists("db"):
+            self._storage.rename("db", "db.damaged")
+        self._damage_mark.unlink(missing_ok=True)
+
+    @property
+    def _damage_mark(self) -> Path:
+        return self.folder / "damaged"
+
+    def _guarded(self, doing: str, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except StrandlineError:
+            raise
+        except Exception as error:
+            raise self._translated(error, doing) from error
+
+    def _translated(self, error: Exception, doing: str) -> StrandlineError:
+        if isinstance(error, StrandlineError):
+            return error
+        what = f"cannot {doing} the state in {self.folder}: {error}"
+        if isinstance(error, rocksdict.DbClosedError):
+            return InvalidRequest(f"{what}; the store was closed")
+        text = str(error)
+        if "No space left" in text or "quota exceeded" in text:
+            return DiskFull(f"{what}; free some space, then start again")
+        if "/LOCK" in text:
+            return LogLocked(f"{what}; another worker has it, stop that one")
+        if "Corruption" in text:
+            with contextlib.suppress(OSError):
+                self._damage_mark.touch()
+            return CorruptLog(f"{what}; start again: it is rebuilt from the changelog")
+        return StorageFailed(what)
+
+
+def _down_to(lower: bytes, items: Iterator[Any]) -> Iterator[Any]:
+    return takewhile(lambda item: item[0] >= lower, items)
+
+
+def open_when_free(
+    folder: str | os.PathLike[str], *, timeout: float = 10.0, clock: Clock | None = None
+) -> RocksEngine:
+    """The engine of a partition's folder, waiting up to `timeout` seconds for its lock.
+
+    If the old holder does not let go, a fresh folder beside it is taken, and filled from the
+    changelog: a stalled process must not hold up the one that takes over.
+    """
+    clock = clock or SystemClock()
+    path = Path(folder)
+    opened: list[RocksEngine] = []
+
+    def is_free() -> bool:
+        with contextlib.suppress(LogLocked):
+            opened.append(RocksEngine(path, clock=clock))
+        return bool(opened)
+
+    if not _wait_until(is_free, timeout, clock):
+        log.warning("%s stays locked; restoring into a fresh folder beside it", path)
+        return _open_beside(path, clock)
+    _remove_beside(path)
+    return opened[0]
+
+
+def _open_beside(folder: Path, clock: Clock) -> RocksEngine:
+    for number in range(2, 1_000):
+        with contextlib.suppress(LogLocked):
+            return RocksEngine(folder.with_name(f"{folder.name}.{number}"), clock=clock)
+    raise LogLocked(f"{folder} and all folders beside it are locked; stop the old workers")
+
+
+def _remove_beside(folder: Path) -> None:
+    """Remove what `_open_beside` made, unless someone still uses it."""
+    for fresh in folder.parent.glob(f"{folder.name}.*"):
+        with contextlib.suppress(StrandlineError):
+            RocksEngine(fresh).close()
+            LocalStorage(folder.parent).remove_tree(fresh.name)
+
+
+def _wait_until(condition: Callable[[], bool], timeout: float, clock: Clock) -> bool:
+    """Whether `condition` held within `timeout` seconds; asked often, and at least once."""
+    deadline = clock.monotonic() + timeout
+    pause = threading.Event()
+    while not condition():
+        if clock.monotonic() >= deadline:
+            return False
+        pause.wait(_POLL_SECONDS)
+    return True
+
+
+class _Shared:
+    """What all engines of the process use together, made with the first of them."""
+
+    block_cache_bytes = 128 << 20
+    memtable_bytes = 64 << 20
+    instance: _Shared | None = None
+    _lock = threading.Lock()
+
+    def __init__(self) -> None:
+        self.cache = rocksdict.Cache(self.block_cache_bytes)
+        self.memtables = rocksdict.WriteBufferManager(self.memtable_bytes, allow_stall=False)
+
+    @classmethod
+    def get(cls) -> _Shared:
+        with cls._lock:
+            if cls.instance is None:
+                cls.instance = cls()
+            return cls.instance
+
+
+def _options() -> rocksdict.Options:
+    shared = _Shared.get()
+    tables = rocksdict.BlockBasedOptions()
+    tables.set_block_cache(shared.cache)
+    tables.set_bloom_filter(10, block_based=False)
+    tables.set_cache_index_and_filter_blocks(True)
+    tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(create_if_missing=True)
+    options.set_block_based_table_factory(tables)
+    options.set_write_buffer_manager(shared.memtables)
+    options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    options.set_max_open_files(MAX_OPEN_FILES)
+    options.set_max_background_jobs(2)
+    options.set_keep_log_file_num(2)
+    options.set_stats_dump_period_sec(0)
+    return options
+
+
+def _write_options() -> rocksdict.WriteOptions:
+    options = rocksdict.WriteOptions()
+    options.disable_wal = True  # type: ignore[method-assign, assignment]
+    return options
+
+
+def _ingest_options() -> rocksdict.IngestExternalFileOptions:
+    options = rocksdict.IngestExternalFileOptions()
+    options.set_move_files(True)
+    return options
+
+
+_AFTER_POSITION = b"\x01"
+_POLL_SECONDS = 0.02

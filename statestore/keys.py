@@ -1,0 +1,273 @@
+"""Keys of a store as bytes whose order is the order of the keys.
+
+A declared key type gives a `KeyCodec`: `str`, `int` (of any size), `float`, `bytes`, `bool`,
+`datetime` (aware), `date`, and tuples of them, nested or not: `tuple[str, int]`,
+`tuple[str, ...]`, with `X | None` inside a tuple. The type is exact: `1`, `1.0` and `True`
+are equal in Python, so a store of `int` keys refuses the other two.
+
+`statestore.ordered` says what the bytes are.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin
+
+from changelog.errors import InvalidConfig, InvalidRecord
+from statestore.ordered import (
+    TAG_BYTES,
+    TAG_STR,
+    TAG_TUPLE,
+    decode_bytes,
+    decode_str,
+    decode_tuple,
+    decode_whole,
+    encode_bool,
+    encode_bytes,
+    encode_date,
+    encode_datetime,
+    encode_float,
+    encode_int,
+    encode_str,
+    encode_strs,
+    encode_tuple,
+)
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCodec(Generic[K]):
+    """How the keys of one declared type are checked, encoded and decoded."""
+
+    declared: Any
+    """The type as it was declared."""
+    exact: type
+    """Objects of exactly this type need no check; `Never` when all of them do."""
+    admit: Callable[[Any], K]
+    """The key itself, in the form under which it is held; InvalidRecord for another type."""
+    encode: Callable[[K], bytes]
+    """The bytes of an admitted key."""
+    decode: Callable[[bytes], K]
+    """The key of these bytes; CorruptLog if they are none."""
+    encode_all: Callable[[Collection[K]], list[bytes]]
+    """The bytes of many admitted keys."""
+    element_admits: tuple[Callable[[Any], Any], ...] = ()
+    """On a tuple of fixed length: what checks each element."""
+
+    def bound(self, key: Any) -> bytes:
+        """The bytes of one end of a range; of tuple keys the leading elements are enough."""
+        return encode_tuple(self._leading(key)) if self.is_tuple else self.encode(self.admit(key))
+
+    def prefix(self, prefix: Any) -> tuple[bytes, bytes | None]:
+        """The range [lower, upper) of the keys that begin with `prefix`.
+
+        >>> key_codec(str).prefix("ab")
+        (b'Qab', b'Qac')
+        >>> key_codec(tuple[str, int]).prefix(("ab",))
+        (b'`Qab\\x00', b'`Qab\\x01')
+        """
+        if self.is_tuple:
+            lower = encode_tuple(self._leading(prefix))
+        elif self.declared in (str, bytes):
+            lower = self.encode(self.admit(prefix))
+        else:
+            raise InvalidRecord(
+                f"prefix() is for str, bytes and tuple keys; this store's are {self.name}; "
+                "use range(lower, upper)"
+            )
+        return lower, prefix_end(lower)
+
+    @property
+    def is_tuple(self) -> bool:
+        """Whether keys are tuples."""
+        return get_origin(self.declared) is tuple
+
+    @property
+    def name(self) -> str:
+        """The declared type as it is written."""
+        return _name(self.declared)
+
+    def _leading(self, prefix: Any) -> tuple[Any, ...]:
+        if type(prefix) is not tuple:
+            raise _refusal(self.name, prefix, "give the leading elements as a tuple")
+        if not self.element_admits:
+            return self.admit(prefix)  # type: ignore[return-value]
+        if len(prefix) > len(self.element_admits):
+            raise _refusal(self.name, prefix, "give at most as many elements as a key has")
+        return tuple(admit(item) for admit, item in zip(self.element_admits, prefix, strict=False))
+
+
+class Never:
+    """No object is of this type: it stands where no type may pass unchecked."""
+
+
+def key_codec(declared: Any) -> KeyCodec[Any]:
+    """The codec of a declared key type. Raises InvalidConfig for a type that cannot be a key.
+
+    >>> codec = key_codec(tuple[str, int])
+    >>> codec.decode(codec.encode(("LHR", -3)))
+    ('LHR', -3)
+    >>> key_codec(int).admit(True)
+    Traceback (most recent call last):
+    changelog.errors.InvalidRecord: a key of this store must be int, got True (bool); ...
+    """
+    declared = getattr(declared, "__supertype__", declared)  # of a NewType
+    scalar = _SCALARS.get(declared) if isinstance(declared, Hashable) else None
+    if scalar is not None:
+        exact = declared if scalar.exact else Never
+        encode_all = scalar.encode_all or _each(scalar.encode)
+        return KeyCodec(declared, exact, scalar.admit, scalar.encode, scalar.decode, encode_all)
+    if get_origin(declared) is tuple and get_args(declared):
+        elements, variadic = _tuple_elements(declared)
+        leading = () if variadic else elements
+        admit = _tuple_admit(declared)
+        encode_all = _each(encode_tuple)
+        return KeyCodec(declared, Never, admit, encode_tuple, decode_tuple, encode_all, leading)
+    raise InvalidConfig(
+        f"{_name(declared)} cannot be a key type; use str, int, float, bytes, bool, datetime, "
+        "date, or a tuple that names its elements, as tuple[str, int]"
+    )
+
+
+def decode_key(data: bytes) -> Any:
+    """The key of these bytes, whatever its type: for tools that do not know the declaration.
+
+    >>> decode_key(key_codec(str).encode("LHR"))
+    'LHR'
+    """
+    tag = data[0] if data else 0
+    if tag == TAG_STR:
+        return decode_str(data)
+    if tag == TAG_BYTES:
+        return data[1:]
+    if tag == TAG_TUPLE:
+        return decode_tuple(data)
+    return decode_whole(data)
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """The first bytes after all that begin with `prefix`; None if nothing is.
+
+    >>> prefix_end(b"ab"), prefix_end(b"a\\xff"), prefix_end(b"\\xff")
+    (b'ac', b'b', None)
+    """
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else None
+
+
+# Scalars ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Scalar:
+    admit: Callable[[Any], Any]
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+    exact: bool = True
+    encode_all: Callable[[Collection[Any]], list[bytes]] | None = None
+
+
+def _each(encode: Callable[[Any], bytes]) -> Callable[[Collection[Any]], list[bytes]]:
+    return lambda keys: list(map(encode, keys))
+
+
+def _admits(declared: type) -> Callable[[Any], Any]:
+    def admit(key: Any) -> Any:
+        if type(key) is declared:
+            return key
+        raise _refusal(declared.__name__, key, f"convert it to {declared.__name__} first")
+
+    return admit
+
+
+def _admit_float(key: Any) -> float:
+    if type(key) is not float:
+        raise _refusal("float", key, "convert it to float first")
+    if math.isnan(key):
+        raise _refusal("float", key, "NaN equals nothing, so it cannot be found again")
+    return key
+
+
+def _admit_datetime(key: Any) -> datetime:
+    if type(key) is not datetime:
+        raise _refusal("datetime", key, "convert it to datetime first")
+    if key.utcoffset() is None:
+        raise _refusal("datetime", key, "it is naive: give it a tzinfo, as datetime.UTC")
+    return key.astimezone(UTC)
+
+
+# Tuples -------------------------------------------------------------------------------
+
+
+def _tuple_admit(declared: Any) -> Callable[[Any], Any]:
+    elements, variadic = _tuple_elements(declared)
+    name = _name(declared)
+
+    def admit(key: Any) -> tuple[Any, ...]:
+        if type(key) is not tuple:
+            raise _refusal(name, key, "give a plain tuple")
+        if variadic:
+            return tuple(map(elements[0], key))
+        if len(key) != len(elements):
+            raise _refusal(name, key, f"give {len(elements)} elements")
+        return tuple([check(item) for check, item in zip(elements, key, strict=True)])
+
+    return admit
+
+
+def _tuple_elements(declared: Any) -> tuple[tuple[Callable[[Any], Any], ...], bool]:
+    arguments = get_args(declared)
+    variadic = len(arguments) == 2 and arguments[1] is Ellipsis
+    named = arguments[:1] if variadic else arguments
+    return tuple(_element_admit(argument) for argument in named), variadic
+
+
+def _element_admit(declared: Any) -> Callable[[Any], Any]:
+    if get_origin(declared) in (Union, types.UnionType):
+        inner = [argument for argument in get_args(declared) if argument is not type(None)]
+        if len(inner) != 1 or len(get_args(declared)) != 2:
+            raise InvalidConfig(
+                f"{_name(declared)} cannot be an element of a key: 1, 1.0 and True are equal; "
+                "name one type, or one type and None"
+            )
+        return _or_none(_element_admit(inner[0]))
+    return key_codec(declared).admit
+
+
+def _or_none(admit: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def admit_or_none(item: Any) -> Any:
+        return None if item is None else admit(item)
+
+    return admit_or_none
+
+
+# Words --------------------------------------------------------------------------------
+
+
+def _refusal(expected: str, key: Any, fix: str) -> InvalidRecord:
+    got = f"{key!r:.80} ({type(key).__name__})"
+    return InvalidRecord(f"a key of this store must be {expected}, got {got}; {fix}")
+
+
+def _name(declared: Any) -> str:
+    return (
+        declared.__name__
+        if isinstance(declared, type) and not get_args(declared)
+        else str(declared)
+    )
+
+
+_SCALARS: dict[Any, _Scalar] = {
+    str: _Scalar(_admits(str), encode_str, decode_str, encode_all=encode_strs),
+    int: _Scalar(_admits(int), encode_int, decode_whole),
+    float: _Scalar(_admit_float, encode_float, decode_whole, exact=False),
+    bytes: _Scalar(_admits(bytes), encode_bytes, decode_bytes),
+    bool: _Scalar(_admits(bool), encode_bool, decode_whole),
+    date: _Scalar(_admits(date), encode_date, decode_whole),
+    datetime: _Scalar(_admit_datetime, encode_datetime, decode_whole, exact=False),
+}

@@ -1,0 +1,283 @@
+"""Bringing a store back from its changelog.
+
+    1  look at the engine's position and at the changelog; decide what to do    plan_restore
+    2  wipe the engine if its content cannot be continued
+    3  replay committed records up to the captured end, chunk by chunk          replay
+    4  look at the changelog once more: what was decided must still hold
+
+The end is where the reader's position arrives, not a record's offset: the last records before
+it may be markers, aborted, or compacted away. Each chunk is reduced to the last record of each
+key, sorted, and written together with the position it reaches, so a restore that is cut short
+goes on from there. Reading and sorting the next chunk runs beside writing this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import pyarrow as pa
+
+from changelog.broker import Broker
+from changelog.clock import Clock, SystemClock
+from changelog.errors import CorruptLog, OffsetOutOfRange, RequestTimedOut
+from changelog.records import Batch, PartitionOffsets, TopicPartition
+from statestore.changelogged import ChangelogBatch, Changelogged
+from statestore.engine import Position
+from statestore.latest import latest_per_key
+
+if TYPE_CHECKING:
+    from statestore.store import PartitionStore
+
+T = TypeVar("T")
+
+CHUNK_BYTES = 64 << 20
+"""Of keys and values that are sorted and written at once; two chunks are in memory."""
+
+CHUNK_RECORDS = 500_000
+FETCH_BYTES = 8 << 20
+STALLED_POLLS = 30
+"""After so many long polls of a second without progress a restore gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a restore has come."""
+
+    partition: TopicPartition
+    records: int
+    """Replayed so far."""
+    remaining: int
+    """Offsets up to the end; fewer records if some are markers or compacted away."""
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Records per second."""
+        return self.records / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At this rate; None before there is one."""
+        return self.remaining / self.rate if self.rate else None
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a restore is going to do."""
+
+    action: Literal["resume", "rebuild", "fresh"]
+    start: int
+    """First offset to replay."""
+    reason: str = ""
+    """Why what the engine holds cannot be continued."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore has done."""
+
+    plan: Plan
+    records: int
+    """Records replayed."""
+    seconds: float
+    position: Position
+
+
+def plan_restore(
+    found: Position | None, log: PartitionOffsets, epoch_before: int | None = None
+) -> Plan:
+    """Decide how an engine at position `found` comes up to the changelog `log`.
+
+    `epoch_before` is the leader epoch of the record just before that position, where it is
+    still there: if it is newer than the engine's, the engine holds records that the log lost
+    (KIP-320).
+
+    >>> log = PartitionOffsets(0, 9, 9, "t1", leader_epoch=0)
+    >>> plan_restore(Position("t1", 0, 5), log)
+    Plan(action='resume', start=5, reason='')
+    >>> plan_restore(Position("t0", 0, 5), log).reason
+    'the changelog is another topic than the one it was made from'
+    """
+    if found is None:
+        return Plan("fresh", log.log_start)
+    reason = _why_not(found, log, epoch_before)
+    return Plan("rebuild", log.log_start, reason) if reason else Plan("resume", found.offset)
+
+
+def _why_not(found: Position, log: PartitionOffsets, epoch_before: int | None) -> str:
+    if found.topic_id != log.topic_id:
+        return "the changelog is another topic than the one it was made from"
+    if found.leader_epoch > log.leader_epoch:
+        return f"it is of leader epoch {found.leader_epoch}, the log only of {log.leader_epoch}"
+    if found.offset > log.high_watermark:
+        return f"it reaches to offset {found.offset}, the log only to {log.high_watermark}"
+    if found.offset < log.log_start:
+        return f"it reaches to offset {found.offset}, the log begins at {log.log_start}"
+    if epoch_before is not None and epoch_before > found.leader_epoch:
+        return f"before offset {found.offset} the log was written anew in epoch {epoch_before}"
+    return ""
+
+
+def restore(
+    state: Changelogged,
+    broker: Broker,
+    partition: TopicPartition,
+    progress: OnProgress | None = None,
+    *,
+    clock: Clock | None = None,
+) -> Restored:
+    """Bring `state` up to the last stable offset of its changelog partition.
+
+    Whoever wrote that partition before must have been fenced. Raises CorruptLog,
+    RequestTimedOut (the log stands still), and what the broker raises.
+    """
+    clock = clock or SystemClock()
+    begun = clock.monotonic()
+    records = 0
+    first: Plan | None = None
+    while True:
+        log = broker.offsets([partition])[partition]
+        plan = plan_restore(state.position, log, _epoch_before(state, broker, partition, log))
+        first = first or plan
+        if plan.action == "rebuild":
+            state.wipe()
+        replay = _Replay(broker, partition, plan.start, log, progress, clock)
+        try:
+            state.refill(_ahead(replay.chunks()))
+        except OffsetOutOfRange:
+            if broker.offsets([partition])[partition].log_start <= replay.position:
+                raise
+            continue  # retention overtook us: the plan is made again
+        records += replay.records
+        reached = Position(log.topic_id, log.leader_epoch, replay.position)
+        state.advance(reached)
+        if _still_holds(broker.offsets([partition])[partition], reached):
+            return Restored(first, records, clock.monotonic() - begun, reached)
+
+
+def restore_all(
+    stores: Iterable[tuple[PartitionStore[Any, Any], TopicPartition]],
+    broker: Broker,
+    progress: OnProgress | None = None,
+    *,
+    threads: int = 4,
+) -> list[Restored]:
+    """Restore several partitions, `threads` of them at once. The first error is raised.
+
+    `progress` is called from all of these threads.
+    """
+    with ThreadPoolExecutor(threads, thread_name_prefix="restore") as pool:
+        running = [
+            pool.submit(store.restore, broker, partition, progress) for store, partition in stores
+        ]
+        return [future.result() for future in running]
+
+
+class _Replay:
+    """Reads a changelog partition from `position` to the end of `log`."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        partition: TopicPartition,
+        start: int,
+        log: PartitionOffsets,
+        progress: OnProgress | None,
+        clock: Clock,
+    ) -> None:
+        self._broker = broker
+        self._partition = partition
+        self._log = log
+        self._progress = progress
+        self._clock = clock
+        self._begun = clock.monotonic()
+        self.position = start
+        self.records = 0
+
+    def chunks(self) -> Iterator[tuple[ChangelogBatch, Position]]:
+        """What is read, as sorted chunks with the position each of them reaches."""
+        pending: list[Batch] = []
+        while self.position < self._log.last_stable_offset:
+            pending += self._fetch()
+            if _is_full(pending):
+                yield self._chunk(pending)
+                pending = []
+        if pending:
+            yield self._chunk(pending)
+
+    def _fetch(self) -> list[Batch]:
+        at = {self._partition: self.position}
+        for _ in range(STALLED_POLLS):
+            fetched = self._broker.fetch(at, max_bytes=FETCH_BYTES, timeout=1.0)[self._partition]
+            if fetched.next_offset > self.position:
+                self.position = fetched.next_offset
+                return fetched.batches
+        raise RequestTimedOut(
+            f"restoring {self._partition} stands still at offset {self.position}, before its "
+            f"end {self._log.last_stable_offset}; is the log's owner alive?"
+        )
+
+    def _chunk(self, batches: list[Batch]) -> tuple[ChangelogBatch, Position]:
+        keys = _column(batches, "key")
+        values = _column(batches, "value")
+        if keys.null_count:
+            raise CorruptLog(
+                f"{self._partition} has records without a key, so it is not a changelog of a "
+                "store; something else writes to it"
+            )
+        self.records += len(keys)
+        self._report()
+        position = Position(self._log.topic_id, self._log.leader_epoch, self.position)
+        return ChangelogBatch(*latest_per_key(keys, values)), position
+
+    def _report(self) -> None:
+        if self._progress is not None:
+            remaining = max(0, self._log.last_stable_offset - self.position)
+            seconds = self._clock.monotonic() - self._begun
+            self._progress(Progress(self._partition, self.records, remaining, seconds))
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, each made on another thread while the one before it is used."""
+    with ThreadPoolExecutor(1, thread_name_prefix="replay") as pool:
+        coming: Future[T | None] = pool.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = pool.submit(next, items, None)
+            yield item
+
+
+def _column(batches: list[Batch], name: str) -> pa.Array:
+    arrays = [batch.columns.column(name) for batch in batches]
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _is_full(batches: list[Batch]) -> bool:
+    records = sum(map(len, batches))
+    return records >= CHUNK_RECORDS or sum(b.columns.nbytes for b in batches) >= CHUNK_BYTES
+
+
+def _epoch_before(
+    state: Changelogged, broker: Broker, partition: TopicPartition, log: PartitionOffsets
+) -> int | None:
+    """The leader epoch of the record before the engine's position, where that can matter."""
+    found = state.position
+    if found is None or found.leader_epoch >= log.leader_epoch:
+        return None
+    before = found.offset - 1
+    if not log.log_start <= before < log.high_watermark:
+        return None
+    fetched = broker.fetch(
+        {partition: before}, max_bytes=1, isolation="read_uncommitted", timeout=0.0
+    )[partition]
+    within = (b for b in fetched.batches if b.base_offset <= before <= b.last_offset)
+    return next((batch.leader_epoch for batch in within), None)
+
+
+def _still_holds(log: PartitionOffsets, reached: Position) -> bool:
+    return log.topic_id == reached.topic_id and log.log_start <= reached.offset

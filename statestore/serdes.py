@@ -1,0 +1,281 @@
+"""Values, and the keys of topics, as bytes: what stores and topics share.
+
+A serde turns objects of one type into bytes and back. Built in are MessagePack without a
+type (dicts, lists, scalars), MessagePack of a declared type (dataclass, msgspec.Struct,
+scalar, annotation: decoding checks it, and it may gain fields that have defaults), bytes as
+they are, and the three in which Kafka's Java client writes keys: UTF-8, long, double.
+`serde=` takes any object with `dumps` and `loads`.
+
+Both directions raise InvalidRecord. MessagePack ends at 64 bits; a larger int is written as
+extension type 1 (two's complement, big-endian), so that every int has a form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import types
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Generic, Literal, Protocol, TypeVar, Union, get_args, get_origin
+from typing import get_type_hints as hints_of
+from uuid import UUID
+
+import msgspec
+
+from changelog.errors import InvalidConfig, InvalidRecord
+
+T = TypeVar("T")
+
+
+class Serde(Protocol[T]):
+    """Objects of one type as bytes, and back. `loads(dumps(x))` equals `x`.
+
+    A serde whose objects nobody can change may say so by an attribute `immutable = True`; a
+    store then decodes each only once.
+    """
+
+    def dumps(self, value: T, /) -> bytes:
+        """The bytes of `value`. Raises InvalidRecord if it has none."""
+        ...
+
+    def loads(self, data: bytes, /) -> T:
+        """The object of these bytes. Raises InvalidRecord if they are not one's."""
+        ...
+
+
+class MessagePack:
+    """MessagePack without a type: dicts, lists, scalars; tuples come back as lists.
+
+    >>> serde = MessagePack()
+    >>> serde.loads(serde.dumps({"n": 1, "at": [2, 3]}))
+    {'n': 1, 'at': [2, 3]}
+    """
+
+    def dumps(self, value: Any, /) -> bytes:
+        try:
+            return _encode(value)
+        except (TypeError, OverflowError, ValueError) as error:
+            return _big_int_or_refuse(value, error)
+
+    def loads(self, data: bytes, /) -> Any:
+        try:
+            return _decode(data)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise _undecodable("MessagePack", data, error) from error
+
+
+class Typed(Generic[T]):
+    """MessagePack of a declared type.
+
+    >>> serde = Typed(int)
+    >>> serde.loads(serde.dumps(2**70)) == 2**70
+    True
+    """
+
+    def __init__(self, declared: Any) -> None:
+        self.declared = declared
+        try:
+            self._decode: Callable[[bytes], T] = msgspec.msgpack.Decoder(declared).decode
+        except TypeError as error:
+            raise InvalidConfig(
+                f"{_name(declared)} cannot be a type of value: {error}; "
+                "use a dataclass, a msgspec.Struct, a scalar, or pass serde="
+            ) from error
+
+    def dumps(self, value: T, /) -> bytes:
+        try:
+            return _encode(value)
+        except (TypeError, OverflowError, ValueError) as error:
+            return _big_int_or_refuse(value, error)
+
+    def loads(self, data: bytes, /) -> T:
+        try:
+            return self._decode(data)
+        except (msgspec.DecodeError, ValueError) as error:
+            if self.declared is int and data[:1] in _EXTENSIONS:
+                return MessagePack().loads(data)  # type: ignore[no-any-return]
+            raise _undecodable(_name(self.declared), data, error) from error
+
+
+class Bytes:
+    """Bytes as they are."""
+
+    def dumps(self, value: bytes | bytearray | memoryview, /) -> bytes:
+        if type(value) is bytes:
+            return value
+        try:
+            return bytes(memoryview(value))
+        except TypeError as error:
+            fix = "encode it first, or declare its type"
+            raise _unencodable("bytes", value, fix) from error
+
+    def loads(self, data: bytes, /) -> bytes:
+        return data
+
+
+class Utf8:
+    """Strings as Kafka's StringSerializer writes them."""
+
+    def dumps(self, value: str, /) -> bytes:
+        try:
+            return value.encode()
+        except (AttributeError, UnicodeEncodeError) as error:
+            raise _unencodable("str", value, "give text without lone surrogates") from error
+
+    def loads(self, data: bytes, /) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise _undecodable("UTF-8", data, error) from error
+
+
+class Long:
+    """Ints as Kafka's LongSerializer writes them: 8 bytes, big-endian, signed."""
+
+    def dumps(self, value: int, /) -> bytes:
+        if type(value) is not int:
+            raise _unencodable("int", value, "convert it to int first")
+        try:
+            return _LONG.pack(value)
+        except struct.error as error:
+            raise _unencodable("int of 64 bits", value, "use str or bytes for it") from error
+
+    def loads(self, data: bytes, /) -> int:
+        return int(_unpack(_LONG, "a long (8 bytes)", data))
+
+
+class Double:
+    """Floats as Kafka's DoubleSerializer writes them: 8 bytes, big-endian."""
+
+    def dumps(self, value: float, /) -> bytes:
+        if type(value) is not float:
+            raise _unencodable("float", value, "convert it to float first")
+        return _DOUBLE.pack(value)
+
+    def loads(self, data: bytes, /) -> float:
+        return float(_unpack(_DOUBLE, "a double (8 bytes)", data))
+
+
+def value_serde(declared: Any = None) -> Serde[Any]:
+    """The serde of a declared type of values.
+
+    None, Any, dict and list: MessagePack. bytes: as they are. An object with `dumps` and
+    `loads`: itself. Any other type: MessagePack of that type. Raises InvalidConfig.
+    """
+    if declared in (None, Any, dict, list, object):
+        return MessagePack()
+    if declared is bytes:
+        return Bytes()
+    if callable(getattr(declared, "dumps", None)) and callable(getattr(declared, "loads", None)):
+        return declared() if isinstance(declared, type) else declared  # type: ignore[no-any-return]
+    return Typed(declared)
+
+
+def topic_key_serde(declared: Any = None) -> Serde[Any]:
+    """The serde of a topic's keys: byte for byte what Kafka's Java client writes.
+
+    The same key then goes to the same partition. str: UTF-8. bytes: as they are. int: 8
+    bytes big-endian. float: a big-endian double. Anything else as `value_serde`.
+
+    >>> topic_key_serde(int).dumps(258)
+    b'\\x00\\x00\\x00\\x00\\x00\\x00\\x01\\x02'
+    """
+    simple: dict[Any, Serde[Any]] = {str: Utf8(), int: Long(), float: Double()}
+    try:
+        return simple.get(declared) or value_serde(declared)
+    except TypeError:  # an unhashable object with dumps and loads
+        return value_serde(declared)
+
+
+def is_immutable(declared: Any) -> bool:
+    """Whether no object of a declared type can be changed, so that readers may share it.
+
+    >>> is_immutable(tuple[int, str]), is_immutable(list[int])
+    (True, False)
+    """
+    return _is_immutable(declared, set())
+
+
+def _is_immutable(declared: Any, seen: set[Any]) -> bool:
+    origin = get_origin(declared)
+    if declared in _IMMUTABLE or origin is Literal:
+        return True
+    if origin in (tuple, frozenset, Union, types.UnionType):
+        inner = [argument for argument in get_args(declared) if argument is not Ellipsis]
+        return all(_is_immutable(argument, seen) for argument in inner)
+    if not isinstance(declared, type):
+        return False
+    if issubclass(declared, Enum):
+        return True
+    if declared in seen:
+        return True
+    if not _is_frozen(declared):
+        return False
+    seen.add(declared)
+    return all(_is_immutable(hint, seen) for hint in _field_hints(declared))
+
+
+def _is_frozen(declared: type) -> bool:
+    if issubclass(declared, msgspec.Struct):
+        return declared.__struct_config__.frozen
+    if dataclasses.is_dataclass(declared):
+        return bool(declared.__dataclass_params__.frozen)  # type: ignore[attr-defined]
+    return issubclass(declared, tuple) and hasattr(declared, "_fields")
+
+
+def _field_hints(declared: type) -> list[Any]:
+    try:
+        return list(hints_of(declared).values())
+    except NameError:
+        return [list]  # a forward reference that cannot be looked up may be anything
+
+
+def _big_int_or_refuse(value: object, error: Exception) -> bytes:
+    if type(value) is not int:
+        raise _unencodable("what MessagePack can hold", value, str(error)) from error
+    data = value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
+    return _encode(msgspec.msgpack.Ext(_BIG_INT, data))
+
+
+def _decode_extension(code: int, data: memoryview) -> int:
+    if code != _BIG_INT:
+        raise ValueError(f"unknown extension {code}")
+    return int.from_bytes(data, "big", signed=True)
+
+
+def _unpack(layout: struct.Struct, what: str, data: bytes) -> Any:
+    try:
+        return layout.unpack(data)[0]
+    except struct.error as error:
+        raise _undecodable(what, data, error) from error
+
+
+def _unencodable(expected: str, value: object, fix: str) -> InvalidRecord:
+    got = f"{value!r:.80} ({type(value).__name__})"
+    return InvalidRecord(f"cannot encode a value: expected {expected}, got {got}; {fix}")
+
+
+def _undecodable(expected: str, data: bytes, error: Exception) -> InvalidRecord:
+    return InvalidRecord(
+        f"cannot decode {len(data)} bytes {data!r:.80} as {expected}: {error}; "
+        "declare the type (or serde) they were written with"
+    )
+
+
+def _name(declared: Any) -> str:
+    return declared.__name__ if isinstance(declared, type) else str(declared)
+
+
+_LONG, _DOUBLE = struct.Struct(">q"), struct.Struct(">d")
+_BIG_INT = 1
+# The first byte of a MessagePack extension: ext 8/16/32 and fixext 1 … 16.
+_EXTENSIONS = tuple(bytes((byte,)) for byte in (0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8))
+_IMMUTABLE = (
+    *(int, str, float, bytes, bool, type(None), None),
+    *(datetime, date, time, timedelta, Decimal, UUID),
+)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ext_hook=_decode_extension).decode

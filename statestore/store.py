@@ -1,0 +1,474 @@
+"""One partition of a store, as a task uses it: typed, transactional, restored from a changelog.
+
+`open_store` shows the stack in one expression. From the top:
+
+    PartitionStore   Python objects in, Python objects out
+    Dirty            what the running transaction changed, with an undo log for the record
+    Cache            committed values at hand
+    Changelogged     committed changes that wait for a checkpoint
+    Engine           everything up to the last checkpoint, and its changelog position
+
+The worker's part, once for each record and once for each commit:
+
+    store.undo.clear()  or  store.rollback()         the handler succeeded, or raised
+    batch = store.drain()                            append it to the changelog, in the transaction
+    store.committed(end)  or  store.discard()        the transaction committed, or aborted
+    store.checkpoint()  if  store.needs_checkpoint
+
+A scan shows the store as it was when the scan was asked for, the running record's own changes
+included; what changes while it runs it does not show. Changing during a scan is allowed.
+
+A store belongs to its task's thread; `checkpoint` may run on another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar, overload
+
+from changelog.broker import Broker
+from changelog.clock import Clock, SystemClock
+from changelog.errors import InvalidRecord, InvalidTxnState
+from changelog.records import TopicPartition
+from statestore.cache import Cache
+from statestore.changelogged import ChangelogBatch, Changelogged, later
+from statestore.dirty import Dirty
+from statestore.engine import Engine, Position
+from statestore.engines.memory import MemoryEngine
+from statestore.expiry import Sweeper
+from statestore.keys import Never, key_codec
+from statestore.ordered import FIRST_KEY
+from statestore.restore import OnProgress, Restored, restore
+from statestore.spec import UNSET, StoreSpec
+from statestore.values import DELETED, UNSHARED, Packed, ValueCodec
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+
+
+def open_store(
+    spec: StoreSpec[K, V],
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    clock: Clock | None = None,
+    now: Callable[[], int] | None = None,
+    lock_timeout: float = 10.0,
+) -> PartitionStore[K, V]:
+    """One partition of a store, its engine in `folder` (not needed in memory).
+
+    `now` is the time in ms that a time to live is counted in: pass the task's stream time, or
+    leave it to the clock. `lock_timeout` is how many seconds another holder of the folder is
+    waited for. Raises FutureFormat, StorageFailed, DiskFull.
+
+    >>> store = open_store(StoreSpec("n", key=str, value=int, default=0, engine="memory"))
+    >>> store["LHR"] += 1
+    >>> store["LHR"], "JFK" in store, list(store.all())
+    (1, False, [('LHR', 1)])
+    """
+    clock = clock or SystemClock()
+    keys = key_codec(spec.key)
+    return PartitionStore(
+        spec,
+        ValueCodec(spec.value, ttl_ms=spec.ttl_ms, now=now or clock.now_ms),
+        Dirty(keys.encode),
+        Cache(spec.limits.cache_bytes),
+        Changelogged(_engine(spec, folder, lock_timeout, clock)),
+        clock,
+    )
+
+
+class PartitionStore(Generic[K, V]):
+    """State of one partition: a sorted mapping whose changes are committed by its task."""
+
+    __slots__ = (
+        "_cache",
+        "_changes",
+        "_clock",
+        "_committed",
+        "_default_value",
+        "_dirty",
+        "_drained",
+        "_exact",
+        "_keys",
+        "_last_checkpoint",
+        "_plain",
+        "_sweeper",
+        "_unchecked",
+        "_values",
+        "spec",
+        "undo",
+    )
+
+    def __init__(
+        self,
+        spec: StoreSpec[K, V],
+        values: ValueCodec,
+        dirty: Dirty,
+        cache: Cache,
+        committed: Changelogged,
+        clock: Clock,
+    ) -> None:
+        self.spec = spec
+        self._keys = key_codec(spec.key)
+        self._values = values
+        self._dirty = dirty
+        self._cache = cache
+        self._committed = committed
+        self._clock = clock
+        self._sweeper = Sweeper(committed, values) if spec.ttl_ms else None
+        self._drained: ChangelogBatch | None = None
+        self._last_checkpoint = clock.monotonic()
+        given = spec.default
+        self._default_value = given if given is UNSET else values.as_put(given)
+        # What a hot get and put need, at one attribute each.
+        self._changes: dict[Any, Any] = dirty.changes
+        self._exact = self._keys.exact
+        self._plain = values.plain
+        self._unchecked = values.unchecked
+        self.undo: list[tuple[Any, Any | None]] = dirty.undo
+        """What the running record changed; its worker clears it when the handler succeeded."""
+
+    # What a task uses -------------------------------------------------------------------
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
+    def get(self, key: K, default: Any = UNSET) -> Any:
+        """The value of a key; else `default`, else the store's own default, else None.
+
+        Raises InvalidRecord for a key that is not of the declared type.
+        """
+        if type(key) is not self._exact:
+            key = self._admit(key)
+        held = self._changes.get(key)
+        if held is None:
+            held = self._cache.young.get(key)
+            if held is None:
+                held = self._load(key)
+        if type(held) is self._plain:
+            return held
+        value = self._values.value(held)
+        if value is not UNSHARED:
+            return value
+        return self._default(None) if default is UNSET else default
+
+    def __getitem__(self, key: K) -> V:
+        """The value of a key; else the store's default. Raises KeyError if it has none."""
+        if type(key) is not self._exact:
+            key = self._admit(key)
+        held = self._changes.get(key)
+        if held is None:
+            held = self._cache.young.get(key)
+            if held is None:
+                held = self._load(key)
+        if type(held) is self._plain:
+            return held  # type: ignore[return-value]
+        value = self._values.value(held)
+        if value is UNSHARED:
+            value = self._default(UNSET)
+            if value is UNSET:
+                raise KeyError(key)
+        return value  # type: ignore[no-any-return]
+
+    def put(self, key: K, value: V) -> None:
+        """Set the value of a key; `store[key] = value` does the same.
+
+        Raises InvalidRecord if key or value are not of the declared types, TypeError for None.
+        """
+        if type(key) is not self._exact:
+            key = self._admit(key)
+        held: Any = value if type(value) is self._unchecked else self._hold(value)
+        changes = self._changes
+        self.undo.append((key, changes.get(key)))
+        changes[key] = held
+
+    __setitem__ = put
+
+    def delete(self, key: K) -> None:
+        """Remove a key, if it is there."""
+        self._writable()
+        self._dirty.put(self._admit(key), DELETED)
+
+    def __delitem__(self, key: K) -> None:
+        """Remove a key. Raises KeyError if it is not there."""
+        if key not in self:
+            raise KeyError(key)
+        self.delete(key)
+
+    def __contains__(self, key: K) -> bool:
+        return self.get(key, UNSHARED) is not UNSHARED
+
+    def put_if_absent(self, key: K, value: V) -> V | None:
+        """Set the value of a key that has none; return the one it has otherwise."""
+        found = self.get(key, None)
+        if found is None:
+            self.put(key, value)
+        return found
+
+    def get_many(self, keys: Iterable[K]) -> dict[K, V]:
+        """The values of those keys that have one; the engine is asked once for all."""
+        wanted = [self._admit(key) for key in keys]
+        young = self._cache.young
+        cold = [key for key in wanted if key not in self._changes and key not in young]
+        encoded = [self._keys.encode(key) for key in cold]
+        for key, name, data in zip(cold, encoded, self._committed.get_many(encoded), strict=True):
+            self._remember(key, name, data)
+        values = ((key, self.get(key, UNSHARED)) for key in wanted)
+        return {key: value for key, value in values if value is not UNSHARED}
+
+    def edit(self, key: K) -> Edit[K, V]:
+        """Change a mutable value in place; it is put back when the block ends without error.
+
+        A key without a value begins with the store's default; KeyError if it has none.
+
+        >>> spec = StoreSpec("seen", value=list[str], default_factory=list, engine="memory")
+        >>> store = open_store(spec)
+        >>> with store.edit("LHR") as carriers:
+        ...     carriers.append("BA")
+        >>> store["LHR"]
+        ['BA']
+        """
+        return Edit(self, key)
+
+    def range(
+        self, lower: K | None = None, upper: K | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[K, V]]:
+        """Entries from `lower` up to but without `upper`, in the order of the keys.
+
+        None is no limit. Of tuple keys the leading elements are enough. `reverse` begins with
+        the last. See the module's docstring for changes during a scan.
+        """
+        first = FIRST_KEY if lower is None else self._keys.bound(lower)
+        last = None if upper is None else self._keys.bound(upper)
+        return self._scan(first, last, reverse)
+
+    def prefix(self, prefix: Any, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """Entries whose key begins with `prefix`: a str, bytes, or a tuple's first elements."""
+        first, last = self._keys.prefix(prefix)
+        return self._scan(first, last, reverse)
+
+    def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """All entries, in the order of the keys."""
+        return self._scan(FIRST_KEY, None, reverse)
+
+    def reverse(self, lower: K | None = None, upper: K | None = None) -> Iterator[tuple[K, V]]:
+        """`range` from its last entry to its first."""
+        return self.range(lower, upper, reverse=True)
+
+    def approximate_num_entries(self) -> int:
+        """About how many keys there are; each change that waits counts as one."""
+        return self._committed.approximate_num_entries() + len(self._changes)
+
+    def __len__(self) -> int:
+        raise TypeError(
+            "a store does not know its exact length; use approximate_num_entries(), or count all()"
+        )
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "a store is neither true nor false; use `key in store`, or `any(store.all())`"
+        )
+
+    def __iter__(self) -> Iterator[K]:
+        raise TypeError("a store is not iterated as it is; use store.all(), range() or prefix()")
+
+    # What the worker uses ---------------------------------------------------------------
+
+    def mark(self) -> int:
+        """Where the undo log stands; `rollback` goes back to it."""
+        return len(self.undo)
+
+    def rollback(self, mark: int = 0) -> None:
+        """Undo everything changed since `mark`: the handler of that record raised."""
+        self._dirty.rollback(mark)
+
+    def drain(self) -> ChangelogBatch | None:
+        """What has changed since the last commit, for the changelog; None if nothing has.
+
+        From here to `committed` or `discard` the store can be read but not changed. Expired
+        values are removed with it. Repeated, it gives the same.
+        """
+        if self._drained is not None:
+            return self._drained
+        self._remove_expired()
+        self.undo.clear()
+        if not self._changes:
+            return None
+        dumps = self._values.serde.dumps
+        self._drained = ChangelogBatch(
+            self._keys.encode_all(self._changes),
+            [held.data if type(held) is Packed else dumps(held) for held in self._changes.values()],
+        )
+        self._unchecked = Never
+        return self._drained
+
+    def committed(self, end_offset: int, leader_epoch: int | None = None) -> None:
+        """What `drain` gave is committed, durably.
+
+        `end_offset` lies behind the last of it in the changelog (and no further than the end
+        of the transaction), `leader_epoch` is the one it was appended under, if that changed.
+        """
+        position = later(self.position or _NOWHERE, end_offset, leader_epoch)
+        if self._drained is None:
+            self._committed.advance(position)
+        else:
+            self._committed.apply(self._drained, position)
+            self._cache.update(self._values.settled(self._changes), self._drained.nbytes)
+        self._begin()
+
+    def discard(self) -> None:
+        """Forget all changes since the last commit: the transaction was aborted."""
+        self._begin()
+
+    @property
+    def needs_commit(self) -> bool:
+        """Whether the uncommitted changes take more memory than they should."""
+        used = self._dirty.nbytes + _CHANGE_BYTES * len(self._changes)
+        return used > self.spec.limits.dirty_bytes
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        """Whether committed changes wait for the engine in too great a number, or too long."""
+        pending = self._committed.pending_bytes
+        limits = self.spec.limits
+        if pending == 0:
+            return False
+        waited_ms = (self._clock.monotonic() - self._last_checkpoint) * 1000
+        return pending > limits.overlay_bytes or waited_ms >= limits.checkpoint_interval_ms
+
+    def checkpoint(self) -> int:
+        """Move committed changes to the engine; return how many keys that were.
+
+        Raises StorageFailed, DiskFull: the changes then wait on, and it may be tried again.
+        """
+        moved = self._committed.checkpoint()
+        self._last_checkpoint = self._clock.monotonic()
+        return moved
+
+    @property
+    def position(self) -> Position | None:
+        """Up to where of its changelog the committed state reaches; None before a restore."""
+        return self._committed.position
+
+    def restore(
+        self, broker: Broker, changelog: TopicPartition, progress: OnProgress | None = None
+    ) -> Restored:
+        """Bring the state up to the changelog's stable end; see `statestore.restore`."""
+        self._begin()
+        restored = restore(self._committed, broker, changelog, progress, clock=self._clock)
+        self._cache.clear()
+        return restored
+
+    def close(self) -> None:
+        """Let go of the engine; scans end. What was not committed is gone."""
+        self._begin()
+        self._committed.close()
+
+    # Helpers ----------------------------------------------------------------------------
+
+    def _load(self, key: Any) -> Any:
+        """The held value of a key that is neither dirty nor in the young generation."""
+        held = self._cache.recall(key)
+        if held is None:
+            name = self._keys.encode(key)
+            held = self._remember(key, name, self._committed.get(name))
+        return held
+
+    def _remember(self, key: Any, name: bytes, data: bytes | None) -> Any:
+        held = DELETED if data is None else self._values.held(data)
+        self._cache.add(key, held, len(name) + len(data or b""))
+        return held
+
+    def _default(self, otherwise: Any) -> Any:
+        if self.spec.default_factory is not None:
+            return self.spec.default_factory()
+        return otherwise if self._default_value is UNSET else self._default_value
+
+    def _admit(self, key: Any) -> Any:
+        try:
+            return self._keys.admit(key)
+        except InvalidRecord as error:
+            raise InvalidRecord(f"store {self.spec.name!r}: {error}") from error
+
+    def _hold(self, value: Any) -> Any:
+        self._writable()
+        try:
+            held = self._values.hold(value)
+        except InvalidRecord as error:
+            raise InvalidRecord(f"store {self.spec.name!r}: {error}") from error
+        if type(held) is Packed:
+            self._dirty.nbytes += len(held.data or b"")
+        return held
+
+    def _writable(self) -> None:
+        if self._drained is not None:
+            raise InvalidTxnState(
+                f"store {self.spec.name!r} cannot be changed while its commit is under way; "
+                "call committed() or discard() first"
+            )
+
+    def _scan(self, lower: bytes, upper: bytes | None, reverse: bool) -> Iterator[tuple[K, V]]:
+        values = self._values
+        dirty = self._dirty.scan(values.dumps, lower, upper, reverse=reverse)
+        entries = self._committed.scan(dirty, lower, upper, reverse=reverse)
+        decode, loads = self._keys.decode, values.loads
+        if values.ttl_ms is not None:
+            entries = ((key, data) for key, data in entries if not values.expired(data))
+        return ((decode(key), loads(data)) for key, data in entries)
+
+    def _remove_expired(self) -> None:
+        if self._sweeper is None:
+            return
+        for name in self._sweeper.expired(len(self._changes)):
+            key = self._keys.decode(name)
+            if key not in self._changes:
+                self._changes[key] = DELETED
+
+    def _begin(self) -> None:
+        self._dirty.clear()
+        self._drained = None
+        self._unchecked = self._values.unchecked
+
+
+class Edit(Generic[K, V]):
+    """The block of `store.edit(key)`."""
+
+    __slots__ = ("_key", "_store", "_value")
+
+    def __init__(self, store: PartitionStore[K, V], key: K) -> None:
+        self._store = store
+        self._key = key
+
+    def __enter__(self) -> V:
+        self._value = self._store[self._key]
+        if self._store._values.immutable or isinstance(self._value, _UNCHANGEABLE):
+            raise TypeError(
+                f"a value of type {type(self._value).__name__} cannot be changed in place; "
+                "set it: store[key] = new_value"
+            )
+        return self._value
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self._store.put(self._key, self._value)
+
+
+def _engine(
+    spec: StoreSpec[Any, Any],
+    folder: str | os.PathLike[str] | None,
+    lock_timeout: float,
+    clock: Clock,
+) -> Engine:
+    if spec.engine == "memory" or folder is None:
+        return MemoryEngine()
+    from statestore.engines.rocksdb import open_when_free
+
+    return open_when_free(folder, timeout=lock_timeout, clock=clock)
+
+
+_NOWHERE = Position("", 0, 0)
+_CHANGE_BYTES = 200  # of an entry, its undo record, a short key and a small value
+_UNCHANGEABLE = (int, float, str, bytes, tuple, frozenset)

@@ -1,0 +1,143 @@
+"""How a store holds its values, so that readers cannot change each other's.
+
+A value of an immutable type is held as the object itself and shared by all readers. Any other
+is held as its bytes and decoded afresh for each reader. In either case what is held is what
+the bytes say: a value is encoded and decoded once when it is put, so one that could not come
+back after a restart is refused there and then. Only exact int, float and bool go unchecked,
+as every one of them can be encoded.
+
+With a time to live a stored value begins with C1, a byte that MessagePack never uses, and 8
+bytes of expiry time (ms since the epoch, big-endian). It is part of the value, so a restore
+finds the same. A value without it, from before the store had a time to live, never expires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from changelog.errors import InvalidRecord
+from statestore.keys import Never
+from statestore.serdes import Serde, is_immutable, value_serde
+
+
+class Packed(msgspec.Struct, frozen=True, gc=False):
+    """A value held with, or only as, its bytes."""
+
+    data: bytes | None
+    """As stored; None is a deletion."""
+    shared: Any
+    """The immutable object, or `UNSHARED`: decode it for each reader."""
+    expires: int = 0
+    """When it expires, in ms since the epoch; 0 is never."""
+
+
+UNSHARED: Any = object()
+DELETED = Packed(None, UNSHARED)
+
+
+class ValueCodec:
+    """Between the objects of one declared type, the form they are held in, and bytes."""
+
+    def __init__(
+        self, declared: Any, *, ttl_ms: int | None = None, now: Callable[[], int] | None = None
+    ) -> None:
+        self.declared = declared
+        self.serde: Serde[Any] = value_serde(declared)
+        self.ttl_ms = ttl_ms
+        self._now = now
+        self._untyped = declared in (None, Any, object)
+        self.immutable = bool(getattr(self.serde, "immutable", False)) or (
+            not self._untyped and self.serde is not declared and is_immutable(declared)
+        )
+        plain = int if self._untyped else declared
+        self.unchecked: type = plain if plain in (int, float, bool) and not ttl_ms else Never
+        """Objects of exactly this type may be held without asking `hold`."""
+        is_type = isinstance(plain, type) and (self.immutable or self._untyped)
+        self.plain: type = plain if is_type and not ttl_ms else Never
+        """Held objects of exactly this type are the values themselves."""
+
+    def hold(self, value: Any) -> Any:
+        """The form in which a value that was put is held. Raises InvalidRecord, TypeError."""
+        if value is None:
+            raise TypeError("None is no value of a store; to remove a key use `del store[key]`")
+        if self._untyped and type(value) in (float, bool) and not self.ttl_ms:
+            return value
+        data = self.serde.dumps(value)
+        try:
+            back = self.serde.loads(data)
+        except InvalidRecord as error:
+            raise InvalidRecord(
+                f"a value of this store must be {_name(self.declared)}, got {value!r:.200} "
+                f"({type(value).__name__}); {error.__cause__ or error}"
+            ) from error
+        shared = back if self.immutable or type(back) in _SCALARS else UNSHARED
+        if self.ttl_ms is None:
+            return Packed(data, shared)
+        expires = self.now() + self.ttl_ms
+        return Packed(_EXPIRING + expires.to_bytes(8, "big", signed=True) + data, shared, expires)
+
+    def as_put(self, value: Any) -> Any:
+        """What a reader gets back of a value that was put. Raises as `hold` does."""
+        return self.serde.loads(self.serde.dumps(value))
+
+    def settled(self, entries: dict[Any, Any]) -> dict[Any, Any]:
+        """Held values in the form in which they stay once committed: without spare bytes."""
+        if self.unchecked is self.declared:
+            return entries
+        return {
+            key: held.shared
+            if type(held) is Packed and held.shared is not UNSHARED and not held.expires
+            else held
+            for key, held in entries.items()
+        }
+
+    def dumps(self, held: Any) -> bytes | None:
+        """The stored bytes of a held value; None is a deletion."""
+        return held.data if type(held) is Packed else self.serde.dumps(held)
+
+    def held(self, data: bytes) -> Any:
+        """Stored bytes in the form in which they are held."""
+        body, expires = self._split(data)
+        if self.immutable or self._untyped:
+            value = self.serde.loads(body)
+            if self.immutable or type(value) in _SCALARS:
+                return Packed(data, value, expires) if expires else value
+        return Packed(data, UNSHARED, expires)
+
+    def loads(self, data: bytes) -> Any:
+        """The value of stored bytes, for one reader."""
+        return self.serde.loads(self._split(data)[0])
+
+    def value(self, held: Any) -> Any:
+        """A held value for one reader; `UNSHARED` if it was deleted or has expired."""
+        if type(held) is not Packed:
+            return held
+        if held.data is None or (held.expires and held.expires <= self.now()):
+            return UNSHARED
+        return self.loads(held.data) if held.shared is UNSHARED else held.shared
+
+    def expired(self, data: bytes) -> bool:
+        """Whether stored bytes have expired by now."""
+        if self.ttl_ms is None or data[:1] != _EXPIRING:
+            return False
+        return self._split(data)[1] <= self.now()
+
+    def now(self) -> int:
+        """The time that values expire by, in ms since the epoch."""
+        return self._now() if self._now is not None else 0
+
+    def _split(self, data: bytes) -> tuple[bytes, int]:
+        if self.ttl_ms is None or data[:1] != _EXPIRING:
+            return data, 0
+        return data[9:], int.from_bytes(data[1:9], "big", signed=True)
+
+
+_EXPIRING = b"\xc1"
+_SCALARS = (int, float, bool, str, bytes)
+
+
+def _name(declared: Any) -> str:
+    return declared.__name__ if isinstance(declared, type) else str(declared)

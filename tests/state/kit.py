@@ -1,0 +1,86 @@
+"""A store with its changelog in a log in memory, and the worker's part around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from changelog.clock import ManualClock
+from changelog.owner import Owner
+from changelog.records import Append, ProducerIdentity, TopicPartition, columns_schema
+from changelog.storage import MemoryStorage
+from statestore import PartitionStore, Restored, StoreSpec, open_store
+
+Change = tuple[bytes, bytes | None]
+
+
+class Changelog:
+    """Partition 0 of a compacted topic, and a transactional producer that writes to it."""
+
+    def __init__(self, topic: str = "app-store-changelog", partitions: int = 1) -> None:
+        self.storage = MemoryStorage()
+        self.clock = ManualClock(1_000_000)
+        self.owner = Owner(self.storage, clock=self.clock, background=False)
+        self.owner.create_topic(topic, partitions, config={"cleanup.policy": "compact"})
+        self.partition = TopicPartition(topic, 0)
+        self.producer: ProducerIdentity = self.owner.init_producer("app-0")
+        self.sequences: dict[TopicPartition, int] = {}
+
+    def append(
+        self, changes: list[Change], *, commit: bool = True, partition: TopicPartition | None = None
+    ) -> int:
+        """One transaction of these changes; return the offset behind them."""
+        partition = partition or self.partition
+        keys, values = [key for key, _ in changes], [value for _, value in changes]
+        return self.append_columns(columns(keys, values), commit=commit, partition=partition)
+
+    def append_columns(
+        self, batch: pa.RecordBatch, *, commit: bool = True, partition: TopicPartition | None = None
+    ) -> int:
+        partition = partition or self.partition
+        sequence = self.sequences.get(partition, 0)
+        append = Append(
+            *partition, batch, self.producer, base_sequence=sequence, transactional=True
+        )
+        (appended,) = self.owner.append([append])
+        before = self.producer
+        self.producer = self.owner.end_transaction(self.producer, commit=commit)
+        # A new epoch begins at sequence 0 again.
+        same = before == self.producer
+        self.sequences = {partition: sequence + batch.num_rows} if same else {}
+        return appended.last_offset + 1
+
+    def commit(self, store: PartitionStore[Any, Any]) -> None:
+        """The worker's commit: drain, append, commit, committed."""
+        batch = store.drain()
+        if batch is not None:
+            store.committed(self.append_columns(batch.columns(self.clock.now_ms())))
+
+    def abort(self, store: PartitionStore[Any, Any]) -> None:
+        """A commit whose transaction is aborted."""
+        batch = store.drain()
+        if batch is not None:
+            self.append_columns(batch.columns(self.clock.now_ms()), commit=False)
+        store.discard()
+
+    def open(
+        self, spec: StoreSpec[Any, Any], folder: Path | None = None
+    ) -> PartitionStore[Any, Any]:
+        """A store, restored."""
+        store = open_store(spec, folder, clock=self.clock, lock_timeout=0)
+        self.restore(store)
+        return store
+
+    def restore(self, store: PartitionStore[Any, Any]) -> Restored:
+        return store.restore(self.owner, self.partition)
+
+
+def columns(keys: list[bytes], values: list[bytes | None]) -> pa.RecordBatch:
+    arrays = [
+        pa.array([0] * len(keys), pa.int64()),
+        pa.array(keys, pa.binary()),
+        pa.array(values, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns_schema(pa.binary(), headers=False))

@@ -1,0 +1,130 @@
+"""Counters and aggregates per key: the figures after every row, as SQL would give them."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from changelog.errors import InvalidConfig, InvalidRecord
+from statestore import (
+    Aggregates,
+    AggregateStore,
+    CounterStore,
+    aggregates,
+    counter_spec,
+    open_store,
+)
+from tests.state.kit import Changelog
+
+KEPT = Aggregates(
+    n=aggregates.count(),
+    known=aggregates.count("x"),
+    total=aggregates.sum("x"),
+    least=aggregates.min("x"),
+    worst=aggregates.max("x"),
+    mean=aggregates.mean("x"),
+)
+
+
+def make(kept: Aggregates = KEPT) -> AggregateStore[str]:
+    return AggregateStore(open_store(kept.spec("s", engine="memory")), kept)
+
+
+@settings(deadline=None)
+@given(st.lists(st.none() | st.integers(-1000, 1000), min_size=1))
+def test_figures_are_right_after_every_row(xs: list[int | None]) -> None:
+    store = make()
+    for end, x in enumerate(xs, start=1):
+        result = store.add("a", {"x": x})
+        seen = [value for value in xs[:end] if value is not None]
+        assert (result.n, result.known) == (end, len(seen))
+        assert result.total == (sum(seen) if seen else None)
+        assert result.least == min(seen, default=None)
+        assert result.worst == max(seen, default=None)
+        assert result.mean == (pytest.approx(statistics.fmean(seen)) if seen else None)
+        assert store["a"] == result
+
+
+def test_a_row_may_be_a_mapping_an_object_or_keywords() -> None:
+    @dataclasses.dataclass
+    class Row:
+        x: float
+
+    store = make()
+    store.add("a", {"x": 1.5})
+    store.add("a", Row(2.5))
+    assert store.add("a", x=np.float64(2.0)).total == 6.0
+
+
+def test_keys_are_kept_apart_and_a_result_cannot_be_changed() -> None:
+    store = make()
+    first = store.add("a", x=1)
+    store.add("b", x=2)
+    assert store.add("a", x=3).total == 4
+    assert [(key, result.total) for key, result in store.all()] == [("a", 4), ("b", 2)]
+    with pytest.raises(AttributeError):
+        first.total = 9
+    assert first.total == 1
+
+
+@pytest.mark.parametrize("row", [{}, {"y": 1}, {"x": "text"}, {"x": [1]}, object()])
+def test_a_row_that_cannot_be_folded_is_refused_and_changes_nothing(row: Any) -> None:
+    store = make()
+    with pytest.raises(InvalidRecord, match="cannot aggregate"):
+        store.add("a", row)
+    assert "a" not in store
+
+
+def test_the_least_string_is_found_too() -> None:
+    store = make(Aggregates(first=aggregates.min("x")))
+    store.add("a", x="m")
+    assert store.add("a", x="b").first == "b"
+
+
+def test_an_aggregate_that_is_added_later_begins_empty(tmp_path: Path) -> None:
+    changelog = Changelog()
+    old = Aggregates(n=aggregates.count())
+    store = AggregateStore[str](changelog.open(old.spec("s"), tmp_path), old)
+    store.add("a", {})
+    changelog.commit(store.store)
+    store.store.close()
+    new = Aggregates(n=aggregates.count(), worst=aggregates.max("x"))
+    again = AggregateStore[str](changelog.open(new.spec("s"), tmp_path), new)
+    assert (again["a"].n, again["a"].worst) == (1, None)
+    assert (again.add("a", x=3).n, again["a"].worst) == (2, 3)
+    again.store.close()
+
+
+def test_counters_and_figures_come_back(tmp_path: Path) -> None:
+    changelog = Changelog()
+    counter = CounterStore[str](changelog.open(counter_spec("n"), tmp_path))
+    assert [counter.add("a") for _ in range(3)] == [1, 2, 3]
+    assert counter.add("b", -2) == -2
+    changelog.commit(counter.store)
+    counter.add("a")
+    counter.store.close()
+    again = CounterStore[str](changelog.open(counter_spec("n"), tmp_path))
+    assert list(again.all()) == [("a", 3), ("b", -2)]
+    assert ("a" in again, "z" in again, again["z"]) == (True, False, 0)
+    again.store.close()
+
+
+def test_a_failing_record_takes_its_figures_back() -> None:
+    store = make()
+    store.add("a", x=1)
+    store.store.undo.clear()
+    store.add("a", x=5)
+    store.store.rollback()
+    assert (store["a"].n, store["a"].total) == (1, 1)
+
+
+def test_nothing_to_keep_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="at least one"):
+        Aggregates()

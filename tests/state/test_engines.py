@@ -1,0 +1,309 @@
+"""What every engine promises, and what RocksDB promises beside it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from changelog.errors import CorruptLog, FutureFormat, InvalidRequest, LogLocked, StorageFailed
+from statestore.engine import POSITION_KEY, Engine, Position
+from statestore.engines import rocksdb
+from statestore.engines.memory import MemoryEngine
+from statestore.engines.rocksdb import RocksEngine, open_when_free
+
+KEY = st.binary(min_size=1, max_size=3).map(lambda key: b"\x02" + key)
+CHANGES = st.dictionaries(KEY, st.none() | st.binary(max_size=3), max_size=8)
+
+
+def at(offset: int) -> Position:
+    return Position("t1", 0, offset)
+
+
+def write(engine: Engine, changes: dict[bytes, bytes | None], offset: int = 1) -> None:
+    keys = sorted(changes)
+    engine.write(keys, [changes[key] for key in keys], at(offset))
+
+
+def entries(engine: Engine) -> list[tuple[bytes, bytes]]:
+    return list(engine.scan(b"\x02", None, reverse=False))
+
+
+@pytest.fixture(params=["memory", "rocksdb batches", "rocksdb files"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    kinds: dict[str, Callable[[], Engine]] = {
+        "memory": MemoryEngine,
+        "rocksdb batches": lambda: RocksEngine(tmp_path),
+        "rocksdb files": lambda: RocksEngine(tmp_path, sst_from=1),
+    }
+    made = kinds[request.param]()
+    yield made
+    made.close()
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(writes=st.lists(CHANGES, max_size=5), lower=KEY, upper=st.none() | KEY, probe=KEY)
+def test_it_is_a_sorted_mapping(
+    engine: Engine,
+    writes: list[dict[bytes, bytes | None]],
+    lower: bytes,
+    upper: bytes | None,
+    probe: bytes,
+) -> None:
+    engine.wipe()
+    model: dict[bytes, bytes | None] = {}
+    for changes in writes:
+        write(engine, changes)
+        model |= changes
+    alive = {key: value for key, value in model.items() if value is not None}
+    expected = sorted(
+        item for item in alive.items() if lower <= item[0] and (upper is None or item[0] < upper)
+    )
+    assert list(engine.scan(lower, upper, reverse=False)) == expected
+    assert list(engine.scan(lower, upper, reverse=True)) == expected[::-1]
+    assert engine.get(probe) == alive.get(probe)
+    assert engine.get_many([*model, probe]) == [alive.get(key) for key in [*model, probe]]
+
+
+def test_a_write_brings_its_position_with_it(engine: Engine) -> None:
+    assert engine.position() is None
+    assert engine.is_empty()
+    write(engine, {b"\x02a": b"1"}, offset=7)
+    assert engine.position() == at(7)
+    assert not engine.is_empty()
+    engine.wipe()
+    assert engine.position() is None
+    assert entries(engine) == []
+
+
+def test_a_scan_shows_the_moment_it_began(engine: Engine) -> None:
+    write(engine, {b"\x02a": b"1", b"\x02b": b"1", b"\x02c": b"1"})
+    scan = engine.scan(b"\x02", None, reverse=False)
+    assert next(scan) == (b"\x02a", b"1")
+    write(engine, {b"\x02b": None, b"\x02c": b"2", b"\x02d": b"2"}, offset=2)
+    assert list(scan) == [(b"\x02b", b"1"), (b"\x02c", b"1")]
+    assert entries(engine) == [(b"\x02a", b"1"), (b"\x02c", b"2"), (b"\x02d", b"2")]
+
+
+def test_an_empty_value_is_a_value(engine: Engine) -> None:
+    write(engine, {b"\x02a": b""})
+    assert engine.get(b"\x02a") == b""
+    assert entries(engine) == [(b"\x02a", b"")]
+
+
+def test_the_position_is_no_entry(engine: Engine) -> None:
+    write(engine, {b"\x02a": b"1"})
+    assert list(engine.scan(b"", None, reverse=True)) == [(b"\x02a", b"1")]
+
+
+def test_it_tells_about_how_many_keys_there_are(engine: Engine) -> None:
+    write(engine, {b"\x02%d" % number: b"1" for number in range(100)})
+    assert 90 <= engine.approximate_num_entries() <= 110
+
+
+@pytest.mark.parametrize("sst_from", [1, 10_000], ids=["files", "batches"])
+def test_what_was_written_is_there_after_reopening(tmp_path: Path, sst_from: int) -> None:
+    first = RocksEngine(tmp_path, sst_from=sst_from)
+    write(first, {b"\x02a": b"1", b"\x02b": b"1"}, offset=3)
+    write(first, {b"\x02a": None, b"\x02c": b"2"}, offset=5)
+    first.close()
+    second = RocksEngine(tmp_path)
+    assert second.position() == at(5)
+    assert entries(second) == [(b"\x02b", b"1"), (b"\x02c", b"2")]
+    second.close()
+
+
+def test_a_file_never_overtakes_a_batch(tmp_path: Path) -> None:
+    engine = RocksEngine(tmp_path, sst_from=3)
+    for offset in range(1, 40):
+        many = offset % 2
+        changes = {b"\x02%d" % key: b"%d" % offset for key in range(4 if many else 1)}
+        write(engine, {**changes, b"\x02same": b"%d" % offset}, offset)
+        engine.close()
+        engine = RocksEngine(tmp_path, sst_from=3)
+        assert engine.get(b"\x02same") == b"%d" % offset
+        assert engine.position() == at(offset)
+    engine.close()
+
+
+def test_keys_out_of_order_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    engine = RocksEngine(tmp_path, sst_from=1)
+    with pytest.raises(StorageFailed, match="ascending"):
+        engine.write([b"\x02b", b"\x02a"], [b"1", b"1"], at(1))
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert entries(engine) == []
+    assert engine.position() is None
+    engine.close()
+
+
+def test_a_folder_has_one_holder(tmp_path: Path) -> None:
+    holder = RocksEngine(tmp_path)
+    with pytest.raises(LogLocked, match="another worker has it"):
+        RocksEngine(tmp_path)
+    write(holder, {b"\x02a": b"1"})
+    holder.close()
+    RocksEngine(tmp_path).close()
+
+
+def test_a_locked_folder_is_left_to_its_holder(tmp_path: Path) -> None:
+    folder = tmp_path / "0"
+    stalled = open_when_free(folder)
+    write(stalled, {b"\x02a": b"1"})
+    fresh = open_when_free(folder, timeout=0)
+    assert fresh.folder != folder
+    assert fresh.is_empty()
+    fresh.close()
+    stalled.close()
+    again = open_when_free(folder, timeout=0)
+    assert again.folder == folder
+    assert again.get(b"\x02a") == b"1"
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    again.close()
+
+
+def test_closing_ends_open_scans_and_frees_the_folder(tmp_path: Path) -> None:
+    engine = RocksEngine(tmp_path)
+    write(engine, {b"\x02a": b"1", b"\x02b": b"1"})
+    scan = engine.scan(b"\x02", None, reverse=False)
+    next(scan)
+    engine.close()
+    engine.close()
+    RocksEngine(tmp_path).close()
+    assert list(scan) == []
+    with pytest.raises(InvalidRequest, match="closed"):
+        engine.get(b"\x02a")
+
+
+def test_a_later_format_is_refused(tmp_path: Path) -> None:
+    engine = RocksEngine(tmp_path)
+    engine._db[POSITION_KEY] = msgspec.msgpack.encode((99, {"t1": 0}, 2.5))
+    engine._db.flush()
+    engine.close()
+    with pytest.raises(FutureFormat, match="format 99"):
+        RocksEngine(tmp_path)
+    with pytest.raises(FutureFormat):  # nothing was moved aside
+        RocksEngine(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["MANIFEST", "CURRENT"])
+def test_a_damaged_database_is_moved_aside(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = RocksEngine(tmp_path)
+    write(engine, {b"\x02a": b"1"})
+    engine.close()
+    (damaged,) = (path for path in (tmp_path / "db").iterdir() if path.name.startswith(name))
+    damaged.write_bytes(b"something else")
+    with caplog.at_level(logging.WARNING):
+        fresh = RocksEngine(tmp_path)
+    assert "is damaged and is rebuilt from its changelog" in caplog.text
+    assert fresh.is_empty()
+    assert (tmp_path / "db.damaged").exists()
+    write(fresh, {b"\x02a": b"2"})
+    fresh.close()
+
+
+def test_damage_met_while_reading_leads_to_a_rebuild_at_the_next_open(tmp_path: Path) -> None:
+    engine = RocksEngine(tmp_path, sst_from=1)
+    write(engine, {b"\x02%05d" % number: b"1" * 50 for number in range(2_000)})
+    engine.close()
+    (table,) = (tmp_path / "db").glob("*.sst")
+    content = bytearray(table.read_bytes())
+    content[5_000:5_100] = b"\xaa" * 100
+    table.write_bytes(content)
+    engine = RocksEngine(tmp_path)
+    with pytest.raises(CorruptLog, match="rebuilt from the changelog"):
+        entries(engine)
+    engine.close()
+    engine = RocksEngine(tmp_path)
+    assert engine.is_empty()
+    engine.close()
+
+
+WRITER = """
+import sys
+from statestore.engine import Position
+from statestore.engines.rocksdb import RocksEngine
+
+engine = RocksEngine(sys.argv[1], sst_from=50)
+for offset in range((engine.position() or Position("t1", 0, 0)).offset + 1, 1_000_000):
+    keys = [b"\\x02%04d" % key for key in range(100 if offset % 3 else 10)]
+    values = [None if key and offset % 2 else b"%d" % offset for key in range(len(keys))]
+    engine.write(keys, values, Position("t1", 0, offset))
+    print(offset, flush=True)
+"""
+
+
+def written_by(offset: int) -> list[tuple[bytes, bytes]]:
+    """What the writer above leaves when its last write was the one of `offset`."""
+    state: dict[bytes, bytes] = {}
+    for number in range(max(1, offset - 12), offset + 1):
+        for key in range(100 if number % 3 else 10):
+            state.pop(b"\x02%04d" % key, None)
+            if not (key and number % 2):
+                state[b"\x02%04d" % key] = b"%d" % number
+    return sorted(state.items())
+
+
+def test_a_killed_process_leaves_the_state_of_its_position(tmp_path: Path) -> None:
+    for kill_after in (1, 7, 20):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None
+        told = [int(line) for _, line in zip(range(kill_after), writer.stdout, strict=False)][-1]
+        writer.kill()
+        told = int((writer.stdout.read().split() or [str(told)])[-1])
+        writer.wait()
+        writer.stdout.close()
+        engine = RocksEngine(tmp_path)
+        position = engine.position()
+        assert position is not None
+        assert position.offset >= told  # what was acknowledged is durable
+        assert entries(engine) == written_by(position.offset)
+        engine.close()
+
+
+def test_leftovers_of_a_crash_are_removed_at_open(tmp_path: Path) -> None:
+    RocksEngine(tmp_path).close()
+    (tmp_path / "tmp" / "1.sst").write_bytes(b"half a file")
+    engine = RocksEngine(tmp_path, sst_from=1)
+    assert list((tmp_path / "tmp").iterdir()) == []
+    write(engine, {b"\x02a": b"1"})
+    engine.close()
+
+
+def test_many_files_do_not_pile_up_on_level_0(tmp_path: Path) -> None:
+    engine = RocksEngine(tmp_path, sst_from=1)
+    for number in range(60):
+        write(engine, {b"\x02a": b"1", b"\x02%d" % number: b"1"}, offset=number)
+        assert engine.level0_files() <= rocksdb.MAX_LEVEL0_FILES + 1
+    engine.close()
+
+
+def test_a_write_waits_for_compaction_and_then_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = RocksEngine(tmp_path, sst_from=1)
+    monkeypatch.setattr(rocksdb, "MAX_LEVEL0_FILES", -1)
+    monkeypatch.setattr(rocksdb, "BACK_PRESSURE_SECONDS", 0.05)
+    with pytest.raises(StorageFailed, match="compaction did not catch up"):
+        write(engine, {b"\x02a": b"1"})
+    assert engine.is_empty()
+    engine.close()
+
+
+def test_all_stores_of_a_process_share_one_cache() -> None:
+    assert rocksdb._Shared.get() is rocksdb._Shared.get()
+    rocksdb.configure_memory(block_cache_bytes=64 << 20, memtable_bytes=32 << 20)
+    assert rocksdb._Shared.get().memtables.get_buffer_size() == 32 << 20
+    rocksdb.configure_memory(block_cache_bytes=128 << 20, memtable_bytes=64 << 20)

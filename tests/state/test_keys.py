@@ -1,0 +1,151 @@
+"""Keys keep their order, come back as they were, and are of exactly the declared type."""
+
+from __future__ import annotations
+
+import enum
+from datetime import UTC, date, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
+from statestore.engine import POSITION_KEY
+from statestore.keys import decode_key, key_codec, prefix_end
+
+SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    str: st.text(),
+    int: st.integers() | st.integers(-(2**200), 2**200) | st.sampled_from([0, -1, 255, 256, -256]),
+    float: st.floats(allow_nan=False),
+    bytes: st.binary() | st.lists(st.sampled_from([0, 1, 255])).map(bytes),
+    bool: st.booleans(),
+    date: st.dates(),
+    datetime: st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=-7))])),
+}
+NESTED: dict[Any, st.SearchStrategy[Any]] = {
+    tuple[str, int]: st.tuples(SCALARS[str], SCALARS[int]),
+    tuple[bytes, ...]: st.lists(SCALARS[bytes], max_size=4).map(tuple),
+    tuple[tuple[str, ...], float, bool]: st.tuples(
+        st.lists(SCALARS[str], max_size=3).map(tuple), SCALARS[float], SCALARS[bool]
+    ),
+    tuple[datetime, date, str]: st.tuples(SCALARS[datetime], SCALARS[date], SCALARS[str]),
+}
+DECLARED = [*SCALARS.items(), *NESTED.items()]
+IDS = [str(declared) for declared, _ in DECLARED]
+
+
+@pytest.mark.parametrize(("declared", "keys"), DECLARED, ids=IDS)
+@settings(deadline=None)
+@given(data=st.data())
+def test_bytes_sort_as_keys_do(declared: Any, keys: st.SearchStrategy[Any], data: Any) -> None:
+    codec = key_codec(declared)
+    one, other = data.draw(keys), data.draw(keys)
+    encoded = codec.encode(codec.admit(one)), codec.encode(codec.admit(other))
+    assert (encoded[0] < encoded[1]) == (one < other)
+    assert (encoded[0] == encoded[1]) == (one == other)
+
+
+@pytest.mark.parametrize(("declared", "keys"), DECLARED, ids=IDS)
+@settings(deadline=None)
+@given(data=st.data())
+def test_a_key_comes_back_as_it_was(declared: Any, keys: st.SearchStrategy[Any], data: Any) -> None:
+    codec, key = key_codec(declared), data.draw(keys)
+    encoded = codec.encode(codec.admit(key))
+    assert codec.decode(encoded) == decode_key(encoded) == key
+    assert codec.encode_all([codec.admit(key)]) == [encoded]
+    assert encoded > POSITION_KEY
+    assert encoded[0] >= 0x02
+
+
+@settings(deadline=None)
+@given(key=st.text(), other=st.text())
+def test_a_prefix_finds_the_keys_that_begin_with_it(key: str, other: str) -> None:
+    codec = key_codec(str)
+    lower, upper = codec.prefix(key)
+    assert (lower <= codec.encode(other) and (upper is None or codec.encode(other) < upper)) == (
+        other.startswith(key)
+    )
+
+
+@settings(deadline=None)
+@given(key=st.tuples(st.text(), st.binary(), st.integers()), other=st.text())
+def test_a_tuple_prefix_finds_the_keys_with_these_first_elements(key: Any, other: str) -> None:
+    codec = key_codec(tuple[str, bytes, int])
+    lower, upper = codec.prefix((other,))
+    assert upper is not None
+    assert (lower <= codec.encode(key) < upper) == (key[0] == other)
+
+
+@settings(deadline=None)
+@given(st.binary())
+def test_prefix_end_is_the_first_that_does_not_begin_with_it(prefix: bytes) -> None:
+    end = prefix_end(prefix)
+    if end is None:
+        assert prefix.strip(b"\xff") == b""
+    else:
+        assert prefix < end
+        assert not end.startswith(prefix)
+        assert prefix + b"\xff\xff" < end
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    ("declared", "key"),
+    [
+        (int, True), (int, 1.0), (int, Colour.RED), (float, 1), (bool, 1), (str, b"a"),
+        (bytes, "a"), (bytes, bytearray(b"a")), (date, datetime(2024, 1, 1, tzinfo=UTC)),
+        (datetime, datetime(2024, 1, 1)), (datetime, date(2024, 1, 1)), (float, float("nan")),
+        (str, None), (tuple[int, str], (True, "a")), (tuple[int, str], (1,)),
+        (tuple[int, str], (1, "a", 2)), (tuple[int, str], [1, "a"]), (tuple[int, ...], (1, 1.0)),
+        (tuple[int | None], (False,)), (tuple[tuple[int, int], str], ((1, True), "a")),
+    ],
+)  # fmt: skip
+def test_a_key_of_another_type_is_refused(declared: Any, key: Any) -> None:
+    with pytest.raises(InvalidRecord, match=r"a key of this store must be .*, got .*; "):
+        key_codec(declared).admit(key)
+
+
+@pytest.mark.parametrize(
+    "declared", [tuple, list, dict, [str], object, str | int, tuple[int | float], Any]
+)
+def test_a_type_that_cannot_be_a_key_is_refused(declared: Any) -> None:
+    with pytest.raises(InvalidConfig, match="cannot be"):
+        key_codec(declared)
+
+
+def test_none_inside_a_tuple_sorts_first() -> None:
+    codec = key_codec(tuple[str | None, int])
+    keys: list[Any] = [("a", 1), (None, 2), ("", 0), (None, -5)]
+    assert [codec.decode(data) for data in sorted(map(codec.encode, keys))] == [
+        (None, -5), (None, 2), ("", 0), ("a", 1),
+    ]  # fmt: skip
+
+
+def test_the_same_instant_in_two_zones_is_one_key() -> None:
+    codec = key_codec(datetime)
+    paris = datetime(2024, 7, 1, 14, tzinfo=timezone(timedelta(hours=2)))
+    utc = datetime(2024, 7, 1, 12, tzinfo=UTC)
+    assert codec.encode(codec.admit(paris)) == codec.encode(codec.admit(utc))
+
+
+def test_zero_has_one_form() -> None:
+    codec = key_codec(float)
+    assert codec.encode(-0.0) == codec.encode(0.0)
+
+
+def test_a_lone_surrogate_is_a_key_too() -> None:
+    codec = key_codec(str)
+    assert codec.decode(codec.encode("a\ud800")) == "a\ud800"
+    assert codec.encode_all(["b", "a\ud800"]) == [codec.encode("b"), codec.encode("a\ud800")]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00", b"\x38\x00", b"`Qab", b"\x21", b"\x30\x00", b"\x99", b"Q\xff"]
+)
+def test_bytes_that_are_no_key_are_told(data: bytes) -> None:
+    with pytest.raises(CorruptLog, match="not an encoded key"):
+        decode_key(data)

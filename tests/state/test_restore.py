@@ -1,0 +1,418 @@
+"""A store comes back as what its changelog holds, wherever its engine stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from changelog.clock import ManualClock
+from changelog.errors import (
+    CorruptLog,
+    DiskFull,
+    LogLocked,
+    OffsetOutOfRange,
+    RequestTimedOut,
+    UnknownTopic,
+)
+from changelog.records import Append, PartitionOffsets, TopicPartition
+from statestore import (
+    PartitionStore,
+    Plan,
+    Position,
+    Progress,
+    Restored,
+    StoreSpec,
+    open_store,
+    plan_restore,
+    restore_all,
+)
+from statestore import restore as restore_module
+from statestore.latest import latest_per_key
+from tests.state.kit import Changelog, columns
+
+SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
+
+
+@pytest.fixture
+def changelog() -> Changelog:
+    return Changelog()
+
+
+def in_memory() -> PartitionStore[Any, Any]:
+    return open_store(StoreSpec("s", engine="memory"), clock=ManualClock())
+
+
+def entries(store: PartitionStore[Any, Any]) -> dict[Any, Any]:
+    return dict(store.all())
+
+
+def filled(changelog: Changelog, folder: Path, keys: int = 20) -> dict[str, int]:
+    """A folder whose engine stands half-way through the changelog."""
+    store = changelog.open(SPEC, folder)
+    for number in range(keys):
+        store[f"{number}"] = number
+        changelog.commit(store)
+        if number == keys // 2:
+            store.checkpoint()
+    del store["3"]
+    changelog.commit(store)
+    expected = entries(store)
+    store.close()
+    return expected
+
+
+# The plan -----------------------------------------------------------------------------
+
+LOG = PartitionOffsets(
+    log_start=10, high_watermark=100, last_stable_offset=90, topic_id="t1", leader_epoch=3
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "epoch_before", "plan"),
+    [
+        (None, None, Plan("fresh", 10)),
+        (Position("t1", 3, 50), None, Plan("resume", 50)),
+        (Position("t1", 2, 50), 2, Plan("resume", 50)),
+        (Position("t1", 2, 50), None, Plan("resume", 50)),
+        (Position("t1", 3, 10), None, Plan("resume", 10)),
+        (Position("t1", 3, 100), None, Plan("resume", 100)),
+    ],
+)
+def test_what_can_be_continued_is(
+    found: Position | None, epoch_before: int | None, plan: Plan
+) -> None:
+    assert plan_restore(found, LOG, epoch_before) == plan
+
+
+@pytest.mark.parametrize(
+    ("found", "epoch_before", "reason"),
+    [
+        (Position("t0", 3, 50), None, "another topic"),
+        (Position("t1", 4, 50), None, "of leader epoch 4, the log only of 3"),
+        (Position("t1", 3, 101), None, "to offset 101, the log only to 100"),
+        (Position("t1", 3, 9), None, "to offset 9, the log begins at 10"),
+        (Position("t1", 2, 50), 3, "written anew in epoch 3"),
+    ],
+)
+def test_what_cannot_be_continued_is_rebuilt(
+    found: Position, epoch_before: int | None, reason: str
+) -> None:
+    plan = plan_restore(found, LOG, epoch_before)
+    assert (plan.action, plan.start) == ("rebuild", 10)
+    assert reason in plan.reason
+
+
+# What is replayed -----------------------------------------------------------------------
+
+
+def test_a_lost_engine_is_made_again(changelog: Changelog, tmp_path: Path) -> None:
+    expected = filled(changelog, tmp_path / "a")
+    store = open_store(SPEC, tmp_path / "b", clock=changelog.clock)
+    restored = changelog.restore(store)
+    assert restored.plan == Plan("fresh", 0)
+    assert restored.records == 21
+    assert entries(store) == expected
+    store.close()
+
+
+def test_only_the_tail_is_replayed(changelog: Changelog, tmp_path: Path) -> None:
+    expected = filled(changelog, tmp_path)
+    store = open_store(SPEC, tmp_path, clock=changelog.clock)
+    restored = changelog.restore(store)
+    assert restored.plan.action == "resume"
+    assert restored.records == 10
+    assert entries(store) == expected
+    assert changelog.restore(store).records == 0
+    store.close()
+
+
+def test_a_crash_loses_nothing_that_was_committed(changelog: Changelog, tmp_path: Path) -> None:
+    store = changelog.open(SPEC, tmp_path)
+    store["a"] = 1
+    changelog.commit(store)
+    store["a"] = 2
+    store["b"] = 2
+    changelog.abort(store)
+    store["c"] = 3
+    store.close()  # uncommitted
+    again = changelog.open(SPEC, tmp_path)
+    assert entries(again) == {"a": 1}
+    again.close()
+
+
+def test_an_empty_changelog_gives_an_empty_store(changelog: Changelog) -> None:
+    store = changelog.open(StoreSpec("s", engine="memory"))
+    assert entries(store) == {}
+    assert store.position == Position(
+        changelog.owner.topic(changelog.partition.topic).topic_id, 0, 0
+    )
+
+
+def test_a_tail_of_aborted_records_and_markers_does_not_hold_it_up(changelog: Changelog) -> None:
+    changelog.append([(b"Qa", b"\x01")])
+    for _ in range(3):
+        changelog.append([(b"Qa", b"\x02")], commit=False)
+    store = changelog.open(StoreSpec("s", engine="memory"))
+    assert entries(store) == {"a": 1}
+    assert store.position is not None
+    log = changelog.owner.offsets([changelog.partition])[changelog.partition]
+    assert store.position.offset == log.last_stable_offset == log.high_watermark
+
+
+def test_an_open_transaction_is_not_waited_for(changelog: Changelog) -> None:
+    changelog.append([(b"Qa", b"\x01")])
+    changelog.owner.append([
+        Append(
+            *changelog.partition, columns([b"Qa"], [b"\x02"]), changelog.producer,
+            base_sequence=0, transactional=True,
+        )
+    ])  # fmt: skip
+    store = changelog.open(StoreSpec("s", engine="memory"))
+    assert entries(store) == {"a": 1}
+
+
+def test_the_topic_made_anew_is_another_one(changelog: Changelog, tmp_path: Path) -> None:
+    filled(changelog, tmp_path)
+    changelog.owner.delete_topic(changelog.partition.topic)
+    changelog.owner.create_topic(changelog.partition.topic)
+    changelog.append([(b"Qz", b"\x01")])
+    store = open_store(SPEC, tmp_path, clock=changelog.clock)
+    restored = changelog.restore(store)
+    assert restored.plan.action == "rebuild"
+    assert "another topic" in restored.plan.reason
+    assert entries(store) == {"z": 1}
+    store.close()
+
+
+def test_a_log_that_begins_after_the_engine_rebuilds_it(
+    changelog: Changelog, tmp_path: Path
+) -> None:
+    filled(changelog, tmp_path)
+    end = changelog.append([(b"Qz", b"\x01")])
+    changelog.owner.delete_records(changelog.partition, end - 1)
+    store = open_store(SPEC, tmp_path, clock=changelog.clock)
+    assert changelog.restore(store).plan.action == "rebuild"
+    assert entries(store) == {"z": 1}
+    store.close()
+
+
+def test_records_without_a_key_are_no_changelog(changelog: Changelog) -> None:
+    changelog.owner.create_topic("plain")
+    other = TopicPartition("plain", 0)
+    batch = columns([b"a"], [b"\x01"]).set_column(1, "key", pa.array([None], pa.binary()))
+    changelog.append_columns(batch, partition=other)
+    store = in_memory()
+    with pytest.raises(CorruptLog, match="records without a key"):
+        store.restore(changelog.owner, other)
+
+
+def test_a_store_in_use_is_brought_up_to_what_others_wrote(
+    changelog: Changelog, tmp_path: Path
+) -> None:
+    store = changelog.open(SPEC, tmp_path)
+    store["a"] = store["b"] = 1
+    changelog.commit(store)  # waits for a checkpoint
+    store["b"] = 9  # uncommitted
+    changelog.append([(b"Qa", b"\x02"), (b"Qc", b"\x03")])
+    assert changelog.restore(store).records == 2
+    assert entries(store) == {"a": 2, "b": 1, "c": 3}
+    assert store["a"] == 2
+    store.close()
+    again = changelog.open(SPEC, tmp_path)
+    assert entries(again) == {"a": 2, "b": 1, "c": 3}
+    again.close()
+
+
+def test_a_missing_changelog_is_told(changelog: Changelog) -> None:
+    store = in_memory()
+    with pytest.raises(UnknownTopic):
+        store.restore(changelog.owner, TopicPartition("none", 0))
+
+
+def test_a_damaged_engine_is_rebuilt(
+    changelog: Changelog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = filled(changelog, tmp_path)
+    for manifest in (tmp_path / "db").glob("MANIFEST*"):
+        manifest.write_bytes(b"garbage")
+    with caplog.at_level(logging.WARNING):
+        store = changelog.open(SPEC, tmp_path)
+    assert "damaged" in caplog.text
+    assert entries(store) == expected
+    store.close()
+
+
+def test_a_stalled_holder_does_not_hold_up_the_next(changelog: Changelog, tmp_path: Path) -> None:
+    expected = filled(changelog, tmp_path / "0")
+    stalled = changelog.open(SPEC, tmp_path / "0")
+    taken_over = changelog.open(SPEC, tmp_path / "0")
+    assert entries(taken_over) == expected
+    taken_over.close()
+    stalled.close()
+
+
+# Chunks ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1_000_000])
+@pytest.mark.parametrize("engine", ["rocksdb", "memory"])
+def test_chunks_add_up(
+    changelog: Changelog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, engine: Any
+) -> None:
+    monkeypatch.setattr(restore_module, "CHUNK_RECORDS", chunk)
+    monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
+    expected = filled(changelog, tmp_path / "a")
+    seen: list[Progress] = []
+    store: PartitionStore[str, int] = open_store(
+        StoreSpec("s", value=int, engine=engine), tmp_path / "b"
+    )
+    restored = store.restore(changelog.owner, changelog.partition, seen.append)
+    assert entries(store) == expected
+    assert seen[-1].records == restored.records == 21
+    assert seen[-1].remaining <= 1  # the last marker
+    assert [p.records for p in seen] == sorted({p.records for p in seen})
+    store.close()
+
+
+def test_a_restore_that_was_cut_short_goes_on(
+    changelog: Changelog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore_module, "CHUNK_RECORDS", 1)
+    monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
+    expected = filled(changelog, tmp_path / "a")
+    store = open_store(SPEC, tmp_path / "b", clock=changelog.clock)
+    engine = store._committed.engine
+    written = engine.write
+    left = iter(range(8))
+
+    def write(*args: Any) -> None:
+        if next(left, None) is None:
+            raise DiskFull("no space")
+        written(*args)
+
+    monkeypatch.setattr(engine, "write", write)
+    with pytest.raises(DiskFull):
+        changelog.restore(store)
+    store.close()
+    store = open_store(SPEC, tmp_path / "b", clock=changelog.clock)
+    restored = changelog.restore(store)
+    assert restored.plan.action == "resume"
+    assert restored.records == 21 - 8
+    assert entries(store) == expected
+    store.close()
+
+
+class Moving:
+    """A broker that passes calls on, and does something of its own before one of them."""
+
+    def __init__(self, broker: Any, call: str, action: Any) -> None:
+        self._broker, self._call, self._action = broker, call, action
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._call and self._action is not None:
+            action, self._action = self._action, None
+            action()
+        return getattr(self._broker, name)
+
+
+def test_deletion_that_overtakes_the_replay_begins_it_anew(
+    changelog: Changelog, tmp_path: Path
+) -> None:
+    filled(changelog, tmp_path)
+    end = changelog.append([(b"Qz", b"\x01")])
+    broker = Moving(
+        changelog.owner,
+        "fetch",
+        lambda: changelog.owner.delete_records(changelog.partition, end - 1),
+    )
+    store = open_store(SPEC, tmp_path, clock=changelog.clock)
+    restored = store.restore(broker, changelog.partition)
+    assert restored.plan.action == "resume"  # what was decided first
+    assert entries(store) == {"z": 1}
+    store.close()
+
+
+def test_a_log_that_stands_still_is_told(
+    changelog: Changelog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changelog.append([(b"Qa", b"\x01")])
+    stuck = changelog.owner.fetch({TopicPartition(changelog.partition.topic, 0): 2})
+    monkeypatch.setattr(
+        changelog.owner, "fetch", lambda *_, **__: {p: _stay(f) for p, f in stuck.items()}
+    )
+    store = in_memory()
+    with pytest.raises(RequestTimedOut, match="stands still at offset 0"):
+        changelog.restore(store)
+
+
+def _stay(fetched: Any) -> Any:
+    return dataclasses.replace(fetched, next_offset=0, batches=[])
+
+
+def test_an_offset_out_of_range_that_is_no_deletion_is_passed_on(changelog: Changelog) -> None:
+    changelog.append([(b"Qa", b"\x01")])
+
+    def fail() -> None:
+        raise OffsetOutOfRange("elsewhere")
+
+    store = in_memory()
+    with pytest.raises(OffsetOutOfRange):
+        store.restore(Moving(changelog.owner, "fetch", fail), changelog.partition)
+
+
+def test_several_partitions_are_restored_together(tmp_path: Path) -> None:
+    changelog = Changelog(partitions=5)
+    stores = []
+    for number in range(5):
+        partition = TopicPartition(changelog.partition.topic, number)
+        changelog.append([(b"Qp", bytes((number,)))], partition=partition)
+        stores.append((open_store(SPEC, tmp_path / str(number)), partition))
+    restored: list[Restored] = restore_all(stores, changelog.owner)
+    assert [one.records for one in restored] == [1] * 5
+    assert [store["p"] for store, _ in stores] == list(range(5))
+    for store, _ in stores:
+        store.close()
+
+
+def test_a_store_in_use_is_not_opened_twice(changelog: Changelog, tmp_path: Path) -> None:
+    from statestore.engines.rocksdb import RocksEngine
+
+    store = changelog.open(SPEC, tmp_path)
+    with pytest.raises(LogLocked):
+        RocksEngine(tmp_path)
+    store.close()
+
+
+def test_progress_tells_the_rate_and_the_time_left() -> None:
+    progress = Progress(TopicPartition("t", 0), records=500, remaining=1_000, seconds=2.0)
+    assert (progress.rate, progress.seconds_left) == (250.0, 4.0)
+    assert Progress(TopicPartition("t", 0), 0, 10, 0.0).seconds_left is None
+
+
+# Columns --------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prefix=st.binary(max_size=10),
+    keys=st.lists(st.binary(max_size=40) | st.lists(st.sampled_from(b"\x00\x01")).map(bytes)),
+    longest=st.sampled_from([3, 7, 8, 20, 40]),
+    cut=st.integers(0, 3),
+)
+def test_columns_are_reduced_to_the_last_of_each_key(
+    prefix: bytes, keys: list[bytes], longest: int, cut: int
+) -> None:
+    # Often enough that the columns are sorted as words, not in a dict.
+    names = [prefix + key[:longest] for key in keys] * (1_100 // max(1, len(keys)) + 1)
+    values = [None if n % 5 == 0 else b"%d" % n for n in range(len(names))]
+    expected = dict(sorted(dict(zip(names[cut:], values[cut:], strict=True)).items()))
+    sliced = pa.array(names, pa.binary())[cut:], pa.array(values, pa.binary())[cut:]
+    assert latest_per_key(*sliced) == (list(expected), list(expected.values()))
