@@ -1,0 +1,108 @@
+"""Which file system a folder is on: network file systems are refused.
+
+Over NFS, SMB and their like, locks lapse or are each client's own, fsync may answer before the data
+is safe, and a Unix socket does not reach the other machine; two owners would destroy the log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from changelog.errors import StorageFailed
+
+# fmt: off
+NETWORK_FILE_SYSTEMS = frozenset([
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "smb2", "ncpfs", "ncp", "afs", "afpfs", "coda",
+    "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "orangefs", "pvfs2", "panfs", "webdav",
+    "davfs",
+])
+NETWORK_FUSE = frozenset([
+    "sshfs", "glusterfs", "cephfs", "ceph", "s3fs", "gcsfuse", "rclone", "davfs", "davfs2",
+    "smbnetfs", "juicefs", "blobfuse2", "goofys",
+])
+# fmt: on
+"""Programs behind FUSE: their type is "fuse.<name>"."""
+
+
+class Mount(NamedTuple):
+    """A mounted file system."""
+
+    folder: str
+    kind: str
+    """Its type, as the kernel calls it."""
+    source: str
+
+    @property
+    def remote(self) -> bool:
+        """Whether other machines may write to it as well."""
+        return self.kind in NETWORK_FILE_SYSTEMS or self.kind.removeprefix("fuse.") in NETWORK_FUSE
+
+
+def check_local(path: str | os.PathLike[str]) -> None:
+    """Raise StorageFailed if `path` (which need not exist yet) is on a network file system."""
+    folder = os.path.realpath(path)
+    mount = mount_of(folder, _mounts())
+    if mount is not None and mount.remote:
+        raise StorageFailed(
+            f"{folder} is on a network file system ({mount.kind}, {mount.source}, mounted on "
+            f"{mount.folder}): locks and fsync do not hold there, so two processes could destroy "
+            "the log; choose a folder on a local disk, and serve it to other machines with "
+            "`strandline serve DIR --listen host:port`"
+        )
+
+
+def mount_of(folder: str, mounts: Iterable[Mount]) -> Mount | None:
+    """The mount that holds `folder`: the deepest, and of several on one folder the last.
+
+    >>> mount_of("/a/b/c", [Mount("/", "ext4", "x"), Mount("/a", "nfs", "h:/a"), Mount("/a/bc", "xfs", "y")])
+    Mount(folder='/a', kind='nfs', source='h:/a')
+    """
+    best: Mount | None = None
+    for mount in mounts:
+        inside = folder == mount.folder or folder.startswith(mount.folder.rstrip("/") + "/")
+        if inside and (best is None or len(mount.folder) >= len(best.folder)):
+            best = mount
+    return best
+
+
+def parse_mountinfo(text: str) -> list[Mount]:
+    r"""The mounts in Linux's /proc/self/mountinfo (proc(5)).
+
+    >>> parse_mountinfo("36 35 98:0 /r /mnt\\040x rw,noatime master:1 - nfs4 host:/root rw\n")
+    [Mount(folder='/mnt x', kind='nfs4', source='host:/root')]
+    """
+    mounts = []
+    for line in text.splitlines():
+        before, separator, after = line.partition(" - ")
+        places, kinds = before.split(" "), after.split(" ")
+        if separator and len(places) > 4 and len(kinds) > 1:
+            mounts.append(Mount(_unescaped(places[4]), kinds[0], _unescaped(kinds[1])))
+    return mounts
+
+
+def parse_mount_command(text: str) -> list[Mount]:
+    """The mounts that macOS's `mount` prints.
+
+    >>> parse_mount_command("//me@nas/share on /Volumes/my share (smbfs, nodev, nosuid)")
+    [Mount(folder='/Volumes/my share', kind='smbfs', source='//me@nas/share')]
+    """
+    found = re.findall(r"^(.+?) on (/.*) \((\w+)[,)]", text, flags=re.MULTILINE)
+    return [Mount(folder, kind, source) for source, folder, kind in found]
+
+
+def _mounts() -> list[Mount]:
+    try:
+        return parse_mountinfo(Path("/proc/self/mountinfo").read_text(errors="replace"))
+    except OSError:  # not Linux
+        answer = subprocess.run(["/sbin/mount"], capture_output=True, text=True, check=False)
+        return parse_mount_command(answer.stdout)
+
+
+def _unescaped(field: str) -> str:
+    r"""Mountinfo writes space, tab, newline and backslash as \ooo."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

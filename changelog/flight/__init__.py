@@ -1,0 +1,21 @@
+"""One owner, many attached: the log served over Arrow Flight, and the clients that use it so.
+
+    messages.py     every type that crosses the wire, and its version
+    batches.py      Arrow batches of any schema in one stream
+    endpoint.py     owner.json: where the owner of a folder listens
+    address.py      the URLs of remote logs
+    sessions.py     which client is alive, and which transactions it has open
+    server.py       FlightEndpoint: a Broker for other processes
+    connection.py   one connection: its session stream, its calls and their deadlines
+    client.py       FlightBroker: a Broker in another process
+    guard.py        a transaction lives and dies with the connection it began on
+    failover.py     FailoverBroker: goes on with the next owner when one dies
+    owning.py       an Owner with its endpoint
+    attach.py       owning or attaching, by role
+    background.py   an owner of its own for short-lived tools
+    serve.py        TCP, with token and TLS
+    fork.py         a forked child must not use its parent's handles
+
+Nothing is imported here: pyarrow.flight is heavy, and most programs that open a log for a
+moment need only a part.
+"""

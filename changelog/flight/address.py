@@ -1,0 +1,105 @@
+"""The URLs of logs on other machines.
+
+    strandline://host:port                        in clear, for one machine or a trusted network
+    strandline+tls://host:port?ca=/path/ca.pem    TLS; without `ca`, the system's certificates
+    grpc://…  grpc+tcp://…  grpc+tls://…          the same, by Flight's names
+
+The token comes as `token=…` in the query, or from the environment variable STRANDLINE_TOKEN.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from changelog.clock import Clock
+from changelog.errors import InvalidConfig, from_os_error
+from changelog.flight.client import DEADLINE, FlightBroker
+from changelog.flight.connection import Target
+from changelog.flight.failover import FailoverBroker, Link
+
+TOKEN_VARIABLE = "STRANDLINE_TOKEN"  # noqa: S105
+DEFAULT_PORT = 7361
+
+_SCHEMES = {
+    "strandline": "grpc+tcp",
+    "grpc": "grpc+tcp",
+    "grpc+tcp": "grpc+tcp",
+    "strandline+tls": "grpc+tls",
+    "grpc+tls": "grpc+tls",
+}
+
+
+def is_remote(url: str) -> bool:
+    """Whether `url` names a log on the network that speaks our protocol.
+
+    >>> is_remote("strandline://db:7361"), is_remote("./data"), is_remote("kafka://x:9092")
+    (True, False, False)
+    """
+    return url.partition("://")[0] in _SCHEMES and "://" in url
+
+
+def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Target:
+    """What to connect to. Raises InvalidConfig.
+
+    >>> parse_url("strandline://db?token=t").location
+    'grpc+tcp://db:7361'
+    """
+    parts = urlsplit(url)
+    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    token = options.pop("token", "") or environment.get(TOKEN_VARIABLE, "")
+    ca = options.pop("ca", None)
+    try:
+        location = f"{_SCHEMES[parts.scheme]}://{host_port(parts.netloc)}"
+    except KeyError:
+        raise InvalidConfig(f"{parts.scheme}:// is not one of {', '.join(_SCHEMES)}") from None
+    if options or parts.path.strip("/") or (ca and not location.startswith("grpc+tls")):
+        raise InvalidConfig(
+            f"expected {parts.scheme}://host:port?token=…, with ca=… for TLS (strandline+tls://); "
+            f"got path {parts.path!r} and options {sorted(options) or ['ca']}"
+        )
+    name = f"{parts.scheme}://{parts.netloc}"
+    return Target(location, token, name, ca=read_pem(ca) if ca else None)
+
+
+def connect(url: str, *, deadline: float = DEADLINE, clock: Clock | None = None) -> FailoverBroker:
+    """The log at `url`; connects again when the connection is lost.
+
+    Raises OwnerUnavailable, Unauthenticated, InvalidConfig.
+    """
+    target = parse_url(url)
+
+    def connect_once(seconds: float) -> Link:
+        broker = FlightBroker(target, deadline=deadline, connect_within=max(seconds, 0.1))
+        return Link(broker, lambda: broker.lost, broker.close)
+
+    return FailoverBroker(connect_once, deadline=deadline, name=target.name, clock=clock)
+
+
+def host_port(text: str) -> str:
+    """A host and port, the latter ours if none is given. Raises InvalidConfig.
+
+    >>> host_port("db"), host_port("127.0.0.1:0"), host_port("[::1]:9")
+    ('db:7361', '127.0.0.1:0', '[::1]:9')
+    """
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or "@" in text:
+        raise InvalidConfig(f"expected host:port, got {text!r}")
+    bracketed = f"[{host}]" if ":" in host else host
+    return f"{bracketed}:{DEFAULT_PORT if port is None else port}"
+
+
+def read_pem(path: str | os.PathLike[str]) -> bytes:
+    """A certificate or key file. Raises InvalidConfig if there is none."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InvalidConfig(f"there is no file {path}; give the path of a PEM file") from None
+    except OSError as error:
+        raise from_os_error(error, "read", str(path)) from error

@@ -1,0 +1,136 @@
+"""Owning a log folder or attaching to who does, by role.
+
+    own_or_attach     take the folder's lock and serve the others; attach if it is taken   (apps)
+    attach_or_spawn   attach; if nobody owns the folder start a background owner           (tools, Spark)
+    own               take the lock, or raise LogLocked                                    (supervisors)
+
+The lock decides, and nothing else: an endpoint file may be stale, not there yet, or of an owner
+that has just died. So connecting goes round until one way works or the time is up, and that same
+round is the election when an owner dies.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, get_args
+
+from changelog import filesystem
+from changelog.clock import Clock, SystemClock
+from changelog.environment import Durability
+from changelog.errors import InvalidConfig, LogLocked, OwnerUnavailable, Unauthenticated
+from changelog.flight import background
+from changelog.flight import endpoint as endpoints
+from changelog.flight.client import DEADLINE, FlightBroker
+from changelog.flight.connection import Target
+from changelog.flight.failover import FailoverBroker, Link
+from changelog.flight.owning import ServedOwner
+
+Role = Literal["own_or_attach", "attach_or_spawn", "own"]
+
+FIRST_PAUSE = 0.005
+LONGEST_PAUSE = 0.1
+
+
+def attach_or_own(
+    path: str | os.PathLike[str],
+    *,
+    role: Role = "own_or_attach",
+    durability: Durability = "fsync",
+    clock: Clock | None = None,
+    deadline: float = DEADLINE,
+    idle: float = background.IDLE,
+) -> FailoverBroker:
+    """The log in the folder `path`, which is made if it is not there.
+
+    `durability` is the owner's to choose; one that attaches gets what the owner chose.
+    `deadline`: seconds for a call, and for opening. `idle`: seconds after which a background
+    owner that this call starts leaves. Raises LogLocked (role "own"), OwnerUnavailable,
+    StorageFailed on a network file system, and what opening the log raises.
+    """
+    if role not in get_args(Role):
+        raise InvalidConfig(f"role is one of {', '.join(get_args(Role))}; got {role!r}")
+    folder = Path(os.path.abspath(path))
+    filesystem.check_local(folder)
+    found = _Folder(folder, durability, clock or SystemClock(), idle, deadline)
+    connect = {
+        "own_or_attach": found.own_or_attach,
+        "attach_or_spawn": found.attach_or_spawn,
+        "own": lambda _seconds: found.own(),
+    }[role]
+    return FailoverBroker(connect, deadline=deadline, name=str(folder), clock=clock)
+
+
+class _Folder:
+    """The ways to get at a folder's log."""
+
+    def __init__(
+        self, folder: Path, durability: Durability, clock: Clock, idle: float, deadline: float
+    ) -> None:
+        self._folder = folder
+        self._durability = durability
+        self._clock = clock
+        self._idle = idle
+        self._deadline = deadline
+
+    def own(self) -> Link:
+        """Become the owner. Raises LogLocked."""
+        served = ServedOwner(self._folder, clock=self._clock, durability=self._durability)
+        return Link(served.owner, lambda: False, served.close, owning=True)
+
+    def own_or_attach(self, seconds: float) -> Link:
+        """Become the owner, or attach to who is."""
+        return self._first_of([lambda _left: self.own(), self._attach], seconds)
+
+    def attach_or_spawn(self, seconds: float) -> Link:
+        """Attach to the owner, started for the purpose if there is none."""
+        spawned = background.Spawner(self._folder, self._idle, self._durability)
+        return self._first_of([self._attach, spawned.ensure], seconds)
+
+    def _attach(self, left: float) -> Link | None:
+        """A connection to the owner that the endpoint file names; None if nobody is there."""
+        endpoint = endpoints.read(self._folder)
+        if endpoint is None or endpoint.life() == "dead":
+            return None
+        name = str(self._folder)
+        try:
+            target = Target(endpoint.location, endpoint.token, name, endpoint)
+            broker = FlightBroker(target, deadline=self._deadline, connect_within=left)
+        except Unauthenticated:
+            return None  # the socket has a new owner, whose endpoint file comes next
+        return Link(broker, lambda: broker.lost, broker.close)
+
+    def _first_of(self, ways: list[Callable[[float], Link | None]], seconds: float) -> Link:
+        until = self._clock.monotonic() + seconds
+        pause = FIRST_PAUSE
+        why: OwnerUnavailable | None = None
+        while True:
+            for way in ways:
+                try:
+                    link = way(max(FIRST_PAUSE, until - self._clock.monotonic()))
+                except LogLocked:
+                    link = None  # somebody else was faster
+                except OwnerUnavailable as error:
+                    why, link = error, None
+                if link is not None:
+                    return link
+            if self._clock.monotonic() >= until:
+                raise why or OwnerUnavailable(self._nobody(seconds))
+            threading.Event().wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _nobody(self, seconds: float) -> str:
+        return (
+            f"{self._folder} is locked by a process that does not serve it (waited {seconds:g} s): "
+            f"{_holder(self._folder)}; it may be recovering a large log, or be stopped"
+        )
+
+
+def _holder(folder: Path) -> str:
+    """What the lock file says of who holds it."""
+    try:
+        return (folder / "lock").read_text(errors="replace").strip() or "unknown"
+    except OSError:
+        return "unknown"

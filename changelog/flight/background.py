@@ -1,0 +1,152 @@
+"""An owner of its own for short-lived tools, which leaves when nobody needs it.
+
+    python -m changelog.flight.background DIR --idle 10
+
+A tool that finds no owner starts this detached, attaches, and need not be the owner itself: it
+may end at any moment, and others attached at the time notice nothing. What it has to say
+goes to `owner.log` in the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from changelog.environment import Durability
+from changelog.errors import LogLocked, StorageFailed, StrandlineError, from_os_error
+from changelog.flight.owning import ServedOwner
+from changelog.owner import Owner
+from changelog.storage import LocalStorage
+
+IDLE = 10.0
+"""Seconds without a session after which a background owner leaves."""
+LOG_FILE = "owner.log"
+LOG_BYTES = 1 << 20
+"""Larger than this, the log file begins anew with the next background owner."""
+
+EXIT_LOCKED = 75
+"""Exit status: another process owns the folder (BSD's EX_TEMPFAIL)."""
+EXIT_FAILED = 70
+"""Exit status: the log cannot be opened (BSD's EX_SOFTWARE)."""
+
+_log = logging.getLogger("changelog.background")
+
+
+class Spawner:
+    """Starts a background owner for a folder, one at a time."""
+
+    def __init__(self, folder: Path, idle: float, durability: Durability) -> None:
+        self._folder = folder
+        self._idle = idle
+        self._durability = durability
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ensure(self, _left: float = 0.0) -> None:
+        """Start one unless the last is still running.
+
+        Raises what keeps the folder from being opened, or StorageFailed if the program does not run.
+        """
+        if self._process is not None:
+            status = self._process.poll()
+            if status is None:
+                return
+            if status == EXIT_FAILED:
+                # It has no way to say which error it was, but here the same will be raised.
+                Owner(LocalStorage(self._folder), durability=self._durability).close()
+            elif status > 0 and status != EXIT_LOCKED:
+                raise StorageFailed(
+                    f"a background owner for {self._folder} ended with status {status}; "
+                    f"{self._folder / LOG_FILE} ends with: {_tail(self._folder / LOG_FILE)}"
+                )
+        self._process = self._spawn()
+        # Somebody has to take note of its end, or it stays in the process table.
+        threading.Thread(target=self._process.wait, name="strandline-reaper", daemon=True).start()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "changelog.flight.background", str(self._folder)]
+        command += ["--idle", str(self._idle), "--durability", self._durability]
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            log = _open_log(self._folder / LOG_FILE)
+            try:
+                return subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd="/",
+                    env=_environment(),
+                    start_new_session=True,
+                )
+            finally:
+                os.close(log)
+        except OSError as error:
+            raise from_os_error(error, "start a background owner in", str(self._folder)) from error
+
+
+def run(folder: Path, *, idle: float = IDLE, durability: Durability = "fsync") -> int:
+    """Own `folder` until no session was open for `idle` seconds, or SIGTERM; the exit status."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, lambda *_: stop.set())
+    try:
+        served = ServedOwner(folder, durability=durability)
+    except LogLocked as error:
+        _log.info("%s", error)
+        return EXIT_LOCKED
+    except StrandlineError:
+        _log.exception("cannot open %s", folder)
+        return EXIT_FAILED
+    _log.info("process %d owns %s", os.getpid(), folder)
+    try:
+        served.server.sessions.wait_idle(idle, stop)
+    finally:
+        served.close()
+        _log.info("process %d leaves %s", os.getpid(), folder)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m changelog.flight.background")
+    parser.add_argument("folder", type=Path, help="the log's folder")
+    parser.add_argument(
+        "--idle", type=float, default=IDLE, help="seconds without a client to leave after"
+    )
+    parser.add_argument("--durability", choices=["fsync", "os"], default="fsync")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    durability: Literal["fsync", "os"] = given.durability
+    return run(given.folder, idle=given.idle, durability=durability)
+
+
+def _open_log(path: Path) -> int:
+    keep = path.exists() and path.stat().st_size < LOG_BYTES
+    how = os.O_APPEND if keep else os.O_TRUNC
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o600)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the folder these packages come from, which may be found through the working directory only."""
+    root = str(Path(__file__).resolve().parents[2])
+    others = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{others}" if others else root}
+
+
+def _tail(path: Path, size: int = 500) -> str:
+    try:
+        return path.read_bytes()[-size:].decode(errors="replace").strip()
+    except OSError:
+        return "(nothing)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

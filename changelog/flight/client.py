@@ -1,0 +1,189 @@
+"""FlightBroker: the Broker of another process, over one connection.
+
+When the connection is gone every call raises OwnerUnavailable, and `lost` says so; failover.py
+connects anew. An owner that does not answer in time (stopped, swapping, stuck) gives
+OwnerUnavailable as well, but the connection stays: what was asked may still happen, so only calls
+that may be repeated should be.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from changelog.flight import messages
+from changelog.flight.connection import Connection, Target
+from changelog.flight.fork import keep_in_child
+from changelog.flight.messages import FetchRequest, Request
+from changelog.records import (
+    Append,
+    Appended,
+    CommittedOffset,
+    Fetched,
+    Isolation,
+    PartitionOffsets,
+    ProducerIdentity,
+    TopicInfo,
+    TopicPartition,
+)
+
+DEADLINE = 30.0
+"""Seconds a call may take, beyond what a fetch was told to wait."""
+
+
+class FlightBroker:
+    """The log that the owner at `target` serves.
+
+    Raises OwnerUnavailable when there is nobody, or no answer within `deadline` seconds (to
+    connecting, within `connect_within`, which is the same unless given);
+    Unauthenticated for a wrong token; InvalidRequest for another version of the protocol.
+    """
+
+    def __init__(
+        self, target: Target, *, deadline: float = DEADLINE, connect_within: float | None = None
+    ) -> None:
+        within = deadline if connect_within is None else connect_within
+        self._connection = Connection(target, deadline=deadline, connect_within=within)
+        keep_in_child(self, self._connection)
+        self._release = weakref.finalize(self, self._connection.close)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection is gone for good."""
+        return self._connection.session.lost
+
+    @property
+    def owner_pid(self) -> int:
+        """The process at the other end."""
+        return self._connection.session.welcome.pid
+
+    # Topics ---------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        config: Mapping[str, str] | None = None,
+        schema: pa.Schema | None = None,
+        internal: bool = False,
+    ) -> TopicInfo:
+        given = None if config is None else dict(config)
+        created: TopicInfo = self._ask(
+            messages.CreateTopic(name, partitions, given, schema, internal)
+        )
+        return created
+
+    def delete_topic(self, name: str) -> None:
+        self._ask(messages.DeleteTopic(name))
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        config: Mapping[str, str | None] | None = None,
+        partitions: int | None = None,
+        schema: pa.Schema | None = None,
+    ) -> TopicInfo:
+        given = None if config is None else dict(config)
+        altered: TopicInfo = self._ask(messages.AlterTopic(name, given, partitions, schema))
+        return altered
+
+    def topics(self) -> list[TopicInfo]:
+        found: list[TopicInfo] = self._ask(messages.Topics())
+        return found
+
+    def topic(self, name: str) -> TopicInfo:
+        found: TopicInfo = self._ask(messages.Topic(name))
+        return found
+
+    # The log --------------------------------------------------------------------------
+
+    def append(self, appends: Sequence[Append]) -> list[Appended]:
+        return self._connection.append(appends) if appends else []
+
+    def fetch(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_bytes: int = 8 << 20,
+        isolation: Isolation = "read_committed",
+        timeout: float = 0.0,
+    ) -> dict[TopicPartition, Fetched]:
+        request = FetchRequest(dict(positions), max_bytes, isolation, timeout)
+        return self._connection.fetch(request)
+
+    def offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, PartitionOffsets]:
+        found: dict[TopicPartition, PartitionOffsets] = self._ask(
+            messages.Offsets(list(partitions))
+        )
+        return found
+
+    def offset_for_time(
+        self,
+        partition: TopicPartition,
+        timestamp: int,
+        *,
+        isolation: Isolation = "read_committed",
+    ) -> int | None:
+        found: int | None = self._ask(messages.OffsetForTime(partition, timestamp, isolation))
+        return found
+
+    def delete_records(self, partition: TopicPartition, before: int) -> int:
+        start: int = self._ask(messages.DeleteRecords(partition, before))
+        return start
+
+    # Producers and transactions -------------------------------------------------------
+
+    def init_producer(
+        self, transactional_id: str | None = None, *, timeout_ms: int = 10_000
+    ) -> ProducerIdentity:
+        identity: ProducerIdentity = self._ask(messages.InitProducer(transactional_id, timeout_ms))
+        return identity
+
+    def add_offsets(
+        self,
+        producer: ProducerIdentity,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+    ) -> None:
+        self._ask(messages.AddOffsets(producer, group, dict(offsets)))
+
+    def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
+        identity: ProducerIdentity = self._ask(messages.EndTransaction(producer, commit))
+        return identity
+
+    # Consumer groups ------------------------------------------------------------------
+
+    def commit_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
+    ) -> None:
+        self._ask(messages.CommitOffsets(group, dict(offsets)))
+
+    def committed(
+        self,
+        group: str,
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        require_stable: bool = True,
+    ) -> dict[TopicPartition, CommittedOffset]:
+        asked = None if partitions is None else list(partitions)
+        found: dict[TopicPartition, CommittedOffset] = self._ask(
+            messages.Committed(group, asked, require_stable)
+        )
+        return found
+
+    def groups(self) -> list[str]:
+        found: list[str] = self._ask(messages.Groups())
+        return found
+
+    def close(self) -> None:
+        self._release()
+
+    def _ask(self, request: Request) -> Any:
+        return self._connection.ask(request)

@@ -1,0 +1,317 @@
+"""One connection to the owner of a log: its session stream, its calls, their deadlines.
+
+The connection begins with a session stream and dies with it. A call that is not answered in time
+raises OwnerUnavailable and names the owner; the connection stays, unless the call is stuck in a
+write. Flight's errors are translated here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import pyarrow as pa
+from pyarrow import flight
+
+from changelog.errors import OwnerUnavailable, StrandlineError
+from changelog.flight.batches import ROW_SCHEMA, append_rows, read_fetched, rows_of, small_append
+from changelog.flight.endpoint import Endpoint
+from changelog.flight.fork import ForkGuard
+from changelog.flight.messages import (
+    APPEND,
+    GOODBYE,
+    HELLO,
+    MAX_SMALL_APPEND,
+    SESSION,
+    SESSION_HEADER,
+    SMALL_APPEND,
+    WIRE_VERSION,
+    AppendAnswer,
+    Failure,
+    FetchRequest,
+    Hello,
+    Request,
+    SessionEnded,
+    Welcome,
+    decode,
+    encode,
+    error_of,
+)
+from changelog.records import Append, Appended, Fetched, TopicPartition
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to connect to."""
+
+    location: str
+    token: str
+    name: str
+    """How errors call it: the folder, or the URL."""
+    endpoint: Endpoint | None = None
+    """What the folder's endpoint file said; None for a remote log."""
+    ca: bytes | None = None
+    """PEM certificates to trust with TLS; None: the system's."""
+
+
+class Connection:
+    """Calls to the owner at `target`, each answered within `deadline` seconds or OwnerUnavailable.
+
+    Raises OwnerUnavailable, Unauthenticated, InvalidRequest for another version of the protocol, and
+    Fenced in a forked child.
+    """
+
+    def __init__(self, target: Target, *, deadline: float, connect_within: float) -> None:
+        self._fork = ForkGuard()
+        self._target = target
+        self._deadline = deadline
+        self.session = SessionStream(target, connect_within)
+        self._client = self.session.client
+        self._headers = _headers(target, self.session.welcome.session)
+
+    def close(self) -> None:
+        """End the session; harmless when repeated, and in a forked child."""
+        if not self._fork.foreign:
+            self.session.close()
+
+    def ask(self, request: Request) -> Any:
+        """The answer to a request."""
+        kind = type(request)
+        with self._errors_translated(kind.__name__):
+            action = flight.Action(kind.__name__, encode(request))
+            (answer,) = self._client.do_action(action, self._options())
+        return decode(answer.body, kind.answer)
+
+    def fetch(self, request: FetchRequest) -> dict[TopicPartition, Fetched]:
+        """The answer to a fetch, which may take its own timeout longer."""
+        with self._errors_translated("fetch"):
+            ticket = flight.Ticket(encode(request))
+            reader = self._client.do_get(ticket, self._options(request.timeout))
+            try:
+                return read_fetched(rows_of(reader))
+            except BaseException:
+                reader.cancel()
+                raise
+
+    def append(self, appends: Sequence[Append]) -> list[Appended]:
+        """Send batches and wait for the acknowledgement of all."""
+        with self._errors_translated("append"):
+            if sum(append.columns.nbytes for append in appends) <= MAX_SMALL_APPEND:
+                action = flight.Action(SMALL_APPEND, encode(small_append(appends)))
+                (result,) = self._client.do_action(action, self._options())
+                answer = result.body
+            else:
+                answer = _in_time(lambda: self._send(appends), self._deadline)
+        acknowledged: AppendAnswer = decode(answer, AppendAnswer)
+        return acknowledged.appended
+
+    def _send(self, appends: Sequence[Append]) -> bytes:
+        descriptor = flight.FlightDescriptor.for_command(APPEND)
+        writer, answers = self._client.do_put(descriptor, ROW_SCHEMA, self._options())
+        try:
+            for row in append_rows(appends):
+                writer.write_with_metadata(row.data, row.header)
+            writer.done_writing()
+            return bytes(memoryview(answers.read()))
+        finally:
+            # Closing raises why the owner stopped reading, which a failed write does not know.
+            writer.close()
+
+    def _options(self, longer: float = 0.0) -> flight.FlightCallOptions:
+        return flight.FlightCallOptions(timeout=self._deadline + longer, headers=self._headers)
+
+    @contextlib.contextmanager
+    def _errors_translated(self, call: str) -> Iterator[None]:
+        self._fork.check()
+        if self.session.lost:
+            raise OwnerUnavailable(self.session.why)
+        try:
+            yield
+        except _Stuck:
+            late = _no_answer(self._target, self._deadline)
+            self.session.give_up(str(late))
+            raise late from None
+        except _FOREIGN as error:
+            _raise_translated(error, self._target, call, self._deadline, self.session)
+
+
+class SessionStream:
+    """The stream held open for as long as client and owner both live."""
+
+    def __init__(self, target: Target, deadline: float) -> None:
+        self._target = target
+        self._lost = threading.Event()
+        self._closing = threading.Lock()
+        self.why = f"the log {target.name} was closed by this process"
+        self.client = flight.connect(
+            target.location, tls_root_certs=target.ca, generic_options=_CHANNEL_OPTIONS
+        )
+        try:
+            self.welcome = self._begin(deadline)
+        except BaseException:
+            self.client.close()
+            raise
+        self._watcher = threading.Thread(target=self._watch, name="strandline-session", daemon=True)
+        self._watcher.start()
+
+    @property
+    def lost(self) -> bool:
+        return self._lost.is_set()
+
+    def close(self) -> None:
+        with self._closing:
+            if self.client is None:
+                return
+            client, self.client = self.client, None
+        self._lost.set()
+        _cancel(self._reader)
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(_HANG_UP_SECONDS)
+        client.close()
+
+    def give_up(self, why: str) -> None:
+        """The connection is of no more use."""
+        if not self._lost.is_set():
+            self.why = why
+            self._lost.set()
+
+    def _begin(self, deadline: float) -> Welcome:
+        hello = Hello(WIRE_VERSION, os.getpid(), os.path.basename(sys.argv[0] or "python"))
+        options = flight.FlightCallOptions(headers=_headers(self._target))
+        descriptor = flight.FlightDescriptor.for_command(SESSION)
+        # A stream that lasts has no deadline, and beginning one waits for the connection without any.
+        # So a call that has one goes first, and an alarm gives up on the owner's answer.
+        late = threading.Event()
+        try:
+            knock = flight.FlightCallOptions(timeout=deadline, headers=_headers(self._target))
+            list(self.client.do_action(flight.Action(HELLO, encode(hello)), knock))
+            self._writer, self._reader = self.client.do_exchange(descriptor, options)
+            alarm = threading.Timer(deadline, _cancel, [self._reader, late])
+            alarm.daemon = True
+            alarm.start()
+            try:
+                self._writer.write_metadata(encode(hello))
+                answer = self._reader.read_chunk().app_metadata
+            finally:
+                alarm.cancel()
+        except (*_FOREIGN, StopIteration) as error:
+            if late.is_set():
+                raise _no_answer(self._target, deadline) from error
+            raised = _translated(error, self._target, "open", deadline)
+            gone = isinstance(raised, SessionEnded)
+            raise (OwnerUnavailable(str(raised)) if gone else raised) from error
+        welcome: Welcome = decode(answer, Welcome)
+        return welcome
+
+    def _watch(self) -> None:
+        why = f"the owner of {self._target.name} (pid {self.welcome.pid}) is gone"
+        try:
+            while self._reader.read_chunk().app_metadata != GOODBYE:
+                pass
+            why = f"the owner of {self._target.name} (pid {self.welcome.pid}) has closed the log"
+        except (StopIteration, *_FOREIGN):
+            pass
+        self.give_up(why)
+        with contextlib.suppress(*_FOREIGN):
+            self._writer.close()
+
+
+_HANG_UP_SECONDS = 2.0
+# Or a new connection would share the socket of one that is stuck.
+_CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
+_MARGIN = 0.1
+"""Seconds that gRPC's own deadline, which knows more, is given first."""
+_FOREIGN = (flight.FlightError, pa.ArrowException, OSError)
+
+
+class _Stuck(Exception):
+    """A write did not return in time."""
+
+
+def _in_time(call: Callable[[], T], seconds: float) -> T:
+    """What `call` returns; _Stuck if it does not within `seconds`.
+
+    A gRPC write into a full socket ignores the call's deadline, and cancelling too. So it is made in
+    a thread that can be left behind; it ends when the owner reads on, or dies.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="strandline-append", daemon=True).start()
+    try:
+        return done.result(seconds + _MARGIN)
+    except FutureTimeout:
+        raise _Stuck from None
+
+
+def _cancel(reader: Any, late: threading.Event | None = None) -> None:
+    if late is not None:
+        late.set()
+    with contextlib.suppress(*_FOREIGN):
+        reader.cancel()
+
+
+def _headers(target: Target, session: str = "") -> list[tuple[bytes, bytes]]:
+    headers = []
+    if target.token:
+        headers.append((b"authorization", f"Bearer {target.token}".encode()))
+    if session:
+        headers.append((SESSION_HEADER.encode(), session.encode()))
+    return headers
+
+
+def _raise_translated(
+    error: Exception,
+    target: Target,
+    call: str,
+    deadline: float,
+    session: SessionStream,
+) -> NoReturn:
+    """Raise what the owner raised, or what became of the owner."""
+    raised = _translated(error, target, call, deadline)
+    if isinstance(error, flight.FlightUnauthenticatedError):  # it accepted the token before
+        raised = SessionEnded(f"another process owns {target.name} now")
+    if isinstance(raised, SessionEnded):
+        session.give_up(str(raised))
+        raise OwnerUnavailable(session.why) from error
+    raise raised from error
+
+
+def _translated(error: Exception, target: Target, call: str, deadline: float) -> StrandlineError:
+    sent = getattr(error, "extra_info", None)
+    if sent:
+        failure: Failure = decode(sent, Failure)
+        return error_of(failure)
+    if isinstance(error, flight.FlightTimedOutError):
+        return _no_answer(target, deadline)
+    # gRPC goes on to say the same several times over.
+    said = str(error).partition(" gRPC client debug context")[0]
+    if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError):
+        return SessionEnded(f"the owner of {target.name} is gone ({call}: {said})")
+    return StrandlineError(f"{call} on {target.name} failed: {said}")
+
+
+def _no_answer(target: Target, deadline: float) -> OwnerUnavailable:
+    endpoint = target.endpoint
+    if endpoint is None:
+        return OwnerUnavailable(f"{target.name} did not answer within {deadline:g} s")
+    state = "is stopped" if endpoint.life() == "stopped" else "did not answer"
+    return OwnerUnavailable(
+        f"the owner of {target.name}, process {endpoint.pid}, {state} (waited {deadline:g} s); "
+        f"let it go on (kill -CONT {endpoint.pid}) or end it (kill -9 {endpoint.pid}), "
+        "then another process takes over"
+    )

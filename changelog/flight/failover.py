@@ -1,0 +1,343 @@
+"""FailoverBroker: the log, whoever owns it at the moment.
+
+It holds one connection (to another process, or to the Owner in this one). When that is lost
+it connects anew: that is an election, since connecting to a folder means to own it, or else to attach
+to who does. Then it repeats the call, as every call may be repeated:
+
+    append               known by (producer id, epoch, sequence); the log writes it once
+    end_transaction      answered the same; with a new owner in between see guard.py
+    create, delete topic a repeated one takes "exists already" and "unknown" for success
+    all others           set what they set, or read
+
+A transaction that was open at the loss is gone: TransactionAborted (guard.py). An owner that
+is there but does not answer in time is not lost: OwnerUnavailable, without repeating.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import pyarrow as pa
+
+from changelog.broker import Broker
+from changelog.clock import Clock, SystemClock
+from changelog.errors import (
+    InvalidTxnState,
+    OwnerUnavailable,
+    ProducerFenced,
+    TopicExists,
+    TransactionAborted,
+    UnknownTopic,
+)
+from changelog.flight.fork import ForkGuard, keep_in_child
+from changelog.flight.guard import TransactionGuard
+from changelog.records import (
+    Append,
+    Appended,
+    CommittedOffset,
+    Fetched,
+    Isolation,
+    PartitionOffsets,
+    ProducerIdentity,
+    TopicInfo,
+    TopicPartition,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A connection to the log."""
+
+    broker: Broker
+    lost: Callable[[], bool]
+    """Whether it is gone for good."""
+    close: Callable[[], None]
+    owning: bool = False
+    """Whether the log's owner is this process."""
+
+
+Connect = Callable[[float], Link]
+"""Makes a connection within some seconds, or raises OwnerUnavailable."""
+
+
+class _Attempt(NamedTuple):
+    broker: Broker
+    connection: int
+    """Number of the connection, from 1."""
+    repeated: bool
+    """Whether an earlier attempt was lost with its connection, so it may have been carried out."""
+
+
+class FailoverBroker:
+    """A Broker over whatever `connect` gives, again and again.
+
+    `deadline`: seconds for a call, elections included (a fetch's timeout comes on top).
+    """
+
+    def __init__(
+        self, connect: Connect, *, deadline: float, name: str, clock: Clock | None = None
+    ) -> None:
+        self._fork = ForkGuard()
+        self._connections = _Connections(connect, name)
+        self._deadline = deadline
+        self._clock = clock or SystemClock()
+        self._guard = TransactionGuard()
+        keep_in_child(self, self._connections)
+        self._connections.current(deadline)
+        self._release = weakref.finalize(self, _close_unless_forked, self._connections, self._fork)
+
+    @property
+    def owning(self) -> bool:
+        """Whether this process owns the log now."""
+        return self._connections.owning
+
+    # Topics ---------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        config: Mapping[str, str] | None = None,
+        schema: pa.Schema | None = None,
+        internal: bool = False,
+    ) -> TopicInfo:
+        def create(attempt: _Attempt) -> TopicInfo:
+            try:
+                return attempt.broker.create_topic(
+                    name, partitions, config=config, schema=schema, internal=internal
+                )
+            except TopicExists:
+                info = attempt.broker.topic(name)
+                asked = (partitions, dict(config or {}), schema)
+                if attempt.repeated and asked == (info.partitions, info.config, info.schema):
+                    return info
+                raise
+
+        return self._repeated(create)
+
+    def delete_topic(self, name: str) -> None:
+        def delete(attempt: _Attempt) -> None:
+            try:
+                attempt.broker.delete_topic(name)
+            except UnknownTopic:
+                if not attempt.repeated:
+                    raise
+
+        self._repeated(delete)
+
+    def alter_topic(
+        self,
+        name: str,
+        *,
+        config: Mapping[str, str | None] | None = None,
+        partitions: int | None = None,
+        schema: pa.Schema | None = None,
+    ) -> TopicInfo:
+        return self._repeated(
+            lambda attempt: attempt.broker.alter_topic(
+                name, config=config, partitions=partitions, schema=schema
+            )
+        )
+
+    def topics(self) -> list[TopicInfo]:
+        return self._repeated(lambda attempt: attempt.broker.topics())
+
+    def topic(self, name: str) -> TopicInfo:
+        return self._repeated(lambda attempt: attempt.broker.topic(name))
+
+    # The log --------------------------------------------------------------------------
+
+    def append(self, appends: Sequence[Append]) -> list[Appended]:
+        joining = {a.producer for a in appends if a.transactional and a.producer is not None}
+
+        def append(attempt: _Attempt) -> list[Appended]:
+            for producer in joining:
+                self._guard.sending(producer, attempt.connection)
+            return attempt.broker.append(appends)
+
+        return self._repeated(append)
+
+    def fetch(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_bytes: int = 8 << 20,
+        isolation: Isolation = "read_committed",
+        timeout: float = 0.0,
+    ) -> dict[TopicPartition, Fetched]:
+        until = self._clock.monotonic() + timeout
+
+        def fetch(attempt: _Attempt) -> dict[TopicPartition, Fetched]:
+            return attempt.broker.fetch(
+                positions,
+                max_bytes=max_bytes,
+                isolation=isolation,
+                timeout=max(0.0, until - self._clock.monotonic()) if timeout else 0.0,
+            )
+
+        return self._repeated(fetch, longer=timeout)
+
+    def offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, PartitionOffsets]:
+        return self._repeated(lambda attempt: attempt.broker.offsets(partitions))
+
+    def offset_for_time(
+        self,
+        partition: TopicPartition,
+        timestamp: int,
+        *,
+        isolation: Isolation = "read_committed",
+    ) -> int | None:
+        return self._repeated(
+            lambda attempt: attempt.broker.offset_for_time(
+                partition, timestamp, isolation=isolation
+            )
+        )
+
+    def delete_records(self, partition: TopicPartition, before: int) -> int:
+        return self._repeated(lambda attempt: attempt.broker.delete_records(partition, before))
+
+    # Producers and transactions -------------------------------------------------------
+
+    def init_producer(
+        self, transactional_id: str | None = None, *, timeout_ms: int = 10_000
+    ) -> ProducerIdentity:
+        return self._repeated(
+            lambda attempt: attempt.broker.init_producer(transactional_id, timeout_ms=timeout_ms)
+        )
+
+    def add_offsets(
+        self,
+        producer: ProducerIdentity,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+    ) -> None:
+        def add(attempt: _Attempt) -> None:
+            self._guard.sending(producer, attempt.connection)
+            attempt.broker.add_offsets(producer, group, offsets)
+
+        self._repeated(add)
+
+    def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
+        def end(attempt: _Attempt) -> ProducerIdentity:
+            way = self._guard.ending(producer, attempt.connection, commit=commit)
+            if way == "resolve":
+                return _resolved(attempt.broker, producer)
+            return attempt.broker.end_transaction(producer, commit=commit)
+
+        successor = self._repeated(end)
+        self._guard.ended(producer)
+        return successor
+
+    # Consumer groups ------------------------------------------------------------------
+
+    def commit_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
+    ) -> None:
+        self._repeated(lambda attempt: attempt.broker.commit_offsets(group, offsets))
+
+    def committed(
+        self,
+        group: str,
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        require_stable: bool = True,
+    ) -> dict[TopicPartition, CommittedOffset]:
+        return self._repeated(
+            lambda attempt: attempt.broker.committed(
+                group, partitions, require_stable=require_stable
+            )
+        )
+
+    def groups(self) -> list[str]:
+        return self._repeated(lambda attempt: attempt.broker.groups())
+
+    def close(self) -> None:
+        self._release()
+
+    # Connecting and repeating ---------------------------------------------------------
+
+    def _repeated(self, call: Callable[[_Attempt], T], longer: float = 0.0) -> T:
+        self._fork.check()
+        until = self._clock.monotonic() + self._deadline + longer
+        repeated = False
+        while True:
+            number, link = self._connections.current(until - self._clock.monotonic())
+            try:
+                return call(_Attempt(link.broker, number, repeated))
+            except OwnerUnavailable:
+                if not link.lost():
+                    raise
+                self._connections.drop(number)
+                if self._clock.monotonic() >= until:
+                    raise
+                repeated = True
+
+
+class _Connections:
+    """The current connection; one thread makes a new one while the others wait."""
+
+    def __init__(self, connect: Connect, name: str) -> None:
+        self._connect = connect
+        self._name = name
+        self._lock = threading.Lock()
+        self._link: Link | None = None
+        self._number = 0
+        self._closed = False
+
+    @property
+    def owning(self) -> bool:
+        link = self._link
+        return link is not None and link.owning
+
+    def current(self, seconds: float) -> tuple[int, Link]:
+        """The connection and its number; if there is none, a new one within `seconds`."""
+        with self._lock:
+            if self._closed:
+                raise OwnerUnavailable(f"the log {self._name} is closed; open it again")
+            if self._link is None:
+                self._link = self._connect(max(0.0, seconds))
+                self._number += 1
+            return self._number, self._link
+
+    def drop(self, number: int) -> None:
+        """Connection `number` is lost; harmless when another thread has said so before."""
+        with self._lock:
+            if number != self._number or self._link is None:
+                return
+            lost, self._link = self._link, None
+        lost.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+
+def _close_unless_forked(connections: _Connections, guard: ForkGuard) -> None:
+    if not guard.foreign:
+        connections.close()
+
+
+def _resolved(broker: Broker, producer: ProducerIdentity) -> ProducerIdentity:
+    """The answer to a commit that was asked of an owner now gone. Raises TransactionAborted."""
+    try:
+        broker.end_transaction(producer, commit=False)
+    except (InvalidTxnState, ProducerFenced):
+        # Committed, as far as this owner remembers, or a newer producer is there: it says which.
+        return broker.end_transaction(producer, commit=True)
+    raise TransactionAborted(
+        f"the connection to the log's owner was lost before the transaction of producer "
+        f"{producer.producer_id} (epoch {producer.epoch}) was committed, and it is aborted; call "
+        "init_producer and go on from the last commit"
+    )

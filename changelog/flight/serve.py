@@ -1,0 +1,112 @@
+"""A log folder served over TCP, to other machines."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import threading
+
+import pyarrow as pa
+
+from changelog.clock import Clock
+from changelog.environment import Durability
+from changelog.errors import InvalidConfig
+from changelog.flight.address import host_port, read_pem
+from changelog.flight.attach import attach_or_own
+from changelog.flight.client import DEADLINE
+from changelog.flight.failover import FailoverBroker
+from changelog.flight.server import FlightEndpoint, Tls
+
+MIN_TOKEN = 16
+"""Characters; a shorter one could be guessed."""
+
+
+class Served:
+    """A log that is being served; `close` ends it."""
+
+    def __init__(
+        self, broker: FailoverBroker, endpoint: FlightEndpoint, url: str, token: str
+    ) -> None:
+        self.broker = broker
+        """The log, for use in this process."""
+        self.url = url
+        """What clients open, without the token."""
+        self.token = token
+        self._endpoint = endpoint
+        self._closed = threading.Event()
+
+    def wait(self) -> None:
+        """Return once `close` was called."""
+        self._closed.wait()
+
+    def close(self) -> None:
+        """Send the clients away and let go of the log."""
+        self._endpoint.close()
+        self.broker.close()
+        self._closed.set()
+
+
+def serve(
+    path: str | os.PathLike[str],
+    *,
+    listen: str,
+    token: str | None = None,
+    tls_certificate: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
+    plaintext: bool = False,
+    durability: Durability = "fsync",
+    clock: Clock | None = None,
+) -> Served:
+    """Serve the log in the folder `path` at `listen` ("host:port"; port 0 takes a free one).
+
+    Clients must show `token`; without one a fresh one is made, see `Served.token`. Beyond
+    this machine TLS is asked for, as the token would be there for all to read; `plaintext=True`
+    goes without. When another process owns the folder, calls are passed on to it.
+
+    Raises InvalidConfig, and what opening the log raises.
+    """
+    address = host_port(listen)
+    tls = _tls(tls_certificate, tls_key)
+    if tls is None and not plaintext and not _only_here(address):
+        raise InvalidConfig(
+            f"{listen} can be reached from other machines, and without TLS anybody on the way can read "
+            "the token and the data; give tls_certificate and tls_key, or plaintext=True"
+        )
+    if token is not None and len(token) < MIN_TOKEN:
+        raise InvalidConfig(f"the token has {len(token)} characters; take {MIN_TOKEN} or more")
+    shown = token or secrets.token_urlsafe(32)
+    broker = attach_or_own(path, durability=durability, clock=clock, deadline=DEADLINE)
+    try:
+        scheme = "grpc+tls" if tls else "grpc+tcp"
+        endpoint = FlightEndpoint(
+            broker, f"{scheme}://{address}", token=shown, clock=clock, tls=tls
+        )
+    except BaseException as error:
+        broker.close()
+        if isinstance(error, OSError | pa.ArrowException):
+            raise InvalidConfig(f"cannot listen at {listen}: {error}") from error
+        raise
+    host = address.rpartition(":")[0]
+    url = f"strandline{'+tls' if tls else ''}://{host}:{endpoint.port}"
+    return Served(broker, endpoint, url, shown)
+
+
+def _tls(
+    certificate: str | os.PathLike[str] | None, key: str | os.PathLike[str] | None
+) -> Tls | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise InvalidConfig("TLS needs both tls_certificate and tls_key, each a PEM file")
+    return Tls(read_pem(certificate), read_pem(key))
+
+
+def _only_here(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

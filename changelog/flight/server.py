@@ -1,0 +1,326 @@
+"""FlightEndpoint: a Broker for other processes, over a Unix socket or TCP.
+
+    DoExchange "session"   held open by each client; its end is how its death is noticed
+    DoPut      "append"    a stream of batches, appended and acknowledged together (small ones: DoAction)
+    DoGet                  the ticket is a FetchRequest; waits here when there is nothing new
+    DoAction               every other call, by the name of its request type
+
+Every call carries the token, which is looked at before anything else is, and, but for Hello and the
+session stream, the id of a session. What a client sends is bounded, decoded into known types only, and
+its batches are checked value by value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import threading
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyarrow import flight
+
+from changelog.broker import Broker
+from changelog.clock import Clock, SystemClock
+from changelog.errors import InvalidRequest, StrandlineError, Unauthenticated
+from changelog.flight import fork
+from changelog.flight.batches import (
+    Row,
+    fetched_rows,
+    read_appends,
+    read_small_append,
+    rows_of,
+    stream_of,
+)
+from changelog.flight.messages import (
+    APPEND,
+    GOODBYE,
+    HELLO,
+    MAX_FETCH,
+    REQUESTS,
+    SESSION,
+    SESSION_HEADER,
+    SMALL_APPEND,
+    WIRE_VERSION,
+    AddOffsets,
+    AppendAnswer,
+    EndTransaction,
+    FetchRequest,
+    InitProducer,
+    Request,
+    SessionEnded,
+    SmallAppend,
+    Welcome,
+    check_version,
+    decode,
+    encode,
+    failure_of,
+)
+from changelog.flight.sessions import Session, Sessions
+from changelog.records import Append, Fetched, TopicPartition
+
+_log = logging.getLogger(__name__)
+
+POLL_SLICE = 0.2
+"""Seconds after which a waiting fetch looks whether its client is still there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """A certificate chain and its private key, both PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+class FlightEndpoint:
+    """Serves `broker` at `location` ("grpc+unix:///…", "grpc+tcp://host:port", "grpc+tls://host:port").
+
+    It runs from construction until `close`, in threads of its own. Clients must show `token`.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        location: str,
+        *,
+        token: str,
+        clock: Clock | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        self.sessions = Sessions(broker, clock or SystemClock())
+        self._service = _Service(
+            location=location,
+            tls_certificates=[(tls.certificate, tls.key)] if tls else None,
+            middleware={_GATE: _Gate(token)},
+        )
+        self._service.bind(broker, self.sessions, clock or SystemClock())
+        self._closing = threading.Lock()
+        self._closed = False
+        fork.keep_in_child(self, self._service)
+
+    @property
+    def port(self) -> int:
+        """The TCP port that is listened on (useful with port 0); 0 on a Unix socket."""
+        return int(self._service.port)
+
+    def close(self, grace: float = 3.0) -> None:
+        """Say goodbye, refuse new calls, and wait up to `grace` seconds for those under way."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self._service.say_goodbye()
+        # Flight's shutdown waits for every client; a stopped one must not hold us.
+        shutdown = threading.Thread(
+            target=self._service.shutdown, name="strandline-endpoint-close", daemon=True
+        )
+        shutdown.start()
+        shutdown.join(grace)
+        if shutdown.is_alive():
+            _log.warning("closed the endpoint while some clients still had calls under way")
+            # Destroying a server whose shutdown still waits would wait as well.
+            fork.leave_alone(self._service)
+
+
+class _Service(flight.FlightServerBase):  # type: ignore[misc]
+    """Flight's side of it; every method runs in a thread of the server's pool."""
+
+    def bind(self, broker: Broker, sessions: Sessions, clock: Clock) -> None:
+        self._broker = broker
+        self._sessions = sessions
+        self._clock = clock
+        self._streams: dict[str, _Goodbye] = {}
+        self._streams_lock = threading.Lock()
+        self._closing = False
+
+    def say_goodbye(self) -> None:
+        """Ask every client to close its session stream."""
+        with self._streams_lock:
+            self._closing = True
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.say()
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with _failures_sent():
+            if descriptor.command != SESSION:
+                raise InvalidRequest(f"unknown stream {descriptor.command!r}")
+            hello = check_version(reader.read_chunk().app_metadata)
+            session = self._sessions.start(hello)
+            goodbye = _Goodbye(writer)
+            try:
+                welcome = Welcome(WIRE_VERSION, os.getpid(), session.id)
+                writer.write_metadata(encode(welcome))
+                self._register(session, goodbye)
+                _until_it_ends(reader)
+            finally:
+                goodbye.forget()
+                with self._streams_lock:
+                    self._streams.pop(session.id, None)
+                self._sessions.end(session)
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        with _failures_sent():
+            if action.type == HELLO:
+                check_version(action.body)
+                return []
+            session = self._session(context)
+            if action.type == SMALL_APPEND:
+                sent: SmallAppend = decode(action.body, SmallAppend)
+                return [encode(self._append(session, read_small_append(sent)))]
+            kind = REQUESTS.get(action.type)
+            if kind is None:
+                raise InvalidRequest(f"the log's owner has no call named {action.type!r}")
+            request: Request = decode(action.body, kind)
+            return [encode(self._run(session, request))]
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with _failures_sent():
+            session = self._session(context)
+            if descriptor.command != APPEND:
+                raise InvalidRequest(f"unknown stream {descriptor.command!r}")
+            writer.write(encode(self._append(session, read_appends(rows_of(reader)))))
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        with _failures_sent():
+            self._session(context)
+            request: FetchRequest = decode(ticket.ticket, FetchRequest)
+            return stream_of(_with_failures_sent(fetched_rows(self._fetch(context, request))))
+
+    def _session(self, context: Any) -> Session:
+        if self._closing:
+            raise SessionEnded("the log's owner is closing")
+        return self._sessions.find(context.get_middleware(_GATE).session)
+
+    def _register(self, session: Session, goodbye: _Goodbye) -> None:
+        with self._streams_lock:
+            if self._closing:
+                raise SessionEnded("the log's owner is closing")
+            self._streams[session.id] = goodbye
+
+    def _run(self, session: Session, request: Request) -> Any:
+        if isinstance(request, InitProducer):
+            with session.changing():
+                identity = request.run(self._broker)
+            session.closed(identity)
+            return identity
+        if isinstance(request, AddOffsets | EndTransaction):
+            with session.changing(request.producer):
+                answer = request.run(self._broker)
+            if isinstance(request, EndTransaction):
+                session.closed(request.producer)
+            return answer
+        return request.run(self._broker)
+
+    def _append(self, session: Session, appends: list[Append]) -> AppendAnswer:
+        if any(append.producer is None for append in appends):
+            raise InvalidRequest("an append over the wire needs a producer; call init_producer")
+        opening = {a.producer for a in appends if a.producer and a.transactional}
+        with session.changing(*opening):
+            return AppendAnswer(self._broker.append(appends))
+
+    def _fetch(self, context: Any, request: FetchRequest) -> dict[TopicPartition, Fetched]:
+        deadline = self._clock.monotonic() + request.timeout
+        while True:
+            left = max(0.0, deadline - self._clock.monotonic())
+            fetched = self._broker.fetch(
+                request.positions,
+                max_bytes=min(request.max_bytes, MAX_FETCH),
+                isolation=request.isolation,
+                timeout=min(left, POLL_SLICE),
+            )
+            over = left <= POLL_SLICE or context.is_cancelled() or self._closing
+            if over or _has_news(fetched, request.positions):
+                return fetched
+
+
+class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Turns away every call without the token, before its body is looked at."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: Any, headers: dict[str, list[str]]) -> _Caller:
+        shown = str(next(iter(headers.get("authorization", [])), ""))
+        if not hmac.compare_digest(shown.encode(), self._expected):
+            refusal = Unauthenticated(
+                "the log's owner does not accept this token"
+                if shown
+                else "the log's owner asks for a token; give it as token=… or in STRANDLINE_TOKEN"
+            )
+            raise flight.FlightUnauthenticatedError("refused", encode(failure_of(refusal)))
+        return _Caller(str(next(iter(headers.get(SESSION_HEADER, [])), "")))
+
+
+class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
+    """Who calls, for the time of the call."""
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+
+
+class _Goodbye:
+    """Says goodbye on a session stream from another thread.
+
+    A Flight writer must not be touched, not even let go of, after its handler has returned.
+    """
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._lock = threading.Lock()
+
+    def say(self) -> None:
+        with self._lock, contextlib.suppress(flight.FlightError, OSError):
+            if self._writer is not None:
+                self._writer.write_metadata(GOODBYE)
+
+    def forget(self) -> None:
+        with self._lock:
+            self._writer = None
+
+
+_GATE = "strandline-gate"
+
+
+def _until_it_ends(reader: Any) -> None:
+    """Return when the client closes its side, or dies."""
+    with contextlib.suppress(StopIteration, flight.FlightError, OSError):
+        while True:
+            reader.read_chunk()
+
+
+def _has_news(fetched: dict[TopicPartition, Fetched], positions: dict[TopicPartition, int]) -> bool:
+    return any(
+        part.batches or part.next_offset != positions[partition]
+        for partition, part in fetched.items()
+    )
+
+
+@contextlib.contextmanager
+def _failures_sent() -> Iterator[None]:
+    """Errors go to the client by type and message.
+
+    A traceback holds the frames' readers and writers, and those must not outlive the call. So neither
+    the raised error nor the log keeps one.
+    """
+    failure = None
+    try:
+        yield
+    except flight.FlightError:
+        raise
+    except Exception as error:
+        failure = failure_of(error)
+        if not isinstance(error, StrandlineError):
+            _log.error("a call failed in an unexpected way:\n%s", traceback.format_exc())
+    if failure is not None:
+        raise flight.FlightServerError("refused", encode(failure))
+
+
+def _with_failures_sent(rows: Iterator[Row]) -> Iterator[Row]:
+    with _failures_sent():
+        yield from rows

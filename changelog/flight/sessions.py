@@ -1,0 +1,112 @@
+"""Which clients are there, and which transactions they have open.
+
+A session lasts as long as its client's stream. When it ends, the calls still under way are
+waited for, later ones are refused, and what the client left open is aborted at once, so that a
+dead producer does not hold back readers until its transaction times out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from changelog.broker import Broker
+from changelog.clock import Clock
+from changelog.errors import StrandlineError
+from changelog.flight.messages import Hello, SessionEnded
+from changelog.records import ProducerIdentity
+
+
+class Session:
+    """One client, from its Hello until its stream ends."""
+
+    def __init__(self, session_id: str, hello: Hello) -> None:
+        self.id = session_id
+        self.hello = hello
+        self._changed = threading.Condition()
+        self._under_way = 0
+        self._ended = False
+        self._open: dict[int, ProducerIdentity] = {}
+
+    @contextlib.contextmanager
+    def changing(self, *producers: ProducerIdentity) -> Iterator[None]:
+        """Around a call that opens, or adds to, transactions of `producers`, or ends one."""
+        with self._changed:
+            if self._ended:
+                raise SessionEnded("this session has ended; open the log again")
+            self._under_way += 1
+            for producer in producers:
+                self._open[producer.producer_id] = producer
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
+
+    def closed(self, producer: ProducerIdentity) -> None:
+        """The producer has no transaction open (any more)."""
+        with self._changed:
+            self._open.pop(producer.producer_id, None)
+
+    def end(self, broker: Broker) -> list[ProducerIdentity]:
+        """Refuse further calls, wait for those under way, abort what is open; return whose."""
+        with self._changed:
+            self._ended = True
+            self._changed.wait_for(lambda: self._under_way == 0)
+            left = list(self._open.values())
+            self._open.clear()
+        for producer in left:
+            # It may have timed out or been fenced meanwhile: then there is nothing to abort.
+            with contextlib.suppress(StrandlineError):
+                broker.end_transaction(producer, commit=False)
+        return left
+
+
+class Sessions:
+    """All sessions of one endpoint."""
+
+    def __init__(self, broker: Broker, clock: Clock) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._open: dict[str, Session] = {}
+        self._idle_since = clock.monotonic()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def start(self, hello: Hello) -> Session:
+        """A session for a client that has just come."""
+        session = Session(self._clock.new_id(), hello)
+        with self._changed:
+            self._open[session.id] = session
+            self._changed.notify_all()
+        return session
+
+    def find(self, session_id: str) -> Session:
+        """The session of a call. Raises SessionEnded when it is over, or never was."""
+        session = self._open.get(session_id)
+        if session is None:
+            raise SessionEnded("the log's owner does not know this session; open the log again")
+        return session
+
+    def end(self, session: Session) -> None:
+        """The client has gone: abort what it left open, then forget it."""
+        try:
+            session.end(self._broker)
+        finally:
+            with self._changed:
+                self._open.pop(session.id, None)
+                self._idle_since = self._clock.monotonic()
+                self._changed.notify_all()
+
+    def wait_idle(self, seconds: float, stop: threading.Event) -> None:
+        """Return when no session has been open for `seconds`, or `stop` is set (looked at each second)."""
+        with self._changed:
+            while not stop.is_set():
+                left = self._idle_since + seconds - self._clock.monotonic()
+                if not self._open and left <= 0:
+                    return
+                self._changed.wait(min(1.0, max(0.01, left)))

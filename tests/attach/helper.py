@@ -1,0 +1,64 @@
+"""A process of the tests: opens a folder, says what it is, and does as it is told line by line.
+
+python helper.py DIR ROLE      then on standard input: append N | begin N | commit | topics | exit
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import pyarrow as pa
+
+from changelog.flight.attach import attach_or_own
+from changelog.records import Append
+
+
+def columns(count: int, start: int = 0) -> pa.RecordBatch:
+    """`count` records with the numbers from `start` as values."""
+    now = time.time_ns() // 1_000_000
+    values = [str(start + n).encode() for n in range(count)]
+    return pa.record_batch(
+        {
+            "timestamp": pa.array(range(now, now + count), pa.int64()),
+            "key": pa.array(values, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+        }
+    )
+
+
+def main() -> None:
+    broker = attach_or_own(sys.argv[1], role=sys.argv[2], deadline=10, idle=1)
+    say(f"{'owning' if broker.owning else 'attached'} {os.getpid()}")
+    producer = broker.init_producer()
+    transactional = None
+    sequence = 0
+    for line in sys.stdin:
+        command, *rest = line.split()
+        if command == "append":
+            count = int(rest[0])
+            batch = Append("t", 0, columns(count, sequence), producer, sequence)
+            say(str(broker.append([batch])[0].base_offset))
+            sequence += count
+        elif command == "begin":
+            transactional = broker.init_producer("helper", timeout_ms=60_000)
+            batch = Append("t", 0, columns(int(rest[0])), transactional, 0, transactional=True)
+            say(str(broker.append([batch])[0].base_offset))
+        elif command == "commit":
+            assert transactional is not None
+            say(str(broker.end_transaction(transactional, commit=True).epoch))
+        elif command == "topics":
+            say(" ".join(info.name for info in broker.topics() if not info.internal) or "-")
+        elif command == "exit":
+            break
+    broker.close()
+    say("closed")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

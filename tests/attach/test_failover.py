@@ -1,0 +1,237 @@
+"""When the owner dies: never half in, half out, and nothing twice."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from changelog.errors import (
+    OwnerUnavailable,
+    ProducerFenced,
+    TopicExists,
+    TransactionAborted,
+    UnknownTopic,
+)
+from changelog.flight.failover import FailoverBroker, Link
+from changelog.owner import Owner
+from changelog.records import Append, CommittedOffset, TopicPartition
+from changelog.storage import MemoryStorage
+
+T0 = TopicPartition("t", 0)
+
+
+class Folder:
+    """A folder whose owner can be lost: before a call is carried out, or after it, before the answer."""
+
+    def __init__(self, *, reopened):
+        self.storage = MemoryStorage()
+        self.reopened = reopened
+        self.owner = Owner(self.storage, background=False, durability="os")
+        self.connections = 0
+        self.lose_before = None
+        self.lose_after = None
+
+    def connect(self, seconds):
+        if self.connections and self.reopened:
+            self.storage.crash()
+            self.owner = Owner(self.storage, background=False, durability="os")
+        self.connections += 1
+        line = Line(self)
+        return Link(line, lambda: line.lost, lambda: None)
+
+
+class Line:
+    """One connection to the folder's owner."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.lost = False
+
+    def __getattr__(self, name):
+        call = getattr(self.folder.owner, name)
+
+        def called(*args, **options):
+            if self.folder.lose_before == name:
+                self.folder.lose_before = None
+                self.break_off()
+            answer = call(*args, **options)
+            if self.folder.lose_after == name:
+                self.folder.lose_after = None
+                self.break_off()
+            return answer
+
+        return called
+
+    def break_off(self):
+        self.lost = True
+        if not self.folder.reopened:
+            return_what_was_open(self.folder)
+        raise OwnerUnavailable("lost")
+
+
+def return_what_was_open(folder):
+    """What an owner that lives does when a session ends (sessions.py)."""
+    if folder.open_producer is not None:
+        try:
+            folder.owner.end_transaction(folder.open_producer, commit=False)
+        except Exception:
+            return
+
+
+@pytest.fixture(params=[True, False], ids=["owner died", "connection died"])
+def folder(request):
+    folder = Folder(reopened=request.param)
+    folder.open_producer = None
+    folder.owner.create_topic("t")
+    return folder
+
+
+@pytest.fixture
+def broker(folder):
+    broker = FailoverBroker(folder.connect, deadline=5, name="the test's log")
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def producer(broker, folder):
+    folder.open_producer = broker.init_producer("me")
+    return folder.open_producer
+
+
+def committed(broker):
+    return [
+        record.value for batch in broker.fetch({T0: 0})[T0].batches for record in batch.records()
+    ]
+
+
+@pytest.mark.parametrize("moment", ["lose_before", "lose_after"])
+def test_a_plain_append_is_written_once_whenever_the_answer_is_lost(
+    folder, broker, columns, moment
+):
+    producer = broker.init_producer()
+    broker.append([Append("t", 0, columns(2), producer, 0)])
+    setattr(folder, moment, "append")
+    (answer,) = broker.append([Append("t", 0, columns(2, 2), producer, 2)])
+    broker.append([Append("t", 0, columns(2, 4), producer, 4)])
+    assert (answer.base_offset, answer.last_offset) == (2, 3) or folder.reopened
+    assert committed(broker) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert folder.connections == 2
+
+
+@pytest.mark.parametrize("moment", ["lose_before", "lose_after"])
+@pytest.mark.parametrize("call", ["append", "add_offsets", "topics"])
+def test_a_transaction_open_at_the_loss_is_aborted_whole(
+    folder, broker, producer, columns, moment, call
+):
+    broker.append([Append("t", 0, columns(2), producer, 0, transactional=True)])
+    setattr(folder, moment, call)
+    if call == "topics":
+        broker.topics()
+    with pytest.raises(TransactionAborted, match="call init_producer"):
+        if call == "add_offsets":
+            broker.add_offsets(producer, "g", {T0: CommittedOffset(2)})
+        broker.append([Append("t", 0, columns(1, 2), producer, 2, transactional=True)])
+    with pytest.raises(TransactionAborted):
+        broker.add_offsets(producer, "g", {T0: CommittedOffset(3)})
+    with pytest.raises(TransactionAborted):
+        broker.end_transaction(producer, commit=True)
+    assert committed(broker) == []
+    assert broker.committed("g") == {}
+    goes_on(broker, columns)
+
+
+@pytest.mark.parametrize("moment", ["lose_before", "lose_after"])
+def test_the_first_append_of_a_transaction_lost_on_the_way_aborts_it(
+    folder, broker, producer, columns, moment
+):
+    setattr(folder, moment, "append")
+    with pytest.raises(TransactionAborted):
+        broker.append([Append("t", 0, columns(2), producer, 0, transactional=True)])
+    goes_on(broker, columns)
+
+
+def test_a_commit_that_did_not_arrive_is_an_abort(folder, broker, producer, columns):
+    broker.append([Append("t", 0, columns(2), producer, 0, transactional=True)])
+    folder.lose_before = "end_transaction"
+    with pytest.raises(TransactionAborted):
+        broker.end_transaction(producer, commit=True)
+    assert committed(broker) == []
+    goes_on(broker, columns)
+
+
+def test_a_commit_whose_answer_was_lost_is_answered_as_committed(folder, broker, producer, columns):
+    broker.append([Append("t", 0, columns(2), producer, 0, transactional=True)])
+    broker.add_offsets(producer, "g", {T0: CommittedOffset(2)})
+    folder.lose_after = "end_transaction"
+    successor = broker.end_transaction(producer, commit=True)
+    assert successor.epoch > producer.epoch
+    assert committed(broker) == [b"0", b"1"]
+    assert broker.committed("g")[T0].offset == 2
+
+
+@pytest.mark.parametrize("moment", ["lose_before", "lose_after"])
+def test_an_abort_lost_on_the_way_is_an_abort(folder, broker, producer, columns, moment):
+    broker.append([Append("t", 0, columns(2), producer, 0, transactional=True)])
+    setattr(folder, moment, "end_transaction")
+    with contextlib.suppress(TransactionAborted):  # which is what was asked for
+        broker.end_transaction(producer, commit=False)
+    assert committed(broker) == []
+    goes_on(broker, columns)
+
+
+def test_a_fenced_producer_stays_fenced_after_a_loss(folder, broker, producer, columns):
+    broker.append([Append("t", 0, columns(2), producer, 0, transactional=True)])
+    folder.lose_before = "topics"
+    broker.topics()
+    broker.init_producer("me")  # another instance takes its place
+    with pytest.raises(TransactionAborted):
+        broker.end_transaction(producer, commit=True)
+    with pytest.raises((ProducerFenced, TransactionAborted)):
+        broker.end_transaction(producer, commit=False)
+    with pytest.raises((ProducerFenced, TransactionAborted)):
+        broker.append([Append("t", 0, columns(1), producer, 0, transactional=True)])
+    assert committed(broker) == []
+
+
+@pytest.mark.parametrize("moment", ["lose_before", "lose_after"])
+def test_topics_are_created_and_deleted_once(folder, broker, moment):
+    setattr(folder, moment, "create_topic")
+    assert broker.create_topic("new", 2, config={"retention.ms": "5"}).partitions == 2
+    with pytest.raises(TopicExists):
+        broker.create_topic("new", 2, config={"retention.ms": "5"})
+    setattr(folder, moment, "delete_topic")
+    broker.delete_topic("new")
+    with pytest.raises(UnknownTopic):
+        broker.delete_topic("new")
+
+
+def test_a_topic_that_was_there_in_another_form_is_not_taken_for_the_new_one(folder, broker):
+    folder.lose_before = "create_topic"
+    with pytest.raises(TopicExists):
+        broker.create_topic("t", 5)
+
+
+def test_an_owner_that_is_slow_but_there_is_not_asked_twice(folder, broker):
+    def stuck():
+        raise OwnerUnavailable("process 7 did not answer")
+
+    folder.owner.topics = stuck
+    with pytest.raises(OwnerUnavailable, match="process 7"):
+        broker.topics()
+    assert folder.connections == 1
+
+
+def test_a_closed_log_stays_closed(broker):
+    broker.close()
+    with pytest.raises(OwnerUnavailable, match="closed"):
+        broker.topics()
+
+
+def goes_on(broker, columns):
+    """The producer starts anew, and its next transaction commits whole."""
+    producer = broker.init_producer("me")
+    broker.append([Append("t", 0, columns(3), producer, 0, transactional=True)])
+    broker.end_transaction(producer, commit=True)
+    assert committed(broker) == [b"0", b"1", b"2"]

@@ -1,0 +1,156 @@
+"""A log served over TCP, with token and TLS."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from changelog.errors import InvalidConfig, OwnerUnavailable, StrandlineError, Unauthenticated
+from changelog.flight.address import TOKEN_VARIABLE, connect, is_remote, parse_url
+from changelog.flight.attach import attach_or_own
+from changelog.flight.serve import serve
+from changelog.records import Append, TopicPartition
+
+TOKEN = "a token that is long enough"
+
+
+@pytest.fixture
+def served(tmp_path):
+    served = serve(tmp_path / "log", listen="127.0.0.1:0", token=TOKEN)
+    yield served
+    served.close()
+
+
+def test_a_remote_client_has_the_same_interface(served, columns):
+    with_token = f"{served.url}?token={TOKEN}".replace(" ", "%20")
+    client = connect(with_token, deadline=10)
+    client.create_topic("t")
+    client.append([Append("t", 0, columns(2), client.init_producer(), 0)])
+    assert (
+        len(served.broker.fetch({TopicPartition("t", 0): 0})[TopicPartition("t", 0)].batches) == 1
+    )
+    client.close()
+
+
+def test_the_token_may_come_from_the_environment(served, monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    client = connect(served.url, deadline=10)
+    assert all(info.internal for info in client.topics())
+    client.close()
+
+
+def test_no_token_and_a_wrong_one_get_nothing(served):
+    with pytest.raises(Unauthenticated, match="STRANDLINE_TOKEN"):
+        connect(served.url, deadline=5)
+    with pytest.raises(Unauthenticated, match="does not accept"):
+        connect(f"{served.url}?token=wrong", deadline=5)
+
+
+def test_a_token_is_made_when_none_is_given(tmp_path):
+    served = serve(tmp_path / "log", listen="localhost:0")
+    assert len(served.token) > 40
+    served.close()
+
+
+def test_nobody_at_home(tmp_path):
+    with pytest.raises(OwnerUnavailable, match="strandline://127.0.0.1:1"):
+        connect("strandline://127.0.0.1:1?token=x", deadline=2)
+
+
+def test_beyond_this_machine_tls_is_asked_for(tmp_path):
+    with pytest.raises(InvalidConfig, match="plaintext=True"):
+        serve(tmp_path / "log", listen="0.0.0.0:0")
+    with pytest.raises(InvalidConfig, match="both tls_certificate and tls_key"):
+        serve(tmp_path / "log", listen="127.0.0.1:0", tls_key="k")
+    with pytest.raises(InvalidConfig, match="no file"):
+        serve(tmp_path / "log", listen="127.0.0.1:0", tls_key="k", tls_certificate="c")
+    with pytest.raises(InvalidConfig, match="16 or more"):
+        serve(tmp_path / "log", listen="127.0.0.1:0", token="short")
+
+
+def test_a_port_that_is_taken_is_said_to_be(served, tmp_path):
+    with pytest.raises(InvalidConfig, match="cannot listen"):
+        serve(tmp_path / "other", listen=served.url.removeprefix("strandline://"))
+    attach_or_own(tmp_path / "other", role="own").close()  # and the folder is free again
+
+
+def test_a_folder_that_another_owns_is_served_through_its_owner(start, tmp_path, columns):
+    owner = start()
+    served = serve(tmp_path / "log", listen="127.0.0.1:0", token=TOKEN)
+    assert not served.broker.owning
+    client = connect(f"{served.url}?token={TOKEN}".replace(" ", "%20"), deadline=10)
+    client.create_topic("t")
+    assert owner.ask("topics") == "t"
+    client.close()
+    served.close()
+
+
+def test_a_connection_is_made_anew_when_the_server_comes_back(tmp_path):
+    served = serve(tmp_path / "log", listen="127.0.0.1:0", token=TOKEN)
+    client = connect(f"{served.url}?token={TOKEN}".replace(" ", "%20"), deadline=10)
+    client.create_topic("t")
+    served.close()
+    again = serve(tmp_path / "log", listen=served.url.removeprefix("strandline://"), token=TOKEN)
+    assert client.topic("t").name == "t"
+    client.close()
+    again.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+def test_tls(tmp_path):
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        + ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost"]
+        + ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"],
+        check=True,
+        capture_output=True,
+    )
+    served = serve(
+        tmp_path / "log",
+        listen="localhost:0",
+        token=TOKEN,
+        tls_certificate=certificate,
+        tls_key=key,
+    )
+    assert served.url.startswith("strandline+tls://localhost:")
+    token = TOKEN.replace(" ", "%20")
+    client = connect(f"{served.url}?token={token}&ca={certificate}", deadline=10)
+    client.create_topic("t")
+    client.close()
+    with pytest.raises(StrandlineError):  # a certificate that nobody vouches for
+        connect(f"{served.url}?token={token}", deadline=2)
+    plain = served.url.replace("+tls", "")
+    with pytest.raises(StrandlineError):
+        connect(f"{plain}?token={token}", deadline=2)
+    served.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("strandline://db:9", "grpc+tcp://db:9"),
+        ("grpc://db", "grpc+tcp://db:7361"),
+        ("grpc+tls://[::1]:9", "grpc+tls://[::1]:9"),
+    ],
+)
+def test_urls(url, location):
+    assert is_remote(url)
+    assert parse_url(url, {}).location == location
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["strandline://", "strandline://h/p", "strandline://h?tls=1", "strandline://h?ca=x", "x://h"],
+)
+def test_urls_that_are_not(url):
+    with pytest.raises(InvalidConfig):
+        parse_url(url, {})
+
+
+def test_the_token_is_in_no_error(served):
+    with pytest.raises(OwnerUnavailable) as caught:
+        connect("strandline://127.0.0.1:1?token=secretsecret", deadline=1)
+    assert "secretsecret" not in str(caught.value)
