@@ -1,0 +1,1 @@
+"""Programs that run: hello.py needs nothing, flights/ is the main job."""

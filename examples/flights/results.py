@@ -1,0 +1,113 @@
+"""What came out: topic `carrier-delays` and the latest state of the stores, read by Spark.
+
+`read_without_spark` reads the same through Strandline alone, for where there is no Java.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import polars as pl
+
+import changelog
+import strandline as sl
+from examples.flights import app as job
+from examples.flights.expected import FIGURES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+QUIET = {
+    "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+
+
+@dataclass(frozen=True)
+class Results:
+    """Stores as one row for each key, and `carrier-delays` in the order of each partition."""
+
+    carriers: pl.DataFrame
+    origins: pl.DataFrame
+    routes: pl.DataFrame
+    running: pl.DataFrame
+
+
+def read_with_spark(folder: Path) -> Results:
+    """Let Spark read it all."""
+    spark = sl.spark.session("flights", config=QUIET)
+    try:
+        return Results(
+            _store(spark, folder, job.by_carrier.name, key="key AS carrier"),
+            _store(spark, folder, job.by_origin.name, key="key AS origin"),
+            _store(spark, folder, job.by_route.name, key="key._1 AS origin, key._2 AS carrier"),
+            _carrier_delays(spark, folder),
+        )
+    finally:
+        spark.stop()
+
+
+def read_without_spark(folder: Path) -> Results:
+    """The same through `app.query` and `log.to_polars`."""
+    job.app.log = str(folder)
+    with job.app:
+        carriers = _rows("carrier", job.app.query(job.by_carrier).to_dict())
+        origins = _rows("origin", job.app.query(job.by_origin).to_dict())
+        routes = _rows("route", job.app.query(job.by_route).to_dict())
+    with changelog.open(str(folder)) as log:
+        running = log.to_polars(job.carrier_delays.name)
+    split = pl.col("route").list
+    routes = routes.select(split.get(0).alias("origin"), split.get(1).alias("carrier"), *FIGURES)
+    named = running.with_columns(carrier=pl.col("key").cast(pl.String))
+    return Results(
+        carriers.sort("carrier"),
+        origins.sort("origin"),
+        routes.sort("origin", "carrier"),
+        _in_order(named),
+    )
+
+
+def _store(spark: SparkSession, folder: Path, store: str, *, key: str) -> pl.DataFrame:
+    reader = spark.read.format("strandline").option("store", f"{job.app.name}/{store}")
+    table = reader.load(str(folder)).selectExpr(*key.split(", "), "value.*")
+    keys = [name for name in table.columns if name not in FIGURES]
+    return _to_polars(table.select(*keys, *FIGURES)).sort(keys)
+
+
+def _carrier_delays(spark: SparkSession, folder: Path) -> pl.DataFrame:
+    reader = spark.read.format("strandline").option("subscribe", job.carrier_delays.name)
+    table = reader.option("includeMetadata", "true").load(str(folder))
+    named = table.selectExpr("CAST(key AS STRING) AS carrier", "partition", "offset", *FIGURES)
+    return _in_order(_to_polars(named))
+
+
+def _in_order(running: pl.DataFrame) -> pl.DataFrame:
+    """Each carrier's records as they stand in its partition; the carrier decides the partition."""
+    ordered = running.sort("carrier", "partition", "offset")
+    return ordered.select("carrier", "partition", *FIGURES)
+
+
+def _to_polars(table: DataFrame) -> pl.DataFrame:
+    frame = pl.from_arrow(table.toArrow())
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _rows(
+    key: str, entries: dict[str, job.Delays] | dict[tuple[str, str], job.Delays]
+) -> pl.DataFrame:
+    return pl.DataFrame(
+        [{key: _listed(name), **msgspec.structs.asdict(value)} for name, value in entries.items()],
+        infer_schema_length=None,
+    )
+
+
+def _listed(name: str | tuple[str, str]) -> str | list[str]:
+    return list(name) if isinstance(name, tuple) else name

@@ -1,0 +1,172 @@
+"""The commands put together, and what becomes of errors, pipes and Ctrl-C.
+
+Exit codes: 0 it worked; 1 an error of Strandline's, said in one line; 2 a wrong command line;
+130 Ctrl-C. A reader that goes away (`| head`) ends a command quietly. With `--debug`, anywhere
+on the command line, errors come with their traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.text import Text
+from typer.core import TyperGroup
+
+from changelog.errors import StrandlineError
+from framework.cli import (
+    consume,
+    describe,
+    groups,
+    output,
+    produce,
+    reset,
+    run,
+    segments,
+    serve,
+    stores,
+    topics,
+)
+
+if TYPE_CHECKING:
+    from framework.app import App
+
+FAILED, INTERRUPTED = 1, 130
+DEBUG = "--debug"
+
+
+class Guarded(TyperGroup):
+    """A group of commands under which no error of ours becomes a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with explained():
+            return super().invoke(ctx)
+
+
+def strandline() -> typer.Typer:
+    """The whole command."""
+    application = _typer("Look at a Strandline log, and run apps on it.")
+    application.callback()(_options)
+    application.command("run")(run.run)
+    application.command("serve")(serve.serve)
+    application.add_typer(topics.commands, name="topics")
+    application.command("produce")(produce.produce)
+    application.command("consume")(consume.consume)
+    application.add_typer(groups.commands, name="groups")
+    application.command("segments")(segments.segments)
+    application.add_typer(stores.commands, name="stores")
+    application.command("reset")(reset.reset)
+    application.command("describe")(describe.describe)
+    return application
+
+
+def strandline_of(app: App) -> typer.Typer:
+    """The commands of one app."""
+    application = _typer(f"The app {app.name!r}.")
+    application.callback()(_options)
+    application.command("run")(run.command_of(app))
+    application.command("describe")(describe.command_of(app))
+    application.command("reset")(reset.command_of(app))
+    return application
+
+
+def invoke(
+    application: typer.Typer, arguments: Sequence[str] | None, *, name: str | None
+) -> NoReturn:
+    """Run a command line and exit."""
+    given, debug = without_debug(sys.argv[1:] if arguments is None else arguments)
+    with _debugging(debug):
+        application(given, prog_name=name)
+    raise SystemExit(0)
+
+
+def without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """The command line without `--debug`, and whether it was there.
+
+    >>> without_debug(["topics", "list", "--debug"])
+    (['topics', 'list'], True)
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    head = [argument for argument in arguments[:end] if argument != DEBUG]
+    return [*head, *arguments[end:]], len(head) < end
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Say errors of ours in one line, and leave quietly when the reader or the user is gone."""
+    try:
+        yield
+        sys.stdout.flush()
+    except StrandlineError as error:
+        if _debug:
+            raise
+        explain(error)
+        raise typer.Exit(FAILED) from None
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def explain(error: StrandlineError) -> None:
+    """Print what went wrong on stderr, on one line."""
+    text = Text(" ".join(str(error).split()) or type(error).__name__)
+    hint = f" ({DEBUG} shows the traceback)" if error.__cause__ is not None else ""
+    output.console(stderr=True).print(
+        Text.assemble((f"{type(error).__name__}: ", "bold red"), text, (hint, "dim")),
+        soft_wrap=True,
+    )
+
+
+_debug = False
+
+
+@contextlib.contextmanager
+def _debugging(on: bool) -> Iterator[None]:
+    global _debug  # noqa: PLW0603 - of this process's one command line
+    before, _debug = _debug, on
+    try:
+        yield
+    finally:
+        _debug = before
+
+
+def _typer(purpose: str) -> typer.Typer:
+    return typer.Typer(
+        cls=Guarded,
+        help=purpose,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        try:
+            output.line(f"strandline {metadata.version('strandline')}")
+        except metadata.PackageNotFoundError:
+            output.line("strandline, from source")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option(DEBUG, help="Show tracebacks; may stand anywhere.")
+    ] = False,
+) -> None:
+    del version, debug  # both are dealt with before

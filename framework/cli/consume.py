@@ -1,0 +1,130 @@
+"""`strandline consume`: a topic's records as JSON lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from typing import Annotated, Any
+
+import typer
+
+from changelog.broker import Broker
+from changelog.records import ConsumerRecord, Isolation, TopicPartition
+from framework.cli import output
+from framework.cli.forms import KeyForm, ValueForm, json_line, plain, show_key, show_value
+from framework.cli.loading import opened
+from framework.cli.options import LogOption, PartitionOption, to_ms
+from framework.cli.reading import end_of, partitions_of, read
+
+
+def consume(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to read.")],
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="earliest, latest, an offset, -N for the last N of each partition, or a time "
+            "(ISO 8601): the first record at or after it.",
+        ),
+    ] = "earliest",
+    limit: Annotated[
+        int | None, typer.Option("--max", min=1, metavar="N", help="Stop after N records.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    partition: PartitionOption = None,
+    isolation: Annotated[
+        Isolation, typer.Option("--isolation", help="Whether to see open transactions.")
+    ] = "read_committed",
+    key_format: Annotated[
+        KeyForm, typer.Option("--key-format", help="How to take the bytes of keys.")
+    ] = "auto",
+    value_format: Annotated[
+        ValueForm, typer.Option("--value-format", help="How to take the bytes of values.")
+    ] = "auto",
+    log: LogOption = None,
+) -> None:
+    """Print records as JSON lines, a partition's in order, up to where the topic ends now.
+
+    The lines can be piped into `strandline produce`.
+    """
+    with opened(log) as where:
+        chosen = partitions_of(where.broker, topic, partition)
+        positions = starting_positions(where.broker, chosen, start, isolation)
+        printed = 0
+        for batch in read(where.broker, positions, isolation=isolation, follow=follow):
+            for record in batch.records():
+                output.line(json_line(as_json(record, key_format, value_format)))
+                printed += 1
+                if printed == limit:
+                    return
+            if follow:
+                sys.stdout.flush()
+
+
+def as_json(
+    record: ConsumerRecord, key_form: KeyForm = "auto", value_form: ValueForm = "auto"
+) -> dict[str, Any]:
+    """A record as it is printed; `produce` takes the same."""
+    shown: dict[str, Any] = {
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "key": show_key(record.key, key_form),
+        "value": show_value(record.value, value_form),
+    }
+    if record.headers:
+        shown["headers"] = [[name, _header(value)] for name, value in record.headers]
+    return shown
+
+
+def starting_positions(
+    broker: Broker, partitions: Collection[TopicPartition], start: str, isolation: Isolation
+) -> dict[TopicPartition, int]:
+    """Where `--from` begins in each partition; an offset outside of it is its nearest end."""
+    now = broker.offsets(partitions)
+    ends = {tp: end_of(offsets, isolation) for tp, offsets in now.items()}
+    if start == "earliest":
+        return {tp: offsets.log_start for tp, offsets in now.items()}
+    if start == "latest":
+        return ends
+    if start.lstrip("-").isdecimal():
+        offset = int(start)
+        if offset < 0:
+            return {
+                tp: _last(broker, tp, now[tp].log_start, ends[tp], -offset, isolation) for tp in now
+            }
+        return {tp: min(max(offset, now[tp].log_start), ends[tp]) for tp in now}
+    ms = to_ms(start)
+    if ms is None:
+        raise typer.BadParameter(
+            f"--from is earliest, latest, an offset, -N, or a time like 2013-01-01T10:00, "
+            f"got {start!r}"
+        )
+    found = {tp: broker.offset_for_time(tp, ms, isolation=isolation) for tp in partitions}
+    return {tp: ends[tp] if offset is None else offset for tp, offset in found.items()}
+
+
+def _last(
+    broker: Broker, tp: TopicPartition, start: int, end: int, count: int, isolation: Isolation
+) -> int:
+    """Where the last `count` records begin: further back than as many offsets, if some are none."""
+    back = count
+    while True:
+        at = max(start, end - back)
+        batches = read(broker, {tp: at}, isolation=isolation)
+        offsets = [offset for batch in batches for offset in batch.offsets.to_pylist()]
+        if len(offsets) >= count:
+            return int(offsets[-count])
+        if at == start:
+            return start
+        back *= 4
+
+
+def _header(value: bytes | None) -> Any:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return plain(value)

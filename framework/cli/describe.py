@@ -1,0 +1,121 @@
+"""`strandline describe`: what an app consists of, or what a log holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from changelog.broker import Broker
+from framework.cli import groups, output
+from framework.cli.loading import load_app, opened
+from framework.cli.options import JsonOption, LogOption
+from framework.cli.stores import stores_of
+
+if TYPE_CHECKING:
+    from framework.app import App
+
+
+def describe(
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:APP|DIR|URL", help="An app's code, or a log.")
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Show an app's tasks, topics and stores, or what apps and topics are in a log."""
+    if "://" in target or Path(target).is_dir() or os.sep in target.rstrip(os.sep):
+        describe_log(target, json=json)
+    else:
+        describe_app(load_app(target), json=json)
+
+
+def command_of(app: App) -> Callable[..., None]:
+    """The command `describe` of one app."""
+
+    def describe(json: JsonOption = False) -> None:
+        """Show the app's tasks, topics and stores."""
+        describe_app(app, json=json)
+
+    return describe
+
+
+def describe_app(app: App, *, json: bool) -> None:
+    """Print what an app declares; it opens no log."""
+    described: dict[str, Any] = app.describe() | {"log": str(app.log), "stores": _stores(app)}
+    if json:
+        output.document(described)
+        return
+    shown = ("app", "log", "processing_guarantee", "commit_interval_ms")
+    output.facts([(name.replace("_", " "), described[name]) for name in shown])
+    _listing("tasks", ("name", "inputs", "stores", "on_error", "handler"), described["tasks"])
+    _listing("topics", ("name", "partitions", "key", "columns"), described["topics"])
+    _listing("stores", ("name", "task", "key", "value", "changelog"), described["stores"])
+
+
+def describe_log(log: LogOption, *, json: bool) -> None:
+    """Print what a log holds: its apps and their stores, and its topics."""
+    with opened(log) as where:
+        described: dict[str, Any] = {
+            "log": log,
+            "groups": _groups(where.broker),
+            "topics": [_topic(info.name, info.partitions) for info in where.broker.topics()],
+        }
+    if json:
+        output.document(described)
+        return
+    output.facts([("log", described["log"])])
+    _listing("apps and other groups", ("group", "reads", "lag", "stores"), described["groups"])
+    _listing("topics", ("name", "partitions"), described["topics"])
+
+
+def _groups(broker: Broker) -> list[dict[str, Any]]:
+    stores = stores_of(broker)
+    rows = []
+    for group in broker.groups():
+        positions = groups.positions(broker, group)
+        rows.append(
+            {
+                "group": group,
+                "reads": sorted({row["topic"] for row in positions}),
+                "lag": sum(row["lag"] for row in positions),
+                "stores": [name.store for name in stores if name.app == group],
+            }
+        )
+    return rows
+
+
+def _topic(name: str, partitions: int) -> dict[str, Any]:
+    return {"name": name, "partitions": partitions}
+
+
+def _stores(app: App) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": store.name,
+            "task": store.task,
+            "key": _type(store.spec.key),
+            "value": _type(store.spec.value),
+            "changelog": store.changelog_topic,
+        }
+        for store in app.declared.stores.values()
+    ]
+
+
+def _type(kind: Any) -> str:
+    if kind is None:
+        return "anything"
+    name = getattr(kind, "__name__", None)
+    return str(name if isinstance(kind, type) and "[" not in str(kind) else kind)
+
+
+def _listing(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+    if rows:
+        names = [column.replace("_", " ") for column in columns]
+        output.table(title, names, ([_joined(row[c]) for c in columns] for row in rows))
+
+
+def _joined(value: Any) -> Any:
+    return ", ".join(value) if isinstance(value, list) else value

@@ -1,0 +1,280 @@
+"""Keys and values between bytes and JSON.
+
+What JSON has no form for is an object of one field, in either direction, at any depth: bytes
+are {"base64": "…"}, NaN and the infinities {"float": "nan"}, ints beyond 64 bits {"int": "…"}.
+What bytes mean is not written in the log; forms say how to take them:
+
+    keys      text · int and float (8 bytes, big-endian) · msgpack · bytes
+    values    text · json · msgpack · bytes
+
+and `auto` takes them as Strandline writes them. Keys: text, then 8 bytes as an int, then
+MessagePack. Values: MessagePack, then text, which is not ambiguous but for single characters.
+What cannot be taken so is shown as base64, never refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import math
+import struct
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+
+from changelog.errors import InvalidRecord, StrandlineError
+from changelog.keys import encode_key
+from statestore.serdes import MessagePack
+
+KeyForm = Literal["auto", "text", "int", "float", "msgpack", "bytes"]
+ValueForm = Literal["auto", "text", "json", "msgpack", "bytes"]
+
+_msgpack = MessagePack()
+_LONG, _DOUBLE = struct.Struct(">q"), struct.Struct(">d")
+
+
+def json_line(value: Any) -> str:
+    """`value` as JSON on one line.
+
+    >>> json_line({"key": b"\\xff", "n": 1})
+    '{"key":{"base64":"/w=="},"n":1}'
+    """
+    return msgspec.json.encode(plain(value), enc_hook=str).decode()
+
+
+def plain(value: Any) -> Any:
+    """`value` with everything in a form that JSON can hold."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return {"int": str(value)}
+    if isinstance(value, dict):
+        return {_name(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def unplain(value: Any) -> Any:
+    """What `plain` was given. Raises InvalidRecord, as for text that is not base64."""
+    if isinstance(value, list):
+        return [unplain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        [(name, text)] = value.items()
+        if name in _SPECIAL and isinstance(text, str):
+            return _special(name, text)
+    return {key: unplain(item) for key, item in value.items()}
+
+
+# Keys ---------------------------------------------------------------------------------
+
+
+def show_key(data: bytes | None, form: KeyForm = "auto") -> Any:
+    """A key of a topic as JSON can hold it.
+
+    >>> [show_key(key) for key in (b"AA", (7).to_bytes(8, "big"), b"\\xff")]
+    ['AA', 7, {'base64': '/w=='}]
+    """
+    if data is None:
+        return None
+    try:
+        return _shown_key(data, form)
+    except (UnicodeDecodeError, struct.error, InvalidRecord):
+        return plain(data)
+
+
+def parse_key(value: Any, form: KeyForm = "auto") -> bytes | None:
+    """The bytes of a key given as JSON. Raises InvalidRecord.
+
+    >>> parse_key("AA"), parse_key(7), parse_key({"base64": "/w=="})
+    (b'AA', b'\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x07', b'\\xff')
+    """
+    value = unplain(value)
+    if value is None or isinstance(value, bytes):
+        return value
+    if form == "msgpack":
+        return msgspec.msgpack.encode(value)
+    convert = {"text": _text, "int": _whole, "float": _number, "bytes": _bytes}.get(form)
+    return encode_key(convert(value) if convert else value)
+
+
+def _shown_key(data: bytes, form: KeyForm) -> Any:
+    if form == "bytes":
+        return plain(data)
+    if form == "text" or (form == "auto" and _is_text(data)):
+        return data.decode()
+    if form == "int" or (form == "auto" and len(data) == _LONG.size):
+        return _LONG.unpack(data)[0]
+    if form == "float":
+        return _DOUBLE.unpack(data)[0]
+    value = _msgpack.loads(data)
+    # What else MessagePack may stand for has a form of its own, and must come back as these bytes.
+    certain = isinstance(value, list | dict) and _msgpack.dumps(value) == data
+    return plain(value if certain or form == "msgpack" else data)
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return data.decode().isprintable()
+    except UnicodeDecodeError:
+        return False
+
+
+# Values -------------------------------------------------------------------------------
+
+
+def show_value(data: Any, form: ValueForm = "auto") -> Any:
+    """A value as JSON can hold it: bytes by their form, typed columns as they are.
+
+    >>> [show_value(value) for value in (b"\\x81\\xa1n\\x01", b"hello", b"\\xff\\xff", None)]
+    [{'n': 1}, 'hello', {'base64': '//8='}, None]
+    """
+    if not isinstance(data, bytes):
+        return plain(data)
+    try:
+        return _shown_value(data, form)
+    except (UnicodeDecodeError, msgspec.DecodeError, InvalidRecord):
+        return plain(data)
+
+
+def parse_value(value: Any, form: ValueForm = "auto") -> bytes | None:
+    """The bytes of a value given as JSON; `auto` writes MessagePack. Raises InvalidRecord.
+
+    >>> parse_value({"n": 1}), parse_value({"n": 1}, "json"), parse_value("hi", "text")
+    (b'\\x81\\xa1n\\x01', b'{"n":1}', b'hi')
+    """
+    if form == "json":
+        return None if value is None else msgspec.json.encode(value)
+    value = unplain(value)
+    if value is None or isinstance(value, bytes):
+        return value
+    if form == "text":
+        return _text(value).encode()
+    return _bytes(value) if form == "bytes" else _msgpack.dumps(value)
+
+
+def _shown_value(data: bytes, form: ValueForm) -> Any:
+    if form == "bytes":
+        return plain(data)
+    if form == "text":
+        return data.decode()
+    if form == "json":
+        return msgspec.json.decode(data)
+    if form == "msgpack":
+        return plain(_msgpack.loads(data))
+    try:
+        value = _msgpack.loads(data)
+    except InvalidRecord:
+        return data.decode()
+    # A scalar in an odd encoding is rather some other bytes; and null would be a tombstone.
+    scalar = not isinstance(value, list | dict)
+    certain = not scalar or (value is not None and _msgpack.dumps(value) == data)
+    return plain(value) if certain else data.decode()
+
+
+# Typed columns ------------------------------------------------------------------------
+
+
+def parse_columns(value: Any, schema: pa.Schema) -> dict[str, Any] | None:
+    """A JSON object as the columns of a typed topic; absent ones are null. Raises InvalidRecord."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise InvalidRecord(
+            f"a value of a typed topic is an object of its columns "
+            f"({', '.join(schema.names)}), got {json_line(value)}"
+        )
+    given = dict.fromkeys(schema.names) | value
+    types = {field.name: field.type for field in schema}
+    return {name: _column(item, types.get(name), name) for name, item in given.items()}
+
+
+def _column(item: Any, kind: pa.DataType | None, name: str) -> Any:
+    try:
+        return _item(item, kind)
+    except (ValueError, TypeError, StrandlineError) as error:
+        raise InvalidRecord(
+            f"column {name!r} ({kind}) cannot hold {json_line(item)}: {error}"
+        ) from error
+
+
+def _item(item: Any, kind: pa.DataType | None) -> Any:
+    """What JSON can only write as text or a number, in the type that Arrow expects."""
+    if item is None or kind is None:
+        return item
+    if pa.types.is_timestamp(kind):
+        return _moment(item, kind)
+    if pa.types.is_date(kind):
+        return dt.date.fromisoformat(item)
+    if pa.types.is_time(kind):
+        return dt.time.fromisoformat(item)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return item.encode() if isinstance(item, str) else unplain(item)
+    if pa.types.is_floating(kind):
+        return unplain(item)
+    if pa.types.is_list(kind) and isinstance(item, list):
+        return [_item(each, kind.value_type) for each in item]
+    if pa.types.is_struct(kind) and isinstance(item, dict):
+        types = {field.name: field.type for field in kind}
+        return {name: _item(each, types.get(name)) for name, each in item.items()}
+    return item
+
+
+def _moment(item: Any, kind: pa.TimestampType) -> dt.datetime:
+    if isinstance(item, int | float):
+        moment = dt.datetime.fromtimestamp(item / 1000, dt.UTC)
+    else:
+        moment = dt.datetime.fromisoformat(item)
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+    return moment if kind.tz else moment.astimezone(dt.UTC).replace(tzinfo=None)
+
+
+# One value ----------------------------------------------------------------------------
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise InvalidRecord(f"expected text, got {json_line(value)}; put it in quotes")
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise InvalidRecord(f"expected a whole number, got {json_line(value)}")
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    raise InvalidRecord(f"expected a number, got {json_line(value)}")
+
+
+def _bytes(value: Any) -> bytes:
+    raise InvalidRecord(f'expected bytes as {{"base64": "…"}}, got {json_line(value)}')
+
+
+_SPECIAL: dict[str, Callable[[str], Any]] = {
+    "base64": lambda text: base64.b64decode(text, validate=True),
+    "float": float,
+    "int": int,
+}
+
+
+def _special(name: str, text: str) -> Any:
+    try:
+        return _SPECIAL[name](text)
+    except ValueError as error:
+        raise InvalidRecord(f"{text!r} is not {name}: {error}") from error
+
+
+def _name(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    return key.decode(errors="replace") if isinstance(key, bytes) else str(key)

@@ -1,0 +1,90 @@
+"""`strandline groups`: who reads what, how far, and how far behind."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from changelog.broker import Broker
+from changelog.errors import InvalidRequest
+from changelog.records import TopicPartition
+from framework.cli import output
+from framework.cli.loading import opened
+from framework.cli.options import JsonOption, LogOption
+
+commands = typer.Typer(help="Committed offsets of consumer groups, and lag.", no_args_is_help=True)
+
+GroupArgument = Annotated[
+    str, typer.Argument(metavar="GROUP", help="A consumer group; an app's is its name.")
+]
+
+
+@commands.command("list")
+def list_groups(log: LogOption = None, json: JsonOption = False) -> None:
+    """List the groups that have committed offsets."""
+    with opened(log) as where:
+        rows = [_total(group, positions(where.broker, group)) for group in where.broker.groups()]
+    names = ("group", "topics", "partitions", "lag")
+    output.listing(rows, names, json=json, empty="no group has committed offsets yet")
+
+
+@commands.command("offsets")
+def group_offsets(group: GroupArgument, log: LogOption = None, json: JsonOption = False) -> None:
+    """Show where a group goes on in each partition, and what is left to read."""
+    with opened(log) as where:
+        rows = _known(where.broker, group)
+    output.listing(rows, ("topic", "partition", "offset", "end", "lag"), json=json)
+
+
+@commands.command("lag")
+def group_lag(group: GroupArgument, log: LogOption = None, json: JsonOption = False) -> None:
+    """Show how many offsets a group is behind, by topic."""
+    with opened(log) as where:
+        rows = _known(where.broker, group)
+    behind: dict[str, int] = {}
+    for row in rows:
+        behind[row["topic"]] = behind.get(row["topic"], 0) + row["lag"]
+    if json:
+        output.document({"group": group, "lag": sum(behind.values()), "topics": behind})
+    else:
+        output.table("", ("topic", "lag"), behind.items())
+
+
+def positions(broker: Broker, group: str) -> list[dict[str, Any]]:
+    """Every partition of the topics that a group reads: committed offset, end and lag.
+
+    The end is that of what is committed; a partition without an offset is read from its start.
+    """
+    committed = broker.committed(group, require_stable=False)
+    existing = {info.name: info.partitions for info in broker.topics()}
+    read = {tp.topic for tp in committed} & existing.keys()
+    partitions = [
+        TopicPartition(topic, p) for topic in sorted(read) for p in range(existing[topic])
+    ]
+    rows = []
+    for tp, ends in sorted(broker.offsets(partitions).items()):
+        offset = committed[tp].offset if tp in committed else None
+        at = ends.log_start if offset is None else offset
+        row = {"topic": tp.topic, "partition": tp.partition, "offset": offset}
+        lag = max(0, ends.last_stable_offset - at)
+        rows.append(row | {"end": ends.last_stable_offset, "lag": lag})
+    return rows
+
+
+def _known(broker: Broker, group: str) -> list[dict[str, Any]]:
+    groups = broker.groups()
+    if group not in groups:
+        raise InvalidRequest(
+            f"no group {group!r} has committed offsets; groups: {', '.join(groups) or 'none'}"
+        )
+    return positions(broker, group)
+
+
+def _total(group: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "group": group,
+        "topics": len({row["topic"] for row in rows}),
+        "partitions": len(rows),
+        "lag": sum(row["lag"] for row in rows),
+    }

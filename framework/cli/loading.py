@@ -1,0 +1,106 @@
+"""What words on the command line mean: `module:app`, and `--log`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+import changelog
+from changelog.errors import InvalidConfig
+from changelog.names import FOLDER_META
+
+if TYPE_CHECKING:
+    from changelog.log import Log
+    from framework.app import App
+
+DEFAULT_LOG = "data"
+
+
+@contextmanager
+def opened(log: str | None, *, create: bool = False) -> Iterator[Log]:
+    """The log that `--log` means, attached to for as long as the command runs.
+
+    A folder that holds no log is refused unless it may be made. Raises InvalidConfig.
+    """
+    where = location(log, create=create)
+    attached = changelog.open(where, role="attach_or_spawn")
+    try:
+        yield attached
+    finally:
+        attached.close()
+
+
+def location(log: str | None, *, create: bool = False) -> str:
+    """The folder or URL that `--log` means. Raises InvalidConfig, and for none a usage error."""
+    if log is None:
+        if not Path(DEFAULT_LOG).is_dir():
+            raise typer.BadParameter(
+                "which log? Give --log DIR|URL, or set STRANDLINE_LOG (there is no ./data here)"
+            )
+        log = DEFAULT_LOG
+    if "://" not in log and not create:
+        _check_folder(Path(log))
+    return log
+
+
+def folder(log: str | None) -> Path:
+    """The folder that `--log` means, for what is only to be seen there. Raises InvalidConfig."""
+    where = location(log)
+    if "://" in where:
+        raise InvalidConfig(
+            f"{where} is served by another process; this needs the folder itself: run it where "
+            "the log is, with --log DIR"
+        )
+    return Path(where)
+
+
+def load_app(target: str) -> App:
+    """The app that `module:app` (or `module`, if it is called `app`) names.
+
+    Modules are looked for in the current folder too. Raises InvalidConfig.
+    """
+    from framework.app import App
+
+    module_name, _, attribute = target.partition(":")
+    module_name = module_name.removesuffix(".py").replace("/", ".")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    module = importlib.import_module(_findable(module_name, target))
+    app = getattr(module, attribute or "app", None)
+    if not isinstance(app, App):
+        known = sorted(name for name, value in vars(module).items() if isinstance(value, App))
+        raise InvalidConfig(
+            f"{target!r}: module {module_name} has no App called {attribute or 'app'!r}; "
+            f"its apps: {', '.join(known) or 'none'}"
+        )
+    return app
+
+
+def _findable(name: str, target: str) -> str:
+    try:
+        found = importlib.util.find_spec(name)
+    except (ModuleNotFoundError, ValueError):
+        found = None
+    if found is None:
+        raise InvalidConfig(
+            f"{target!r}: there is no module {name!r} in {Path.cwd()} nor installed; write "
+            "module:app, as shop.orders:app"
+        )
+    return name
+
+
+def _check_folder(where: Path) -> None:
+    if (where / FOLDER_META).exists():
+        return
+    if not where.is_dir():
+        raise InvalidConfig(f"there is no folder {where}; give --log DIR|URL of a log")
+    inside = sorted(str(path.parent) for path in where.glob(f"*/{FOLDER_META}"))
+    hint = f"; did you mean --log {inside[0]}?" if inside else "; give --log DIR|URL of a log"
+    raise InvalidConfig(f"{where} holds no log{hint}")

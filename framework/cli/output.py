@@ -1,0 +1,113 @@
+"""What commands say: tables for people, JSON for machines, notes on stderr.
+
+On a terminal a table fits the window; into a pipe it is as wide as its content, so that
+nothing is cut off.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from framework.cli.forms import json_line
+
+WIDE = 10_000
+
+
+def console(*, stderr: bool = False) -> Console:
+    """The terminal, or the pipe, that stdout or stderr is now."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else WIDE
+    return Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table; numbers stand to the right."""
+    cells = [list(row) for row in rows]
+    grid = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    for index, column in enumerate(columns):
+        numeric = bool(cells) and all(isinstance(row[index], int | float) for row in cells)
+        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in cells:
+        grid.add_row(*(Text(cell(item)) for item in row))
+    console().print(grid)
+
+
+def listing(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, json: bool, empty: str = "none"
+) -> None:
+    """Print rows: all of them as one JSON document, or these columns as a table."""
+    if json:
+        document(rows)
+    elif rows:
+        table("", columns, ([row[name] for name in columns] for row in rows))
+    else:
+        note(empty)
+
+
+def facts(pairs: Iterable[tuple[str, Any]]) -> None:
+    """Print names and what they are, a line each."""
+    grid = Table.grid(padding=(0, 2))
+    for name, value in pairs:
+        grid.add_row(Text(name, style="bold"), Text(cell(value)))
+    console().print(grid)
+
+
+def document(value: Any) -> None:
+    """Print one JSON document on one line."""
+    line(json_line(value))
+
+
+def line(text: str) -> None:
+    """Print a line as it is."""
+    sys.stdout.write(text + "\n")
+
+
+def note(text: str) -> None:
+    """Say something to the person, beside the output."""
+    console(stderr=True).print(Text(text))
+
+
+def cell(value: Any) -> str:
+    """A value in a table."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return value if isinstance(value, str) else json_line(value)
+
+
+def moment(ms: int) -> str | None:
+    """A time in ms since the epoch, as people write it; None for none (below 0).
+
+    >>> moment(1_357_034_400_000)
+    '2013-01-01 10:00:00.000Z'
+    """
+    if ms < 0:
+        return None
+    try:
+        at = dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"
+    return at.strftime("%Y-%m-%d %H:%M:%S.") + f"{ms % 1000:03d}Z"
+
+
+def size(count: int) -> str:
+    """A number of bytes, as people say it.
+
+    >>> size(512), size(3 << 20)
+    ('512 B', '3.0 MiB')
+    """
+    if count < 1024:
+        return f"{count} B"
+    power = min(4, (count.bit_length() - 1) // 10)
+    return f"{count / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"

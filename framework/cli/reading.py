@@ -1,0 +1,71 @@
+"""Records of a topic: up to where it ends now, or as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from changelog.broker import Broker
+from changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
+
+POLL_SECONDS = 0.5
+"""How long one request waits for something new; Ctrl-C is seen in between."""
+
+
+def partitions_of(
+    broker: Broker, topic: str, chosen: Collection[int] | None = None
+) -> list[TopicPartition]:
+    """All partitions of a topic, or the chosen ones. Raises UnknownTopic, UnknownPartition."""
+    numbers = sorted(set(chosen)) if chosen else range(broker.topic(topic).partitions)
+    return [TopicPartition(topic, number) for number in numbers]
+
+
+def end_of(offsets: PartitionOffsets, isolation: Isolation) -> int:
+    """Up to where a reader of that isolation sees."""
+    if isolation == "read_committed":
+        return offsets.last_stable_offset
+    return offsets.high_watermark
+
+
+def read(
+    broker: Broker,
+    positions: Mapping[TopicPartition, int],
+    *,
+    isolation: Isolation = "read_committed",
+    follow: bool = False,
+) -> Iterator[Batch]:
+    """Batches from `positions` on, up to where the partitions end now; with `follow` for ever.
+
+    Raises OffsetOutOfRange.
+    """
+    at = dict(positions)
+    ends = {tp: end_of(now, isolation) for tp, now in broker.offsets(list(at)).items()}
+    while True:
+        if not follow:
+            at = {tp: offset for tp, offset in at.items() if offset < ends[tp]}
+        if not at:
+            return
+        timeout = POLL_SECONDS if follow else 0.0
+        for tp, fetched in broker.fetch(at, isolation=isolation, timeout=timeout).items():
+            at[tp] = fetched.next_offset
+            for batch in fetched.batches:
+                wanted = batch if follow else up_to(batch, ends[tp])
+                if len(wanted):
+                    yield wanted
+
+
+def up_to(batch: Batch, end: int) -> Batch:
+    """The records of `batch` below offset `end`."""
+    if batch.last_offset < end:
+        return batch
+    return batch.slice(0, sum(1 for offset in batch.offsets.to_pylist() if offset < end))
+
+
+def latest_of(broker: Broker, topic: str) -> Iterator[tuple[int, dict[bytes, bytes]]]:
+    """The latest committed value of each key in each partition of a compacted topic."""
+    for tp in partitions_of(broker, topic):
+        start = broker.offsets([tp])[tp].log_start
+        latest: dict[bytes, bytes | None] = {}
+        for batch in read(broker, {tp: start}):
+            keys, values = (batch.columns.column(i).to_pylist() for i in (1, 2))
+            latest.update(zip(keys, values, strict=True))
+        yield tp.partition, {key: value for key, value in latest.items() if value is not None}

@@ -1,0 +1,174 @@
+"""`strandline reset APP`: forget what an app has done, or a part of it.
+
+First a plan, from what is in the log; then, when it has been agreed to, its steps. Input and
+output topics stay as they are.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from changelog.broker import Broker
+from changelog.errors import InvalidRequest, from_os_error
+from changelog.records import TopicPartition
+from framework.cli import output
+from framework.cli.loading import location, opened
+from framework.cli.options import JsonOption, LogOption, YesOption, confirmed
+
+if TYPE_CHECKING:
+    from framework.app import App
+
+INTERNAL = ("-changelog", "-repartition")
+
+OffsetsOption = Annotated[
+    bool, typer.Option("--offsets", help="Forget how far it has read its inputs.")
+]
+StateOption = Annotated[
+    bool,
+    typer.Option("--state", help="Remove the files of its stores; changelogs bring them back."),
+]
+ChangelogsOption = Annotated[
+    bool, typer.Option("--changelogs", help="Delete its changelogs and repartition topics.")
+]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a reset does."""
+
+    app: str
+    offsets: tuple[TopicPartition, ...] = ()
+    """Committed offsets that are forgotten."""
+    topics: tuple[str, ...] = ()
+    """Internal topics that are deleted."""
+    state: Path | None = None
+    """A folder that is removed."""
+
+    @property
+    def steps(self) -> list[str]:
+        """Each step in words."""
+        inputs = ", ".join(sorted({tp.topic for tp in self.offsets}))
+        steps = [f"forget {len(self.offsets)} committed offsets in {inputs}"] if inputs else []
+        steps += [f"delete topic {topic}" for topic in self.topics]
+        return [*steps, f"remove {self.state}"] if self.state is not None else steps
+
+    @property
+    def warning(self) -> str | None:
+        """What is lopsided about it."""
+        changelogs = any(topic.endswith("-changelog") for topic in self.topics)
+        if self.offsets and not changelogs:
+            return "the state stays, so records that are read again count a second time"
+        if changelogs and not self.offsets:
+            return "the offsets stay, so the stores begin empty in the middle of the input"
+        return None
+
+
+def reset(
+    app: Annotated[str, typer.Argument(metavar="APP", help="The app's name.")],
+    offsets: OffsetsOption = False,
+    state: StateOption = False,
+    changelogs: ChangelogsOption = False,
+    yes: YesOption = False,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Let an app begin anew: forget offsets, state and changelogs, or those that are chosen.
+
+    Shows what it would do, and does it when told so. The app must not be running. Input and
+    output topics stay as they are.
+    """
+    with opened(log) as where:
+        plan = plan_for(where.broker, app, location(log))
+        plan = chosen(plan, offsets=offsets, state=state, changelogs=changelogs)
+        carry_out(where.broker, plan, yes=yes, json=json)
+
+
+def command_of(app: App) -> Callable[..., None]:
+    """The command `reset` of one app."""
+
+    def reset_app(
+        offsets: OffsetsOption = False,
+        state: StateOption = False,
+        changelogs: ChangelogsOption = False,
+        yes: YesOption = False,
+        log: LogOption = None,
+        json: JsonOption = False,
+    ) -> None:
+        """Let the app begin anew: forget offsets, state and changelogs, or those chosen."""
+        where = log if log is not None else str(app.log)
+        reset(app.name, offsets, state, changelogs, yes, where, json)
+
+    return reset_app
+
+
+def plan_for(broker: Broker, app: str, log: str) -> Plan:
+    """All that the app of that name has left. Raises InvalidRequest if that is nothing."""
+    groups = broker.groups()
+    names = [info.name for info in broker.topics() if info.name.endswith(INTERNAL)]
+    root = Path("state") if "://" in log else Path(log) / "state"
+    state = root / app
+    plan = Plan(
+        app,
+        tuple(sorted(broker.committed(app, require_stable=False))) if app in groups else (),
+        tuple(name for name in names if _owner(name, app, groups) == app),
+        state if state.is_dir() else None,
+    )
+    if not plan.steps:
+        known = ", ".join(groups) or "none"
+        raise InvalidRequest(f"app {app!r} has left nothing to reset here; groups: {known}")
+    return plan
+
+
+def chosen(plan: Plan, *, offsets: bool, state: bool, changelogs: bool) -> Plan:
+    """The parts of a plan that were asked for; all if none was named."""
+    if not (offsets or state or changelogs):
+        return plan
+    return replace(
+        plan,
+        offsets=plan.offsets if offsets else (),
+        topics=plan.topics if changelogs else (),
+        state=plan.state if state else None,
+    )
+
+
+def carry_out(broker: Broker, plan: Plan, *, yes: bool, json: bool) -> None:
+    """Show a plan, ask, and do it."""
+    if not json:
+        output.note(f"resetting {plan.app} would" if not yes else f"resetting {plan.app}:")
+        for step in plan.steps:
+            output.note(f"  {step}")
+        if plan.warning:
+            output.note(f"note: {plan.warning}")
+    agreed = confirmed("Do it?", yes=yes)
+    if agreed:
+        _do(broker, plan)
+    if json:
+        output.document({"app": plan.app, "done": agreed, "steps": plan.steps})
+    elif not agreed:
+        output.note("nothing was changed; --yes does it")
+    if not agreed:
+        raise typer.Exit(1)
+
+
+def _do(broker: Broker, plan: Plan) -> None:
+    if plan.offsets:
+        broker.commit_offsets(plan.app, dict.fromkeys(plan.offsets))
+    for topic in plan.topics:
+        broker.delete_topic(topic)
+    if plan.state is not None:
+        try:
+            shutil.rmtree(plan.state)
+        except OSError as error:
+            raise from_os_error(error, "remove", str(plan.state)) from error
+
+
+def _owner(topic: str, app: str, groups: list[str]) -> str | None:
+    """Whose internal topic it is: of the apps whose name it begins with, the longest."""
+    names = [name for name in {*groups, app} if topic.startswith(name + "-")]
+    return max(names, key=len, default=None)

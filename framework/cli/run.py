@@ -1,0 +1,81 @@
+"""`strandline run module:app`, and `run` of one app."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from framework.cli import output
+from framework.cli.loading import load_app
+from framework.cli.options import LogOption
+
+if TYPE_CHECKING:
+    from framework.app import App
+
+
+class Until(StrEnum):
+    """When a run ends by itself."""
+
+    IDLE = "idle"
+
+
+AppArgument = Annotated[
+    str, typer.Argument(metavar="MODULE:APP", help="Where the app is, as shop.orders:app.")
+]
+UntilOption = Annotated[
+    Until | None,
+    typer.Option("--until", help="idle: end when everything there is has been handled."),
+]
+CountOption = Annotated[
+    int | None, typer.Option("--count", min=1, metavar="N", help="End after N records.")
+]
+TimeoutOption = Annotated[
+    float | None, typer.Option("--timeout", min=0, metavar="SECONDS", help="End after that time.")
+]
+
+
+def run(
+    target: AppArgument,
+    until: UntilOption = None,
+    count: CountOption = None,
+    timeout: TimeoutOption = None,
+    log: LogOption = None,
+) -> None:
+    """Run an app: until Ctrl-C, or as long as the options say. It commits before it ends."""
+    if log is not None:
+        os.environ["STRANDLINE_LOG"] = log  # apps read it when they are made
+    run_app(load_app(target), until, count, timeout)
+
+
+def command_of(app: App) -> Callable[..., None]:
+    """The command `run` of one app."""
+
+    def run(
+        until: UntilOption = None,
+        count: CountOption = None,
+        timeout: TimeoutOption = None,
+        log: LogOption = None,
+    ) -> None:
+        """Run the app: until Ctrl-C, or as long as the options say. It commits before it ends."""
+        app.log = log or app.log
+        run_app(app, until, count, timeout)
+
+    return run
+
+
+def run_app(app: App, until: Until | None, count: int | None, timeout: float | None) -> None:
+    """Run an app within limits and say what it did."""
+    from framework import restore
+
+    restore.SHOW_AFTER_SECONDS = 0.0  # who starts an app by hand wants to see it come back
+    begun = time.perf_counter()
+    with app:
+        output.note(f"app {app.name} runs on {app.log}; Ctrl-C commits and ends it")
+        handled = app.run("idle" if until else None, count=count, timeout=timeout)
+    seconds = time.perf_counter() - begun
+    output.note(f"{handled:,} records handled in {seconds:.1f} s")

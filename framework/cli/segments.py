@@ -1,0 +1,238 @@
+"""`strandline segments`: the files of a topic, its frames, their records.
+
+It reads the folder itself and asks no owner, so it also works beside one, and where a log
+does not open any more. A frame that is being written just now is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from changelog import document
+from changelog.errors import UnknownPartition, UnknownTopic
+from changelog.format import (
+    HEADER_SIZE,
+    Attributes,
+    FrameHeader,
+    Kind,
+    unpack_header,
+    unpack_marker,
+)
+from changelog.frame import decode, payload_bytes
+from changelog.manifest import STILL_OPEN, Manifest, SegmentEntry
+from changelog.names import CATALOG, partition_folder
+from changelog.records import Batch
+from changelog.schema import ValueSchemas, decode_schemas
+from changelog.storage import File, LocalStorage
+from changelog.topic import KIND as CATALOG_KIND
+from changelog.topic import TopicMeta
+from framework.cli import output
+from framework.cli.consume import as_json
+from framework.cli.forms import json_line
+from framework.cli.loading import folder
+from framework.cli.options import JsonOption, LogOption, PartitionOption
+
+
+class Located(NamedTuple):
+    """A segment file of a partition."""
+
+    partition: int
+    entry: SegmentEntry
+    path: str
+    """Within the log folder."""
+
+
+def segments(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Whose files to look into.")],
+    partition: PartitionOption = None,
+    frames: Annotated[bool, typer.Option("--frames", help="The header of every frame.")] = False,
+    records: Annotated[
+        bool, typer.Option("--records", help="The frames and their records, aborted ones too.")
+    ] = False,
+    start: Annotated[
+        int, typer.Option("--from", metavar="OFFSET", min=0, help="Skip what ends before it.")
+    ] = 0,
+    limit: Annotated[
+        int | None, typer.Option("--max", min=1, metavar="N", help="Stop after N rows.")
+    ] = None,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Look into the segments of a topic: a row each, or with --frames a row for each frame."""
+    storage = LocalStorage(folder(log))
+    meta = _topic_meta(storage, topic)
+    found = [
+        located
+        for located in _segments(storage, meta, partition)
+        if located.entry.end_offset == STILL_OPEN or located.entry.end_offset > start
+    ]
+    if records:
+        _print_records(storage, found, _schemas(meta), start, limit, json=json)
+    elif frames:
+        rows = (row for row, *_ in _frames(storage, found, start))
+        _print_rows(islice(rows, limit), json=json)
+    else:
+        rows = (_segment_row(storage, located) for located in found)
+        _print_rows(islice(rows, limit), json=json)
+
+
+def _print_rows(rows: Iterable[dict[str, Any]], *, json: bool) -> None:
+    if json:
+        for row in rows:
+            output.document(row)
+        return
+    shown = [{name: _readable(name, value) for name, value in row.items()} for row in rows]
+    names = list(shown[0]) if shown else []
+    output.listing(shown, names, json=False, empty="nothing there yet")
+
+
+def _print_records(
+    storage: LocalStorage,
+    found: Iterable[Located],
+    schemas: ValueSchemas,
+    start: int,
+    limit: int | None,
+    *,
+    json: bool,
+) -> None:
+    for row, located, file, position, header in islice(_frames(storage, found, start), limit):
+        shown = _records(file, located, position, header, schemas)
+        if json:
+            output.document(row | {"records": shown})
+            continue
+        parts = (f"{name}={_readable(name, value)}" for name, value in row.items() if value != "")
+        output.line("  ".join(parts))
+        for record in shown:
+            output.line("    " + json_line(record))
+
+
+# Where ---------------------------------------------------------------------------------
+
+
+def _topic_meta(storage: LocalStorage, topic: str) -> TopicMeta:
+    metas = document.load(storage, CATALOG, CATALOG_KIND, list[TopicMeta])
+    for meta in metas:
+        if meta.name == topic:
+            return meta
+    names = ", ".join(sorted(meta.name for meta in metas)) or "none"
+    raise UnknownTopic(f"there is no topic {topic!r} (topics: {names})")
+
+
+def _schemas(meta: TopicMeta) -> ValueSchemas:
+    return decode_schemas(meta.schemas, f"{CATALOG}, topic {meta.name}")
+
+
+def _segments(
+    storage: LocalStorage, meta: TopicMeta, chosen: list[int] | None
+) -> Iterator[Located]:
+    for number in chosen or range(meta.partitions):
+        if number >= meta.partitions:
+            raise UnknownPartition(
+                f"topic {meta.name!r} has partitions 0 to {meta.partitions - 1}, got {number}"
+            )
+        where = partition_folder(meta.topic_id, number)
+        try:
+            manifest = Manifest.load(storage, where)
+        except FileNotFoundError:
+            continue  # nothing was ever written to it
+        for entry in manifest.segments:
+            yield Located(number, entry, f"{where}/{entry.name.log_file}")
+
+
+# Segments ------------------------------------------------------------------------------
+
+
+def _segment_row(storage: LocalStorage, located: Located) -> dict[str, Any]:
+    entry = located.entry
+    row: dict[str, Any] = {"partition": located.partition, "base_offset": entry.base_offset}
+    if entry.end_offset == STILL_OPEN:
+        row |= _measured(storage, located) | {"active": True}
+    else:
+        row["end_offset"] = entry.end_offset
+        row |= {"size": entry.size, "max_timestamp": entry.max_timestamp, "active": False}
+    return row | {"created": entry.created_ms, "file": located.path}
+
+
+def _measured(storage: LocalStorage, located: Located) -> dict[str, Any]:
+    end, size, newest = located.entry.base_offset, 0, -1
+    file = storage.open(located.path)
+    try:
+        for position, header in _headers(file, located.path):
+            end, size = header.last_offset + 1, position + header.length
+            newest = max(newest, header.max_timestamp)
+    finally:
+        file.close()
+    return {"end_offset": end, "size": size, "max_timestamp": newest}
+
+
+# Frames --------------------------------------------------------------------------------
+
+
+def _frames(
+    storage: LocalStorage, found: Iterable[Located], start: int
+) -> Iterator[tuple[dict[str, Any], Located, File, int, FrameHeader]]:
+    for located in found:
+        file = storage.open(located.path)
+        try:
+            for position, header in _headers(file, located.path):
+                if header.last_offset >= start:
+                    row = {"partition": located.partition, "position": position}
+                    yield row | _header_fields(header), located, file, position, header
+        finally:
+            file.close()
+
+
+def _headers(file: File, path: str) -> Iterator[tuple[int, FrameHeader]]:
+    position, end = 0, file.size()
+    while position + HEADER_SIZE <= end:
+        where = f"{path} at byte {position}"
+        header = unpack_header(file.read(position, HEADER_SIZE), 0, where)
+        if position + header.length > end:
+            return
+        yield position, header
+        position += header.length
+
+
+def _header_fields(header: FrameHeader) -> dict[str, Any]:
+    fields = header._asdict()
+    fields["kind"] = Kind(header.kind).name
+    flags = Attributes(header.attributes)
+    fields["attributes"] = " ".join(str(flag.name) for flag in Attributes if flag in flags)
+    fields["payload_crc"] = f"{header.payload_crc:08x}"
+    del fields["version"], fields["payload_start"]
+    return fields
+
+
+def _records(
+    file: File, located: Located, position: int, header: FrameHeader, schemas: ValueSchemas
+) -> list[dict[str, Any]]:
+    where = f"{located.path} at byte {position}"
+    data = memoryview(file.read(position, header.length))
+    payload = payload_bytes(data, 0, header, where)
+    if header.kind == Kind.CONTROL:
+        marker = unpack_marker(payload, where)
+        return [{"marker": "commit" if marker.type else "abort"}]
+    if header.record_count == 0:
+        return []
+    columns = decode(header, payload, schemas.type_of(header.schema_id, where), where)
+    offsets = None
+    if columns.schema.names[-1] == "offset":
+        offsets = columns.column("offset")
+        columns = columns.select(columns.schema.names[:-1])
+    batch = Batch("", located.partition, header.base_offset, columns, sparse_offsets=offsets)
+    return [as_json(record) for record in batch.records()]
+
+
+def _readable(name: str, value: Any) -> Any:
+    if name in ("base_timestamp", "max_timestamp", "created", "delete_horizon"):
+        return output.moment(value)
+    if name in ("size", "length", "payload_size"):
+        return output.size(value)
+    if name in ("producer_id", "producer_epoch", "base_sequence") and value == -1:
+        return None
+    return Path(value).name if name == "file" else value

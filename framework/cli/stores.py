@@ -1,0 +1,235 @@
+"""`strandline stores`: the committed state of apps, read from the changelogs.
+
+What an app's code declares is not needed: keys say themselves what they are, and values are
+MessagePack unless the app has a serde of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from itertools import islice
+from types import GenericAlias
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import typer
+
+from changelog.broker import Broker
+from changelog.clock import SystemClock
+from changelog.config import TopicConfig
+from changelog.errors import InvalidRecord, InvalidRequest, StrandlineError
+from framework.cli import output
+from framework.cli.forms import ValueForm, json_line, plain, show_value
+from framework.cli.loading import opened
+from framework.cli.options import JsonOption, LogOption
+from framework.cli.reading import latest_of, partitions_of
+from statestore.keys import decode_key, key_codec
+from statestore.values import ValueCodec
+
+commands = typer.Typer(help="The stores of apps: list, get, scan.", no_args_is_help=True)
+
+CHANGELOG = "-changelog"
+
+StoreArgument = Annotated[
+    str, typer.Argument(metavar="APP/STORE", help="A store, as `strandline stores list` calls it.")
+]
+FormOption = Annotated[
+    ValueForm, typer.Option("--value-format", help="How to take the bytes of values.")
+]
+
+
+class StoreName(NamedTuple):
+    """An app's store."""
+
+    app: str
+    store: str
+
+    @property
+    def topic(self) -> str:
+        """The topic of its changelog."""
+        return f"{self.app}-{self.store}{CHANGELOG}"
+
+    def __str__(self) -> str:
+        return f"{self.app}/{self.store}"
+
+
+@commands.command("list")
+def list_stores(log: LogOption = None, json: JsonOption = False) -> None:
+    """List the stores whose changelogs are in the log."""
+    with opened(log) as where:
+        rows = [_summary(where.broker, name) for name in stores_of(where.broker)]
+    names = ("store", "partitions", "keys", "changelog")
+    output.listing(rows, names, json=json, empty="no store has a changelog here yet")
+
+
+@commands.command("get")
+def get(
+    store: StoreArgument,
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY", help='Text, a number, or JSON: a tuple is a list, as ["JFK", "AA"].'
+        ),
+    ],
+    value_format: FormOption = "auto",
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the committed value of a key. Exit code 1 if it has none."""
+    wanted = set(encoded_keys(key))
+    with opened(log) as where:
+        found = [
+            _entry(partition, data, values[data], value_format)
+            for partition, values in latest_of(where.broker, _topic(where.broker, store))
+            for data in wanted & values.keys()
+        ]
+    if not found:
+        raise InvalidRequest(f"store {store} has no key {key}")
+    for entry in found:
+        output.line(json_line(entry) if json else output.cell(entry["value"]))
+
+
+@commands.command("scan")
+def scan(
+    store: StoreArgument,
+    prefix: Annotated[
+        str, typer.Option("--prefix", help="Only keys that begin so (text, or a tuple's first).")
+    ] = "",
+    limit: Annotated[
+        int | None, typer.Option("--max", min=1, metavar="N", help="Stop after N keys.")
+    ] = None,
+    value_format: FormOption = "auto",
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Print all keys of a store, in order, and their committed values. --json: a line each."""
+    with opened(log) as where:
+        topic = _topic(where.broker, store)
+        entries = sorted(
+            (data, partition, value)
+            for partition, values in latest_of(where.broker, topic)
+            for data, value in values.items()
+        )
+    rows = (_entry(partition, data, value, value_format) for data, partition, value in entries)
+    shown = islice((row for row in rows if _begins(row["key"], prefix)), limit)
+    if json:
+        for row in shown:
+            output.document(row)
+        return
+    _print_entries(list(shown))
+
+
+def stores_of(broker: Broker) -> list[StoreName]:
+    """The stores that have a changelog, by name."""
+    groups = sorted(broker.groups(), key=len, reverse=True)
+    return sorted(
+        _name(info.name, groups)
+        for info in broker.topics()
+        if info.name.endswith(CHANGELOG) and TopicConfig.parse(info.config).compact
+    )
+
+
+def encoded_keys(text: str) -> Iterator[bytes]:
+    """Every key that `text` may mean, as stores encode them.
+
+    >>> [decode_key(key) for key in encoded_keys("5")]
+    ['5', b'5', 5]
+    """
+    candidates: list[Any] = [text, text.encode(errors="surrogateescape")]
+    with contextlib.suppress(msgspec.MsgspecError):
+        candidates.append(_tuples(msgspec.json.decode(text)))
+    for candidate in candidates:
+        try:
+            codec = key_codec(_type(candidate))
+            yield codec.encode(codec.admit(candidate))
+        except StrandlineError:
+            continue
+
+
+def _type(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return GenericAlias(tuple, tuple(map(_type, value)))
+    return type(value)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _topic(broker: Broker, store: str) -> str:
+    app, slash, name = store.partition("/")
+    known = stores_of(broker)
+    topics = {found.topic for found in known}
+    if not slash or StoreName(app, name).topic not in topics:
+        names = ", ".join(map(str, known)) or "none"
+        raise InvalidRequest(f"there is no store {store!r}; stores: {names}")
+    return StoreName(app, name).topic
+
+
+def _name(topic: str, groups: list[str]) -> StoreName:
+    """The app is the longest group that the name begins with; before its first commit, a guess."""
+    whole = topic.removesuffix(CHANGELOG)
+    app = next((group for group in groups if whole.startswith(group + "-")), None)
+    app = app or whole.partition("-")[0]
+    return StoreName(app, whole[len(app) + 1 :])
+
+
+def _summary(broker: Broker, name: StoreName) -> dict[str, Any]:
+    return {
+        "store": str(name),
+        "partitions": len(partitions_of(broker, name.topic)),
+        "keys": sum(len(values) for _, values in latest_of(broker, name.topic)),
+        "changelog": name.topic,
+    }
+
+
+def _entry(partition: int, key: bytes, data: bytes, form: ValueForm) -> dict[str, Any]:
+    try:
+        shown_key = plain(decode_key(key))
+    except StrandlineError:
+        shown_key = plain(key)
+    return {"key": shown_key, "value": _value(data, form), "partition": partition}
+
+
+_values = ValueCodec(None, ttl_ms=1, now=SystemClock().now_ms)
+"""Values with a time to live say so themselves; this takes them with and without."""
+
+
+def _value(data: bytes, form: ValueForm) -> Any:
+    if form != "auto":
+        return show_value(data, form)
+    try:
+        return plain(_values.loads(data))
+    except InvalidRecord:
+        return show_value(data)
+
+
+def _begins(key: Any, prefix: str) -> bool:
+    first = key[0] if isinstance(key, list) and key else key
+    return not prefix or (isinstance(first, str) and first.startswith(prefix))
+
+
+def _print_entries(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        output.note("no keys")
+        return
+    fields = list(dict.fromkeys(name for row in rows for name in _fields(row["value"])))
+    columns = ["key", *(fields or ["value"])]
+    cells = []
+    for row in rows:
+        values = _fields(row["value"])
+        rest = [_rounded(values.get(name)) for name in fields] if fields else [row["value"]]
+        cells.append([output.cell(row["key"]), *rest])
+    output.table("", columns, cells)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) and value.keys() != {"base64"} else {}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:,.3f}"
+    return value

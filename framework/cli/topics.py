@@ -1,0 +1,224 @@
+"""`strandline topics`: list, describe, create, alter, delete, add partitions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+
+from changelog.broker import Broker
+from changelog.config import TopicConfig
+from changelog.errors import InvalidConfig, SchemaMismatch
+from changelog.records import PartitionOffsets, TopicInfo, TopicPartition
+from framework.cli import output
+from framework.cli.loading import opened
+from framework.cli.options import (
+    ConfigOption,
+    JsonOption,
+    LogOption,
+    YesOption,
+    columns,
+    confirmed,
+    settings,
+)
+from framework.cli.reading import partitions_of
+
+commands = typer.Typer(
+    help="List, describe, create, alter and delete topics.", no_args_is_help=True
+)
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="NAME:TYPE",
+        help="A column of a typed topic, as delay:double; '!' behind the type: never null.",
+    ),
+]
+
+
+@commands.command("list")
+def list_topics(
+    log: LogOption = None,
+    internal: Annotated[bool, typer.Option("--internal", help="The log's own topics too.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """List the topics."""
+    with opened(log) as where:
+        shown = [info for info in where.broker.topics() if internal or not info.internal]
+        rows = [_summary(where.broker, info) for info in shown]
+    names = ("topic", "partitions", "offsets", "cleanup", "values")
+    empty = "no topics yet; `strandline topics create` makes one"
+    output.listing(rows, names, json=json, empty=empty)
+
+
+@commands.command("describe")
+def describe_topic(topic: TopicArgument, log: LogOption = None, json: JsonOption = False) -> None:
+    """Show a topic's settings, columns and partitions."""
+    with opened(log) as where:
+        info = where.broker.topic(topic)
+        ends = where.broker.offsets(partitions_of(where.broker, topic))
+    if json:
+        output.document(_described(info, ends))
+        return
+    output.facts([("topic", info.name), ("topic id", info.topic_id), ("values", _values(info))])
+    if info.schema is not None:
+        columns = [[field.name, str(field.type), field.nullable] for field in info.schema]
+        output.table("columns", ("column", "type", "may be null"), columns)
+    names = ("partition", "start", "end", "stable end", "leader epoch")
+    output.table("partitions", names, [_ends_row(tp, end) for tp, end in sorted(ends.items())])
+    output.table("settings", ("setting", "value", "from"), _settings(info))
+
+
+@commands.command("create")
+def create_topic(
+    topic: TopicArgument,
+    partitions: Annotated[int, typer.Option("--partitions", min=1, help="How many.")] = 1,
+    config: ConfigOption = None,
+    column: ColumnOption = None,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Create a topic: of bytes, or typed if it has columns. Makes the log if there is none."""
+    fields = columns(column)
+    schema = pa.schema(fields) if fields else None
+    with opened(log, create=True) as where:
+        info = where.broker.create_topic(topic, partitions, config=settings(config), schema=schema)
+    _tell(info, f"created {info.name} with {_count(info.partitions, 'partition')}", json=json)
+
+
+@commands.command("alter")
+def alter_topic(
+    topic: TopicArgument,
+    config: ConfigOption = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", metavar="NAME", help="Back to the default.")
+    ] = None,
+    column: ColumnOption = None,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Change settings, or add columns to a typed topic."""
+    changed: dict[str, str | None] = {**settings(config), **dict.fromkeys(unset or ())}
+    added = columns(column)
+    if not changed and not added:
+        raise typer.BadParameter("nothing to change: give --config, --unset or --column")
+    with opened(log) as where:
+        schema = _extended(where.broker.topic(topic), added)
+        info = where.broker.alter_topic(topic, config=changed, schema=schema)
+    _tell(info, f"altered {info.name}", json=json)
+
+
+@commands.command("add-partitions")
+def add_partitions(
+    topic: TopicArgument,
+    total: Annotated[int, typer.Argument(metavar="TOTAL", min=1, help="How many it shall have.")],
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Raise the number of partitions to TOTAL. Keys are spread anew from then on."""
+    with opened(log) as where:
+        before = where.broker.topic(topic).partitions
+        if before == total:
+            raise InvalidConfig(f"topic {topic!r} has {total} partitions already")
+        info = where.broker.alter_topic(topic, partitions=total)
+    message = (
+        f"{info.name} has {info.partitions} partitions now, not {before}; the same key may go to "
+        "another partition than before"
+    )
+    _tell(info, message, json=json)
+
+
+@commands.command("delete")
+def delete_topic(topic: TopicArgument, yes: YesOption = False, log: LogOption = None) -> None:
+    """Delete a topic with all its records and committed offsets."""
+    with opened(log) as where:
+        offsets = _summary(where.broker, where.broker.topic(topic))["offsets"]
+        if not confirmed(f"Delete {topic} with {_count(offsets, 'offset')}?", yes=yes):
+            output.note(f"{topic} is as it was; --yes deletes it")
+            raise typer.Exit(1)
+        where.broker.delete_topic(topic)
+    output.note(f"deleted {topic}")
+
+
+def _tell(info: TopicInfo, message: str, *, json: bool) -> None:
+    if json:
+        output.document(_plain(info))
+    else:
+        output.note(message)
+
+
+def _summary(broker: Broker, info: TopicInfo) -> dict[str, Any]:
+    ends = broker.offsets([TopicPartition(info.name, p) for p in range(info.partitions)])
+    return {
+        "topic": info.name,
+        "partitions": info.partitions,
+        "offsets": sum(end.high_watermark - end.log_start for end in ends.values()),
+        "cleanup": TopicConfig.parse(info.config).cleanup_policy,
+        "values": _values(info),
+        "internal": info.internal,
+    }
+
+
+def _described(info: TopicInfo, ends: dict[TopicPartition, PartitionOffsets]) -> dict[str, Any]:
+    names = ("partition", "log_start", "high_watermark", "last_stable_offset", "leader_epoch")
+    rows = [_ends_row(tp, end) for tp, end in sorted(ends.items())]
+    return _plain(info) | {
+        "effective_config": TopicConfig.parse(info.config).as_strings(),
+        "partition_offsets": [dict(zip(names, row, strict=True)) for row in rows],
+    }
+
+
+def _plain(info: TopicInfo) -> dict[str, Any]:
+    fields = [] if info.schema is None else list(info.schema)
+    return {
+        "topic": info.name,
+        "topic_id": info.topic_id,
+        "partitions": info.partitions,
+        "config": dict(info.config),
+        "schema_id": info.schema_id,
+        "columns": [
+            {"name": f.name, "type": str(f.type), "nullable": bool(f.nullable)} for f in fields
+        ],
+        "internal": info.internal,
+    }
+
+
+def _ends_row(tp: TopicPartition, end: PartitionOffsets) -> list[int]:
+    return [
+        tp.partition,
+        end.log_start,
+        end.high_watermark,
+        end.last_stable_offset,
+        end.leader_epoch,
+    ]
+
+
+def _settings(info: TopicInfo) -> list[list[str]]:
+    effective = TopicConfig.parse(info.config).as_strings()
+    rows = [
+        [name, value, "" if name in info.config else "default"] for name, value in effective.items()
+    ]
+    return sorted(rows, key=lambda row: (row[2], row[0]))
+
+
+def _values(info: TopicInfo) -> str:
+    if info.schema is None:
+        return "bytes"
+    return f"typed, {_count(len(info.schema), 'column')}"
+
+
+def _extended(info: TopicInfo, added: list[pa.Field]) -> pa.Schema | None:
+    if not added:
+        return None
+    if info.schema is None:
+        raise SchemaMismatch(
+            f"topic {info.name!r} holds bytes and cannot get columns; create a typed topic"
+        )
+    return pa.schema([*info.schema, *added])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -1,0 +1,223 @@
+"""`run`, `stores`, `reset` and `describe`: a small app from the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from changelog.log import Log
+from framework.cli import app_main
+from tests.cli.conftest import Command
+
+SHOP = "tests.cli.shop:app"
+
+
+@pytest.fixture
+def shop(log: Log, strandline: Command, monkeypatch: pytest.MonkeyPatch) -> Log:
+    """A log in which the app has handled 30 orders."""
+    monkeypatch.delitem(sys.modules, "tests.cli.shop", raising=False)
+    log.create_topic("orders", 2)
+    log.broker.topics()
+    produce_orders(strandline)
+    outcome = strandline("run", SHOP, "--until", "idle")
+    assert outcome.code == 0, outcome.err
+    assert "30 records handled" in outcome.err
+    return log
+
+
+def produce_orders(strandline: Command) -> None:
+    lines = (f'{{"key": "k{n % 3}", "value": {{"n": {n}}}}}\n' for n in range(30))
+    assert strandline("produce", "orders", stdin="".join(lines)).code == 0
+
+
+# run ----------------------------------------------------------------------------------
+
+
+def test_run_ends_after_a_number_of_records(
+    log: Log, strandline: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "tests.cli.shop", raising=False)
+    log.create_topic("orders", 2)
+    produce_orders(strandline)
+    outcome = strandline("run", SHOP, "--count", "10", "--timeout", "60")
+    assert (outcome.code, "10 records handled" in outcome.err) == (0, True)
+    assert strandline("groups", "lag", "shop", "--json").json["lag"] == 20
+
+
+def test_a_handler_that_fails_is_one_line(shop: Log, strandline: Command) -> None:
+    strandline("produce", "orders", stdin='{"key": "k0", "value": {}}')
+    outcome = strandline("run", SHOP, "--until", "idle")
+    assert outcome.code == 1
+    last = outcome.err.strip().splitlines()[-1]
+    assert last.startswith("TaskFailed: ")
+    assert "shop.py:" in last
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("nowhere.at_all:app", "no module 'nowhere.at_all'"),
+        ("tests.cli.shop:ap", "its apps: app"),
+        ("tests.cli.conftest", "its apps: none"),
+        (":", "no module"),
+    ],
+)
+def test_an_app_that_is_not_there(strandline: Command, target: str, says: str) -> None:
+    outcome = strandline("run", target)
+    assert outcome.code == 1
+    assert says in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
+
+
+# stores -------------------------------------------------------------------------------
+
+
+def test_stores_are_listed(shop: Log, strandline: Command) -> None:
+    rows = strandline("stores", "list", "--json").json
+    assert [(row["store"], row["partitions"], row["keys"]) for row in rows] == [
+        ("shop/routes", 2, 30),
+        ("shop/totals", 2, 3),
+    ]
+    assert "shop/totals" in strandline("stores", "list").out
+
+
+def test_a_key_is_looked_up_as_text_or_json(shop: Log, strandline: Command) -> None:
+    assert strandline("stores", "get", "shop/totals", "k1").out.strip() == "145"
+    found = strandline("stores", "get", "shop/routes", '["k1", 4]', "--json").json
+    assert (found["key"], found["value"]) == (["k1", 4], {"mean": 4 / 3})
+
+
+def test_a_store_is_scanned_in_the_order_of_its_keys(shop: Log, strandline: Command) -> None:
+    rows = strandline("stores", "scan", "shop/totals", "--json").lines
+    assert [(row["key"], row["value"]) for row in rows] == [("k0", 135), ("k1", 145), ("k2", 155)]
+    rows = strandline(
+        "stores", "scan", "shop/routes", "--prefix", "k2", "--max", "2", "--json"
+    ).lines
+    assert [row["key"] for row in rows] == [["k2", 2], ["k2", 5]]
+    shown = strandline("stores", "scan", "shop/routes").out
+    assert "mean" in shown
+    assert "1.333" in shown
+
+
+def test_what_is_not_in_a_store(shop: Log, strandline: Command) -> None:
+    for arguments, says in {
+        ("get", "shop/totals", "k9"): "no key",
+        ("get", "shop/total", "k1"): "shop/totals",
+        ("scan", "totals"): "shop/totals",
+    }.items():
+        outcome = strandline("stores", *arguments)
+        assert (outcome.code, says in outcome.err) == (1, True)
+    assert "no keys" in strandline("stores", "scan", "shop/totals", "--prefix", "x").err
+
+
+# reset --------------------------------------------------------------------------------
+
+
+def test_reset_shows_what_it_would_do_and_does_nothing(
+    shop: Log, strandline: Command, folder: Path
+) -> None:
+    outcome = strandline("reset", "shop")
+    assert outcome.code == 1
+    for step in (
+        "forget 2 committed offsets in orders",
+        "shop-totals-changelog",
+        "state/shop",
+        "--yes",
+    ):
+        assert step in outcome.err
+    assert (folder / "state/shop").is_dir()
+    assert strandline("groups", "lag", "shop", "--json").json["lag"] == 0
+
+
+def test_after_a_reset_the_app_begins_anew(shop: Log, strandline: Command, folder: Path) -> None:
+    assert strandline("reset", "shop", "--yes").code == 0
+    assert not (folder / "state/shop").exists()
+    assert [info.name for info in shop.topics()] == ["orders", "sums"]
+    assert shop.broker.committed("shop") == {}
+    assert "30 records handled" in strandline("run", SHOP, "--until", "idle").err
+    assert strandline("stores", "get", "shop/totals", "k1").out.strip() == "145"
+
+
+def test_parts_are_reset_by_choice(shop: Log, strandline: Command, folder: Path) -> None:
+    assert strandline("reset", "shop", "--state", "--yes", "--json").json["done"] is True
+    assert not (folder / "state/shop").exists()
+    assert len(shop.topics()) == 4
+    outcome = strandline("reset", "shop", "--offsets", "--yes")
+    assert "count a second time" in outcome.err
+    assert strandline("run", SHOP, "--until", "idle").code == 0
+    assert strandline("stores", "get", "shop/totals", "k1").out.strip() == "290"
+
+
+def test_an_app_that_left_nothing(shop: Log, strandline: Command) -> None:
+    outcome = strandline("reset", "sho")
+    assert (outcome.code, "groups: shop" in outcome.err) == (1, True)
+
+
+def test_the_stores_of_an_app_with_a_longer_name_are_left_alone(
+    shop: Log, strandline: Command
+) -> None:
+    compact = {"cleanup.policy": "compact"}
+    shop.create_topic("shop-eu-totals-changelog", config=compact)
+    committed = shop.broker.committed("shop")
+    shop.broker.commit_offsets("shop-eu", dict(committed))
+    assert strandline("reset", "shop", "--yes").code == 0
+    assert "shop-eu-totals-changelog" in [info.name for info in shop.topics()]
+
+
+# describe -----------------------------------------------------------------------------
+
+
+def test_an_app_is_described_without_a_log(strandline: Command) -> None:
+    shown = strandline("describe", SHOP).out
+    for word in ("shop", "count", "orders", "totals", "shop-totals-changelog", "exactly_once"):
+        assert word in shown
+    described = strandline("describe", SHOP, "--json").json
+    assert [task["name"] for task in described["tasks"]] == ["count"]
+    assert described["stores"][1]["key"] == "tuple[str, int]"
+
+
+def test_a_log_is_described(shop: Log, strandline: Command, folder: Path) -> None:
+    described = strandline("describe", str(folder), "--json").json
+    [group] = described["groups"]
+    assert group == {
+        "group": "shop",
+        "reads": ["orders"],
+        "lag": 0,
+        "stores": ["routes", "totals"],
+    }
+    assert "sums" in strandline("describe", str(folder)).out
+
+
+# app.main() ---------------------------------------------------------------------------
+
+
+def test_an_app_has_a_command_line_of_its_own(
+    shop: Log, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    app = sys.modules["tests.cli.shop"].app
+    for arguments, code in {
+        ("run", "--until", "idle"): 0,
+        ("describe", "--json"): 0,
+        ("reset", "--log", str(folder)): 1,
+        ("produce",): 2,
+    }.items():
+        with pytest.raises(SystemExit) as exit_:
+            app_main(app, arguments)
+        assert exit_.value.code == code, capsys.readouterr().err
+
+
+def test_an_app_run_as_a_program_shows_its_commands(repository: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cli.shop", "--help"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    for word in ("run", "describe", "reset"):
+        assert word in done.stdout

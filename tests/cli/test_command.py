@@ -1,0 +1,167 @@
+"""The command as a process: versions, exit codes, pipes, Ctrl-C, served logs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import changelog
+from changelog.log import Log
+from framework.cli.application import without_debug
+from tests.cli.conftest import Command
+
+STRANDLINE = [sys.executable, "-m", "framework.cli"]
+
+
+def run(*arguments: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    environment.pop("STRANDLINE_LOG", None)
+    return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        [*STRANDLINE, *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **options,
+    )
+
+
+def test_version_and_help(strandline: Command) -> None:
+    assert strandline("--version").out.startswith("strandline")
+    nothing, help_ = strandline(), strandline("--help").out
+    assert "Usage" in nothing.out + nothing.err
+    for word in ("run", "serve", "topics", "produce", "consume", "groups", "segments", "stores"):
+        assert word in help_
+
+
+@pytest.mark.parametrize(
+    "arguments", [("tpoics",), ("topics", "lst"), ("topics", "list", "--jsno")]
+)
+def test_a_wrong_command_line_exits_with_2(strandline: Command, arguments: tuple[str, ...]) -> None:
+    assert strandline(*arguments).code == 2
+
+
+def test_a_log_has_to_be_named_unless_it_is_in_data(tmp_path: Path) -> None:
+    done = run("topics", "list", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--log" in done.stderr
+    assert run("topics", "create", "t", "--log", "data", cwd=tmp_path).returncode == 0
+    done = run("topics", "list", "--json", cwd=tmp_path)
+    assert [row["topic"] for row in msgspec.json.decode(done.stdout)] == ["t"]
+
+
+def test_a_folder_that_is_no_log_is_left_alone(strandline: Command, tmp_path: Path) -> None:
+    outcome = strandline("topics", "list", "--log", str(tmp_path / "nowhere"))
+    assert (outcome.code, "no folder" in outcome.err) == (1, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_further_down_is_suggested(log: Log, strandline: Command, folder: Path) -> None:
+    outcome = strandline("topics", "list", "--log", str(folder.parent))
+    assert outcome.code == 1
+    assert f"did you mean --log {folder}?" in outcome.err
+
+
+def test_debug_shows_the_traceback(log: Log, folder: Path) -> None:
+    arguments = ("topics", "describe", "nowhere", "--log", str(folder))
+    done = run(*arguments, cwd=folder)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    done = run(*arguments, "--debug", cwd=folder)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, True)
+
+
+def test_debug_behind_two_dashes_is_an_argument() -> None:
+    assert without_debug(["get", "--", "--debug"]) == (["get", "--", "--debug"], False)
+
+
+def test_a_reader_that_leaves_ends_it_quietly(log: Log, folder: Path) -> None:
+    log.create_topic("numbers")
+    log.append("numbers", [{"value": b"x" * 100} for _ in range(20_000)])
+    command = " ".join([*STRANDLINE, "consume", "numbers", "--log", str(folder)])
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"set -o pipefail; {command} | head -n 1"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert msgspec.json.decode(done.stdout)["offset"] == 0
+
+
+def test_ctrl_c_ends_it_quietly(log: Log, folder: Path) -> None:
+    log.create_topic("numbers")
+    log.append("numbers", [{"value": b"first"}])
+    process = started("consume", "numbers", "--follow", "--log", str(folder))
+    assert process.stdout is not None
+    assert "first" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_served_over_tcp_and_used_by_its_url(
+    folder: Path, strandline: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = started("serve", str(folder), "--listen", "127.0.0.1:0", "--json")
+    try:
+        assert process.stdout is not None
+        served = msgspec.json.decode(process.stdout.readline())
+        remote = ("--log", f"{served['url']}?token={served['token']}")
+        assert strandline("topics", "create", "orders", *remote).code == 0
+        assert strandline("produce", "orders", *remote, stdin='{"value": "hi"}').code == 0
+        [record] = strandline("consume", "orders", *remote).lines
+        assert record["value"] == "hi"
+        outcome = strandline("topics", "list", "--log", f"{served['url']}?token=wrong")
+        assert (outcome.code, "Unauthenticated" in outcome.err) == (1, True)
+    finally:
+        stop(process)
+
+
+def test_served_to_this_machine(
+    folder: Path, strandline: Command, eventually: Callable[..., None]
+) -> None:
+    process = started("serve", str(folder), "--json")
+    try:
+        assert process.stdout is not None
+        assert msgspec.json.decode(process.stdout.readline())["url"] == str(folder)
+        assert strandline("topics", "create", "orders").code == 0
+    finally:
+        stop(process)
+    with changelog.open(folder, role="own") as log:
+        assert [info.name for info in log.topics()] == ["orders"]
+
+
+def test_serving_options_need_an_address(strandline: Command, folder: Path) -> None:
+    assert strandline("serve", str(folder), "--token", "x" * 20).code == 2
+    outcome = strandline("serve", str(folder), "--listen", "0.0.0.0:0")
+    assert (outcome.code, "TLS" in outcome.err) == (1, True)
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    return subprocess.Popen(
+        [*STRANDLINE, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 0, said

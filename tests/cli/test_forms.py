@@ -1,0 +1,72 @@
+"""Keys and values between bytes and JSON: what is shown can be given back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from changelog.errors import InvalidRecord
+from framework.cli import forms
+from statestore.serdes import MessagePack
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def through_json(value: object) -> object:
+    return msgspec.json.decode(forms.json_line(value))
+
+
+@given(st.binary(max_size=20))
+def test_any_key_that_is_shown_is_the_same_when_it_is_produced(data: bytes) -> None:
+    assert forms.parse_key(through_json(forms.show_key(data))) == data
+
+
+SCALARS = st.floats() | st.integers(-(2**70), 2**70) | st.booleans() | st.none()
+
+
+@given(st.binary(max_size=20) | st.builds(MessagePack().dumps, SCALARS))
+def test_any_value_that_is_shown_as_no_text_is_the_same_when_it_is_produced(data: bytes) -> None:
+    shown = through_json(forms.show_value(data))
+    if not isinstance(shown, str | list) and not (isinstance(shown, dict) and "base64" in shown):
+        assert forms.show_value(forms.parse_value(shown)) == forms.show_value(data)
+    if isinstance(shown, bool | int | float | None):
+        assert forms.parse_value(shown) == data
+
+
+@given(st.binary(max_size=20))
+def test_base64_is_the_same_bytes(data: bytes) -> None:
+    shown = through_json(forms.show_value(data, "bytes"))
+    assert forms.parse_value(shown) == data
+
+
+@given(JSON)
+def test_any_value_that_is_produced_is_shown_again(value: object) -> None:
+    data = forms.parse_value(value)
+    assert through_json(forms.show_value(data)) == value
+
+
+@pytest.mark.parametrize("form", ["text", "int", "float", "bytes"])
+def test_a_key_of_another_type_than_was_said_is_refused(form: forms.KeyForm) -> None:
+    with pytest.raises(InvalidRecord, match="expected"):
+        forms.parse_key([1], form)
+
+
+@pytest.mark.parametrize("form", ["text", "bytes"])
+def test_a_value_of_another_type_than_was_said_is_refused(form: forms.ValueForm) -> None:
+    with pytest.raises(InvalidRecord, match="expected"):
+        forms.parse_value(1, form)
+
+
+def test_what_does_not_fit_its_form_is_shown_as_base64() -> None:
+    assert forms.show_key(b"abc", "int") == {"base64": "YWJj"}
+    assert forms.show_value(b"\xff", "text") == {"base64": "/w=="}
+    assert forms.show_value(b"{", "json") == {"base64": "ew=="}
+    assert forms.show_value(b"ab", "msgpack") == {"base64": "YWI="}
