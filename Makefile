@@ -1,0 +1,68 @@
+# Strandline: what to do here. `make help` lists it.
+#
+# Every target sets up what it needs: a virtual environment in .venv with this project (editable) and
+# everything for development, Spark and the demo in it, installed again whenever pyproject.toml changes.
+# All that has to be there is Python 3.11 or later, with its venv module. PYTHON=… chooses one.
+
+SHELL   := /bin/bash
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+PYTHON  ?=
+PYTEST  := $(BIN)/python -m pytest
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test quick lint format types bench wheel clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(STAMP)  ## The main job on real flights: produce, kill half-way, restore, read with Spark, compare
+	$(BIN)/python -m examples.flights.demo
+
+test: $(STAMP)  ## All tests (ARGS='-k name' for some)
+	$(PYTEST) $(ARGS)
+
+quick: $(STAMP)  ## The tests that take no JVM and no patience
+	$(PYTEST) -m 'not slow and not spark' $(ARGS)
+
+lint: $(STAMP)  ## Style, likely mistakes, banned calls, formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP)  ## Put the source into the project's format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+types: $(STAMP)  ## Strict type check of the packages, and of the examples as a user's checker sees them
+	$(BIN)/mypy
+	$(BIN)/mypy examples
+
+bench: $(STAMP)  ## The figures in docs/benchmarks.md, measured here
+	$(BIN)/python -m benchmarks
+
+wheel: $(STAMP)  ## Build dist/strandline-*.whl
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:  ## Remove environments, caches and what the demo left
+	rm -rf $(VENV) .cache build dist demo-log .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment ---------------------------------------------------------------------------------
+
+# A name may be there and not run (version managers leave such), so each candidate is tried.
+$(BIN)/python:
+	@for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
+	    if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        echo "creating $(VENV) with $$("$$candidate" --version)"; \
+	        exec "$$candidate" -m venv $(VENV); \
+	    fi; \
+	done; \
+	echo "Strandline needs Python 3.11 or later, with its venv module." >&2; \
+	echo "Tried: $(or $(PYTHON),python3 python3.13 python3.12 python3.11). Install one, or say: make PYTHON=/path/to/python3.11 …" >&2; \
+	exit 1
+
+$(STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev,spark,demo]'
+	@touch $@

@@ -1,0 +1,3 @@
+"""What users write: apps, topics, tasks, stores, and what runs and tests them."""
+
+__strandline__ = True

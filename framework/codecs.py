@@ -1,0 +1,297 @@
+"""Keys and values of a topic as columns of bytes or structs, in bulk.
+
+    keys      str: UTF-8 · bytes: as they are · int: 8 bytes big-endian · float: 8 bytes
+              big-endian double · anything else: MessagePack (statestore.serdes)
+    values    bytes: as they are · a dataclass, Struct or Arrow schema: a struct of columns
+              · anything else: MessagePack · `serde=` overrides
+
+A codec's *item* is what it keeps of a value between `send` and the building of the column:
+the value itself if it is exactly of the immutable type `exact`, else what `item()` returns,
+which has been checked and cannot change any more. None stays None: a null.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from changelog.errors import InvalidRecord, StrandlineError
+from framework.schema import RowType, is_typed
+from statestore.serdes import Serde, Typed, topic_key_serde, value_serde
+
+
+class Codec(Protocol):
+    """A column of keys or values."""
+
+    exact: type | None
+    arrow: pa.DataType
+
+    def item(self, value: Any) -> Any:
+        """What to keep of `value`. Raises InvalidRecord if it cannot be stored."""
+        ...
+
+    def encode(self, items: Sequence[Any]) -> pa.Array:
+        """The column of these items."""
+        ...
+
+    def decode(self, column: pa.Array) -> list[Any]:
+        """The values in a column. Raises InvalidRecord."""
+        ...
+
+
+class JsonSerde:
+    """JSON, of one type or of anything.
+
+    >>> JsonSerde(dict[str, int]).dumps({"a": 1})
+    b'{"a":1}'
+    """
+
+    def __init__(self, kind: Any = Any) -> None:
+        self.loads = msgspec.json.Decoder(kind).decode
+        self.dumps = msgspec.json.Encoder().encode
+
+
+def key_codec(kind: Any, serde: Serde[Any] | None = None) -> Codec:
+    """The codec of a topic's keys."""
+    if serde is not None:
+        return SerdeCodec(serde)
+    if kind is str:
+        return StrCodec()
+    scalar = kind if kind in (bytes, int, float) else None
+    return SerdeCodec(topic_key_serde(kind), scalar)
+
+
+def value_codec(kind: Any, serde: Serde[Any] | None = None) -> Codec:
+    """The codec of a topic's values."""
+    if serde is not None:
+        return SerdeCodec(serde)
+    if is_typed(kind):
+        return RowCodec(RowType(kind))
+    if kind in (str, int, float, bool):
+        return PackCodec(kind)
+    return SerdeCodec(value_serde(kind), bytes if kind is bytes else None)
+
+
+class SerdeCodec:
+    """One serde call a value; of scalars (`exact`) only when the column is built."""
+
+    arrow = pa.binary()
+
+    def __init__(self, serde: Serde[Any], exact: type | None = None) -> None:
+        self._serde = serde
+        self.exact = exact
+
+    def item(self, value: Any) -> Any:
+        if value is None:
+            return None
+        if self.exact is not None:
+            value = as_exactly(self.exact, value)
+        encoded = self._translated(self._serde.dumps, value)
+        if not isinstance(encoded, bytes):
+            raise InvalidRecord(
+                f"{type(self._serde).__name__}.dumps must return bytes; got {encoded!r}"
+            )
+        if isinstance(self._serde, Typed) and self.exact is None:
+            self._serde.loads(encoded)  # a value of another type would stop every reader
+        return encoded if self.exact is None else value
+
+    def encode(self, items: Sequence[Any]) -> pa.Array:
+        if self.exact not in (None, bytes):
+            dumps = self._serde.dumps
+            items = [None if item is None else dumps(item) for item in items]
+        return pa.array(items, pa.binary())
+
+    def decode(self, column: pa.Array) -> list[Any]:
+        loads = self._serde.loads
+        items = column.to_pylist()
+        if self.exact is bytes:
+            return list(items)
+        decoded: list[Any] = self._translated(
+            lambda: [None if data is None else loads(data) for data in items], doing="decode"
+        )
+        return decoded
+
+    def _translated(self, call: Callable[..., Any], *arguments: Any, doing: str = "encode") -> Any:
+        try:
+            return call(*arguments)
+        except StrandlineError:
+            raise
+        except Exception as error:
+            raise InvalidRecord(
+                f"{type(self._serde).__name__} could not {doing}: {error}"
+            ) from error
+
+
+class StrCodec:
+    """Text as UTF-8."""
+
+    exact: type | None = str
+    arrow = pa.binary()
+
+    def item(self, value: Any) -> Any:
+        if value is None:
+            return None
+        text: str = as_exactly(str, value)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRecord(f"{value!r} is not valid text: {error}") from None
+        return text
+
+    def encode(self, items: Sequence[Any]) -> pa.Array:
+        return pa.array(items, pa.string()).view(pa.binary())
+
+    def decode(self, column: pa.Array) -> list[Any]:
+        try:
+            return list(column.cast(pa.string()).to_pylist())
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise InvalidRecord(f"not UTF-8 text: {error}; declare the type bytes") from error
+
+
+class PackCodec:
+    """Scalars of one type in MessagePack, packed and unpacked by the column."""
+
+    arrow = pa.binary()
+
+    def __init__(self, kind: type) -> None:
+        self.exact: type | None = kind
+        self._serde = value_serde(kind)
+        self._decode_all = msgspec.msgpack.Decoder(list[kind]).decode  # type: ignore[valid-type]
+
+    def item(self, value: Any) -> Any:
+        if value is None or self.exact is None:
+            return None
+        scalar = as_exactly(self.exact, value)
+        self._serde.dumps(scalar)
+        return scalar
+
+    def encode(self, items: Sequence[Any]) -> pa.Array:
+        if None in items:
+            dumps = self._serde.dumps
+            return pa.array([None if i is None else dumps(i) for i in items], pa.binary())
+        try:
+            if self.exact is int:
+                return _pack_ints(items)
+            return pa.array(list(map(_pack, items)), pa.binary())
+        except OverflowError:
+            return pa.array(list(map(self._serde.dumps, items)), pa.binary())
+
+    def decode(self, column: pa.Array) -> list[Any]:
+        if _holds_one_scalar_each(column):
+            try:
+                return list(self._decode_all(_as_one_array(column)))
+            except msgspec.MsgspecError as error:
+                raise InvalidRecord(f"not a MessagePack {self.exact}: {error}") from error
+        loads = self._serde.loads
+        return [None if data is None else loads(data) for data in column.to_pylist()]
+
+
+class RowCodec:
+    """Typed values as a struct of columns."""
+
+    exact: type | None = None
+
+    def __init__(self, rows: RowType) -> None:
+        self.rows = rows
+        self.arrow = rows.arrow
+
+    def item(self, value: Any) -> Any:
+        return None if value is None else self.rows.check(value)
+
+    def encode(self, items: Sequence[Any]) -> pa.Array:
+        return self.rows.column(items)
+
+    def decode(self, column: pa.Array) -> list[Any]:
+        if not pa.types.is_struct(column.type):
+            raise InvalidRecord(f"the topic's values are {column.type}, not typed columns")
+        return self.rows.values(column)
+
+
+def as_exactly(exact: type, value: Any) -> Any:
+    """`value` as exactly that scalar, if that loses nothing. Raises InvalidRecord."""
+    if type(value) is exact:
+        return value
+    boolean = isinstance(value, bool | np.bool_)
+    if exact is bool and boolean:
+        return bool(value)
+    if exact is int and not boolean and hasattr(value, "__index__"):
+        return operator.index(value)
+    if exact is float and not boolean and isinstance(value, int | float | np.number):
+        return float(value)
+    if exact is str and isinstance(value, str):
+        return str(value)
+    if exact is bytes and isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidRecord(f"expected {exact.__name__}, got {value!r} ({type(value).__name__})")
+
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def _scalar_sizes() -> np.ndarray[Any, np.dtype[np.int64]]:
+    """By the first byte of a MessagePack scalar, its whole length; 0 for anything longer."""
+    sizes = np.zeros(256, np.int64)
+    sizes[0x00:0x80] = 1
+    sizes[0xE0:0x100] = 1
+    sizes[0xA0:0xC0] = np.arange(1, 33)
+    for first, size in {0xC2: 1, 0xC3: 1, 0xCA: 5, 0xCB: 9}.items():
+        sizes[first] = size
+    for first in (0xCC, 0xD0):
+        sizes[first : first + 4] = (2, 3, 5, 9)
+    return sizes
+
+
+_SIZES = _scalar_sizes()
+
+
+def _pack_ints(items: Sequence[int]) -> pa.Array:
+    """Each int in MessagePack: packed as one array, and told apart by their sizes.
+
+    Raises OverflowError beyond 64 bits, signed.
+
+    >>> _pack_ints([1, -1, 200, 70_000]).to_pylist()
+    [b'\\x01', b'\\xff', b'\\xcc\\xc8', b'\\xce\\x00\\x01\\x11p']
+    """
+    numbers = np.array(items, np.int64)
+    packed = _pack(items)
+    header = 1 if len(items) < 16 else 3 if len(items) < 65_536 else 5
+    ends = np.zeros(len(items) + 1, np.int32)
+    np.cumsum(_INT_SIZES[np.searchsorted(_INT_BOUNDS, numbers, "right")], out=ends[1:])
+    body = pa.py_buffer(memoryview(packed)[header:])
+    return pa.Array.from_buffers(pa.binary(), len(items), [None, pa.py_buffer(ends), body])
+
+
+# Ints from each bound on, up to the next, take so many bytes: int64, int32, int16, int8,
+# one byte, uint8, uint16, uint32, uint64.
+_INT_BOUNDS = np.array(
+    [-(2**31), -(2**15), -(2**7), -(2**5), 2**7, 2**8, 2**16, 2**32], dtype=np.int64
+)
+_INT_SIZES = np.array([9, 5, 3, 2, 1, 2, 3, 5, 9], dtype=np.int32)
+
+
+def _bounds(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
+    whole = np.frombuffer(column.buffers()[1], np.int32)
+    return whole[column.offset : column.offset + len(column) + 1]
+
+
+def _holds_one_scalar_each(column: pa.Array) -> bool:
+    """Whether the bytes, one after another, are as many short scalars as there are rows."""
+    if column.null_count or len(column) == 0 or column.type != pa.binary():
+        return False
+    bounds = _bounds(column)
+    lengths = np.diff(bounds)
+    if lengths.min() == 0:
+        return False
+    data = np.frombuffer(column.buffers()[2], np.uint8)
+    return bool((_SIZES[data[bounds[:-1]]] == lengths).all())
+
+
+def _as_one_array(column: pa.Array) -> bytes:
+    bounds = _bounds(column)
+    data = memoryview(column.buffers()[2])[bounds[0] : bounds[-1]]
+    return b"\xdd" + len(column).to_bytes(4, "big") + bytes(data)

@@ -1,0 +1,180 @@
+"""The task's commit, for all task instances of a worker at once (protocols.md).
+
+Nothing is appended between commits, so a transaction is open for the commit alone, however
+long handlers take. Each guarantee is one function that reads like its list of steps; steps 1
+and 2 (stop taking input, let running handlers finish) are the caller's: it calls between
+handlers.
+
+    exactly_once     outputs, changelog and offsets in one transaction
+    at_least_once    outputs and changelog, then offsets: a crash between them repeats records
+    at_most_once     offsets, then outputs and changelog: a crash between them loses records
+
+The weaker two use a transaction for outputs and changelog too: a worker that was replaced
+is fenced by it, and what is repeated or lost is whole commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from changelog.broker import Broker
+from changelog.errors import Retriable
+from changelog.producer import Producer
+from changelog.records import CommittedOffset, TopicInfo, TopicPartition
+from changelog.standing import State
+from framework.instance import TaskInstance
+from framework.outbox import columns_of, split
+from framework.positions import to_commit
+from framework.topic import Topic
+from statestore.store import PartitionStore
+
+Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
+GUARANTEES = ("exactly_once", "at_least_once", "at_most_once")
+
+ASK_AGAIN = 3
+"""How often a commit without an answer is repeated, each time for the delivery timeout."""
+
+AnyStore = PartitionStore[Any, Any]
+Outgoing = tuple[TopicPartition, pa.RecordBatch, int]
+"""A partition, columns for it, and the id of their schema."""
+
+
+@dataclass
+class Committing:
+    """What a commit works with."""
+
+    broker: Broker
+    producer: Producer
+    group: str
+    topics: Sequence[Topic[Any, Any]]
+    infos: Mapping[str, TopicInfo]
+    """As the log describes every topic."""
+    now_ms: Callable[[], int]
+
+
+def exactly_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
+    """One transaction covers outputs, changelog and input offsets."""
+    # 3 dirty state, timers and stream time → changelog
+    changes = _changes(work, instances)
+    # 4 flush outputs
+    outputs = _outputs(work, instances)
+    work.producer.begin_transaction()
+    ends = _append(work, [*changes, *outputs])
+    # 5 input offsets into the transaction
+    work.producer.send_offsets_to_transaction(offsets_of(instances), work.group)
+    # 6 commit
+    _commit_transaction(work.producer)
+    # 7 apply to the overlay
+    _apply(work, ends, instances)
+    # 8 checkpoint if due
+    _checkpoint_if_due(instances)
+
+
+def at_least_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
+    """Outputs and changelog are durable before the offsets are."""
+    batches = [*_changes(work, instances), *_outputs(work, instances)]
+    work.producer.begin_transaction()
+    ends = _append(work, batches)
+    _commit_transaction(work.producer)
+    work.broker.commit_offsets(work.group, offsets_of(instances))
+    _apply(work, ends, instances)
+    _checkpoint_if_due(instances)
+
+
+def at_most_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
+    """The offsets are durable before outputs and changelog are."""
+    batches = [*_changes(work, instances), *_outputs(work, instances)]
+    work.broker.commit_offsets(work.group, offsets_of(instances))
+    work.producer.begin_transaction()
+    ends = _append(work, batches)
+    _commit_transaction(work.producer)
+    _apply(work, ends, instances)
+    _checkpoint_if_due(instances)
+
+
+COMMITS: Mapping[str, Callable[[Committing, Sequence[TaskInstance]], None]] = {
+    "exactly_once": exactly_once,
+    "at_least_once": at_least_once,
+    "at_most_once": at_most_once,
+}
+
+
+def _changes(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoing]:
+    """What each store has changed, for its changelog partition."""
+    now = work.now_ms()
+    changes = []
+    for instance in instances:
+        instance.before_commit()
+        for store in instance.all_stores:
+            batch = store.drain()
+            if batch is not None:
+                changes.append((_changelog(work, instance, store), batch.columns(now), 0))
+    return changes
+
+
+def _outputs(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoing]:
+    outgoing: list[Outgoing] = []
+    for topic in work.topics:
+        columns = columns_of(topic, (instance.outboxes[topic] for instance in instances))
+        if columns is not None:
+            info = work.infos[topic.name]
+            outgoing += [
+                (TopicPartition(topic.name, partition), part, info.schema_id)
+                for partition, part in split(columns, info.partitions)
+            ]
+    return outgoing
+
+
+def _append(work: Committing, batches: Sequence[Outgoing]) -> dict[TopicPartition, int]:
+    """Append; the offset behind the last record of each partition."""
+    if not batches:
+        return {}
+    appended = work.producer.append_batches(batches)
+    return {TopicPartition(m.topic, m.partition): m.last_offset + 1 for m in appended}
+
+
+def _commit_transaction(producer: Producer) -> None:
+    """Commit, asking again while the log does not say whether it did."""
+    for _ in range(ASK_AGAIN):
+        try:
+            producer.commit_transaction()
+            return
+        except Retriable:
+            if producer.state is not State.IN_DOUBT:
+                raise
+    producer.commit_transaction()
+
+
+def offsets_of(instances: Sequence[TaskInstance]) -> dict[TopicPartition, CommittedOffset]:
+    """Where every input goes on after this commit."""
+    return to_commit(
+        (instance.spec.name, source.partition, source.position)
+        for instance in instances
+        for source in instance.inputs
+    )
+
+
+def _apply(
+    work: Committing, ends: Mapping[TopicPartition, int], instances: Sequence[TaskInstance]
+) -> None:
+    for instance in instances:
+        for store in instance.all_stores:
+            end = ends.get(_changelog(work, instance, store))
+            if end is not None:
+                store.committed(end)
+        instance.after_commit()
+
+
+def _changelog(work: Committing, instance: TaskInstance, store: AnyStore) -> TopicPartition:
+    return TopicPartition(store.spec.changelog_topic(work.group), instance.partition)
+
+
+def _checkpoint_if_due(instances: Sequence[TaskInstance]) -> None:
+    for instance in instances:
+        for store in instance.all_stores:
+            if store.needs_checkpoint:
+                store.checkpoint()

@@ -1,0 +1,204 @@
+"""What an app consists of: the register of its topics, stores and tasks, and its checks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from changelog.broker import Broker
+from changelog.config import check_topic_name
+from changelog.errors import InvalidConfig, SchemaMismatch, TopicExists, UnknownTopic
+from changelog.records import TopicInfo
+from framework.options import Options
+from framework.store import Store
+from framework.task import TaskSpec
+from framework.topic import Topic
+
+TopicT = TypeVar("TopicT", bound=Topic[Any, Any])
+StoreT = TypeVar("StoreT", bound=Store[Any, Any])
+
+INTERNAL_SUFFIXES = ("-changelog", "-repartition", "-timers")
+CHANGELOG_CONFIG = {"cleanup.policy": "compact"}
+
+
+class Declarations:
+    """The topics, stores and tasks of one app."""
+
+    def __init__(self, app: str) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", app) or app.startswith("__"):
+            raise InvalidConfig(
+                f"{app!r} cannot be an app's name; use 1 to 100 of A-Z a-z 0-9 . _ -, not"
+                " beginning with two underscores"
+            )
+        self.app = app
+        self.topics: dict[str, Topic[Any, Any]] = {}
+        self.stores: dict[str, Store[Any, Any]] = {}
+        self.tasks: dict[str, TaskSpec] = {}
+
+    def add_topic(self, topic: TopicT) -> TopicT:
+        """Register a topic; a second declaration must say the same."""
+        known = self.topics.get(topic.name)
+        if known is not None:
+            if known.same_as(topic):
+                return known  # type: ignore[return-value]
+            raise InvalidConfig(
+                f"topic {topic.name!r} is declared twice with different types or settings;"
+                " declare it once and use that handle"
+            )
+        check_topic_name(topic.name)
+        if topic.partitions is not None and topic.partitions < 1:
+            raise InvalidConfig(f"topic {topic.name!r}: partitions must be positive")
+        self.topics[topic.name] = topic
+        return topic
+
+    def add_store(self, store: StoreT) -> StoreT:
+        """Register a store under a name of its own."""
+        if store.name in self.stores:
+            raise InvalidConfig(f"store {store.name!r} is declared twice; use the first handle")
+        if store.name.endswith(INTERNAL_SUFFIXES):
+            raise InvalidConfig(f"store {store.name!r}: names that end so are reserved")
+        self.stores[store.name] = store
+        return store
+
+    def add_task(self, spec: TaskSpec) -> None:
+        """Register a task, and its stores as its own."""
+        if spec.name in self.tasks:
+            raise InvalidConfig(
+                f"there are two tasks called {spec.name!r} ({self.tasks[spec.name].where} and"
+                f" {spec.where}); give one of them a name="
+            )
+        self._check_inputs(spec)
+        for store in spec.stores:
+            store.task = spec.name
+        self.tasks[spec.name] = spec
+
+    def task_of(self, task: Callable[..., Any] | str) -> TaskSpec:
+        """The task of a handler, or of that name."""
+        for spec in self.tasks.values():
+            if task in (spec.name, spec.handler):
+                return spec
+        raise InvalidConfig(f"{task!r} is not a task of app {self.app!r}; decorate it first")
+
+    def prepare(self, broker: Broker) -> dict[str, TopicInfo]:
+        """Create what does not exist, check what does; describe all topics.
+
+        Raises InvalidConfig, SchemaMismatch.
+        """
+        infos = {name: self._topic(broker, topic) for name, topic in self.topics.items()}
+        for spec in self.tasks.values():
+            partitions = self._copartitioned(spec, infos)
+            stores = [store.spec for store in spec.stores]
+            for store in [*stores, spec.timer_store] if spec.has_timers else stores:
+                name = store.changelog_topic(self.app)
+                infos[name] = self._changelog(broker, name, partitions, spec)
+        return infos
+
+    def internal_topics(self) -> list[str]:
+        """Changelogs and repartition topics: what `reset` deletes."""
+        timers = [spec.timer_store for spec in self.tasks.values() if spec.has_timers]
+        specs = [*(store.spec for store in self.stores.values()), *timers]
+        prefix = f"{self.app}-"
+        repartitions = [
+            name
+            for name in self.topics
+            if name.startswith(prefix) and name.endswith("-repartition")
+        ]
+        return [*(spec.changelog_topic(self.app) for spec in specs), *repartitions]
+
+    def described(self, options: Options) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "app": self.app,
+            "processing_guarantee": options.processing_guarantee,
+            "commit_interval_ms": options.commit_interval_ms,
+            "tasks": [_task(spec) for spec in self.tasks.values()],
+            "topics": [_topic(topic) for topic in self.topics.values()],
+            "internal_topics": self.internal_topics(),
+        }
+
+    def _check_inputs(self, spec: TaskSpec) -> None:
+        for topic in spec.inputs:
+            if not isinstance(topic, Topic):
+                raise InvalidConfig(f"task {spec.name!r}: {topic!r} is not a topic of app.topic")
+            if self.topics.get(topic.name) is not topic:
+                raise InvalidConfig(
+                    f"task {spec.name!r}: topic {topic.name!r} belongs to another app"
+                )
+        if len(set(spec.inputs)) != len(spec.inputs):
+            raise InvalidConfig(f"task {spec.name!r} names an input twice")
+
+    def _topic(self, broker: Broker, topic: Topic[Any, Any]) -> TopicInfo:
+        try:
+            info = broker.topic(topic.name)
+        except UnknownTopic:
+            return _created(broker, topic)
+        if topic.partitions not in (None, info.partitions):
+            raise InvalidConfig(
+                f"topic {topic.name!r} has {info.partitions} partitions, but is declared with"
+                f" {topic.partitions}; declare {info.partitions}, or alter the topic first"
+            )
+        if (info.schema is None) != (topic.schema is None):
+            stored = "bytes" if info.schema is None else f"columns {info.schema.names}"
+            raise SchemaMismatch(
+                f"topic {topic.name!r} holds {stored}, but is declared with {topic.values.arrow};"
+                " declare it as it is, or use another topic"
+            )
+        if topic.schema is not None and not topic.schema.equals(info.schema):
+            return broker.alter_topic(topic.name, schema=topic.schema)
+        return info
+
+    def _copartitioned(self, spec: TaskSpec, infos: dict[str, TopicInfo]) -> int:
+        counts = {topic.name: infos[topic.name].partitions for topic in spec.inputs}
+        if len(set(counts.values())) > 1:
+            raise InvalidConfig(
+                f"the inputs of task {spec.name!r} have different numbers of partitions:"
+                f" {counts}; use app.repartition(..., partitions=...) for one of them"
+            )
+        return next(iter(counts.values()))
+
+    def _changelog(self, broker: Broker, name: str, partitions: int, spec: TaskSpec) -> TopicInfo:
+        try:
+            info = broker.topic(name)
+        except UnknownTopic:
+            try:
+                return broker.create_topic(name, partitions, config=CHANGELOG_CONFIG)
+            except TopicExists:
+                info = broker.topic(name)
+        if info.partitions != partitions:
+            raise InvalidConfig(
+                f"changelog {name!r} has {info.partitions} partitions, but the input of task"
+                f" {spec.name!r} has {partitions}: its state would be on the wrong partitions;"
+                " app.reset() builds it anew"
+            )
+        return info
+
+
+def _created(broker: Broker, topic: Topic[Any, Any]) -> TopicInfo:
+    try:
+        return broker.create_topic(
+            topic.name, topic.partitions or 1, config=topic.config, schema=topic.schema
+        )
+    except TopicExists:
+        return broker.topic(topic.name)
+
+
+def _task(spec: TaskSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "inputs": [topic.name for topic in spec.inputs],
+        "stores": [store.name for store in spec.stores],
+        "on_error": spec.on_error,
+        "timers": spec.has_timers,
+        "handler": spec.where,
+    }
+
+
+def _topic(topic: Topic[Any, Any]) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "partitions": topic.partitions,
+        "key": topic.key_column,
+        "columns": None if topic.schema is None else topic.schema.names,
+        "config": topic.config,
+    }

@@ -1,0 +1,92 @@
+"""Batches of columns as records for handlers, in bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from changelog.errors import InvalidRecord
+from changelog.records import Batch
+from framework.record import Record
+from framework.topic import Topic
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Decoded records of one batch, or one that cannot be decoded."""
+
+    records: list[Record[Any, Any]]
+    batch: Batch
+    end: int
+    """The offset behind its last record."""
+    error: InvalidRecord | None = None
+    """Why the one record in it has no key and value."""
+    at: int = 0
+    """How many of its records have been handled."""
+
+
+def decode(topic: Topic[Any, Any], batch: Batch, tombstones: bool) -> list[Chunk]:
+    """The records of a batch; those that cannot be decoded in chunks of their own."""
+    end = batch.last_offset + 1
+    try:
+        return [Chunk(_records(topic, batch, tombstones), batch, end)]
+    except InvalidRecord as error:
+        if len(batch) == 1:
+            return [Chunk([_undecoded(batch)], batch, end, error)]
+    half = len(batch) // 2
+    parts = (batch.slice(0, half), batch.slice(half, len(batch) - half))
+    return [chunk for part in parts for chunk in decode(topic, part, tombstones)]
+
+
+def raw(batch: Batch, offset: int) -> Batch:
+    """The one record at `offset`, as it was stored."""
+    sparse = batch.sparse_offsets
+    index = offset - batch.base_offset if sparse is None else sparse.index(offset).as_py()
+    return batch.slice(index, 1)
+
+
+def _records(topic: Topic[Any, Any], batch: Batch, tombstones: bool) -> list[Record[Any, Any]]:
+    columns = batch.columns
+    sparse, base = batch.sparse_offsets, batch.base_offset
+    records = list(
+        map(
+            Record,
+            topic.keys.decode(columns.column("key")),
+            topic.values.decode(columns.column("value")),
+            _timestamps(columns.column("timestamp").to_numpy()),
+            _headers(batch),
+            repeat(batch.topic),
+            repeat(batch.partition),
+            range(base, base + len(batch)) if sparse is None else sparse.to_pylist(),
+        )
+    )
+    values = columns.column("value")
+    if tombstones or not values.null_count:
+        return records
+    return [r for r, here in zip(records, values.is_valid().to_pylist(), strict=True) if here]
+
+
+def _timestamps(times: npt.NDArray[np.int64]) -> Iterable[int]:
+    """As Python ints; one object where all are equal, as they are in what was appended at once."""
+    if len(times) and (times == times[0]).all():
+        return repeat(int(times[0]), len(times))
+    return times.tolist()  # type: ignore[no-any-return]
+
+
+def _headers(batch: Batch) -> Iterator[tuple[tuple[str, bytes | None], ...]]:
+    at = batch.columns.schema.get_field_index("headers")
+    if at < 0:
+        return repeat(())
+    rows = batch.columns.column(at).to_pylist()
+    return iter([tuple((h["key"], h["value"]) for h in row or ()) for row in rows])
+
+
+def _undecoded(batch: Batch) -> Record[Any, Any]:
+    """A record without key and value, for messages and the dead-letter topic."""
+    timestamp = batch.columns.column("timestamp")[0].as_py()
+    return Record(None, None, timestamp, (), batch.topic, batch.partition, batch.last_offset)

@@ -1,0 +1,69 @@
+"""A handler that raised: what is said about it, and what a dead-letter record carries."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Any
+
+from changelog.errors import CorruptLog, Fenced, StorageFailed, TaskFailed, TransactionAborted
+from changelog.records import Headers
+from framework.record import Record
+
+NOT_THE_RECORD: tuple[type[BaseException], ...] = (
+    StorageFailed,
+    CorruptLog,
+    Fenced,
+    TransactionAborted,
+)
+"""Errors that say nothing about the record: another one would have met them as well."""
+
+EXCERPT = 2_000
+"""Characters of the traceback that go into a dead-letter record."""
+
+
+def task_failed(task: str, what: str, error: Exception, where: str) -> TaskFailed:
+    """The error that `run()` ends with when a task has stopped."""
+    place = place_raised(error) or where
+    return TaskFailed(
+        f"task {task!r} failed on {what}: {type(error).__name__}: {error} (at {place});"
+        " nothing of it was kept, and it comes again at the next run. Fix the handler or the"
+        ' record, or let the task go on with on_error="skip" or "dead_letter"'
+    )
+
+
+def described(record: Record[Any, Any]) -> str:
+    """Topic, partition, offset and key of a record, for messages."""
+    return f"record {record.position} with key {record.key!r}"
+
+
+def dead_letter_headers(record: Record[Any, Any], error: Exception) -> Headers:
+    """Where a record came from and why it was put aside, after its own headers."""
+    frames = "".join(traceback.format_exception(error))[-EXCERPT:]
+    causes = {
+        "error.type": type(error).__name__,
+        "error.message": str(error),
+        "error.traceback": frames,
+        "origin.topic": record.topic,
+        "origin.partition": str(record.partition),
+        "origin.offset": str(record.offset),
+    }
+    added = [(name, text.encode(errors="replace")) for name, text in causes.items()]
+    return (*record.headers, *added)
+
+
+def place_raised(error: BaseException) -> str | None:
+    """File and line of the innermost frame that is not Strandline's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not _is_ours(frame.filename)]
+    return f"{users[-1].filename}:{users[-1].lineno}" if users else None
+
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = tuple(
+    os.path.join(_ROOT, name) + os.sep for name in ("framework", "statestore", "changelog")
+)
+
+
+def _is_ours(filename: str) -> bool:
+    return os.path.abspath(filename).startswith(_OURS)

@@ -1,0 +1,392 @@
+"""A task instance: one task at work on one partition of its inputs.
+
+`run` handles records that were fed to its inputs, `tick` what is due by the wall clock. Each
+record, timer and window is one *step*: when its handler raises, what it did to stores,
+timers and outboxes is undone, and the task's policy says what becomes of it.
+
+A plain function without timers runs in a tight loop. Everything else is one generator of
+steps with two drivers, one that calls and one that awaits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from changelog.clock import Clock
+from changelog.errors import TaskFailed
+from changelog.records import TopicPartition
+from framework import context
+from framework.context import ClockName, TaskContext
+from framework.decoding import Chunk, raw
+from framework.failures import NOT_THE_RECORD, dead_letter_headers, described, task_failed
+from framework.inputs import Input, next_run
+from framework.outbox import Outbox
+from framework.record import Record
+from framework.task import TaskSpec
+from framework.timers import DueTimer, Timers
+from framework.topic import Topic
+from statestore.store import PartitionStore
+
+_log = logging.getLogger("strandline")
+
+Step = tuple[Callable[..., Any], tuple[Any, ...]]
+Steps = Generator[Step, None, int]
+
+
+class TaskInstance:
+    """One task on one partition."""
+
+    def __init__(
+        self,
+        app: str,
+        spec: TaskSpec,
+        partition: int,
+        inputs: list[Input],
+        stores: Sequence[PartitionStore[Any, Any]],
+        timer_store: PartitionStore[Any, Any] | None,
+        topics: Sequence[Topic[Any, Any]],
+        clock: Clock,
+    ) -> None:
+        self.spec = spec
+        self.partition = partition
+        self.inputs = inputs
+        self.stores = list(stores)
+        self.all_stores = [*stores] if timer_store is None else [*stores, timer_store]
+        """The stores it owns, the timers' included."""
+        self.timers = Timers(timer_store) if timer_store is not None else None
+        self.context = TaskContext(app, spec.name, partition, self.timers)
+        self.outboxes = {topic: Outbox(self.context) for topic in topics}
+        self.failure: TaskFailed | None = None
+        """Why it has stopped, if it has."""
+        self.handled = 0
+        """Records handled, the skipped ones included."""
+        self.changed = False
+        """Whether a step ran since the last commit."""
+        self._clock = clock
+        self._object = spec.handler() if spec.is_class else None
+        self._process: Callable[..., Any] = (
+            self._object.process if self._object is not None else spec.handler
+        )
+        own_timer: Callable[[Any], Any] = getattr(self._object, "on_timer", _no_timer)
+        self._on_timer = spec.on_timer or own_timer
+        self._next_window = clock.now_ms() + (spec.window_ms or 0)
+        self._plain = not spec.is_async and self.timers is None
+
+    def has_failed(self) -> bool:
+        """Whether it has stopped at a record, for good."""
+        return self.failure is not None
+
+    @property
+    def has_input(self) -> bool:
+        """Whether there is something to handle."""
+        return not self.has_failed() and any(source.pending for source in self.inputs)
+
+    # Work -----------------------------------------------------------------------------
+
+    def start(self) -> Steps:
+        """The step of a class task's `init`."""
+        init = getattr(self._object, "init", None)
+        if init is not None:
+            yield from self._step(self._moment(), "init", init, self.context)
+        return 0
+
+    def run(self, limit: int) -> int:
+        """Handle up to `limit` of the records fed; return how many."""
+        if not self._plain:
+            return self.drive(self.steps(limit))
+        self.bind()
+        handled = 0
+        try:
+            while handled < limit and not self.has_failed():
+                run = next_run(self.inputs, self.spec.tombstones, limit - handled)
+                if run is None:
+                    break
+                handled += self._run_plain(*run)
+        finally:
+            self.unbind()
+        return handled
+
+    def steps(self, limit: int) -> Steps:
+        """The same as steps."""
+        handled = 0
+        while handled < limit and not self.has_failed():
+            run = next_run(self.inputs, self.spec.tombstones, limit - handled)
+            if run is None:
+                break
+            source, chunk, stop = run
+            for record in chunk.records[chunk.at : stop]:
+                yield from self._advance(record.timestamp)
+                if not self.has_failed():
+                    yield from self._record_step(record, chunk)
+                if self.has_failed():
+                    break
+                self._past(source, chunk, 1)
+                handled += 1
+        return handled
+
+    def ticks(self) -> Steps:
+        """Steps for the timers and windows that are due by the wall clock."""
+        now = self._clock.now_ms()
+        fired = 0
+        if self.timers is not None:
+            fired += yield from self._fire("wall", now)
+        if self._object is not None and self.spec.window_ms and now >= self._next_window:
+            self._next_window = now + self.spec.window_ms
+            if not self.has_failed():
+                yield from self._step(self._moment(now), "window", self._object.window)
+                fired += 1
+        return fired
+
+    def due_at(self) -> int | None:
+        """When, in ms, `ticks` has something to do next."""
+        times = [self._next_window] if self._object is not None and self.spec.window_ms else []
+        timer = self.timers.next_at("wall") if self.timers is not None else None
+        return min([*times, timer]) if timer is not None else min(times, default=None)
+
+    def drive(self, steps: Steps) -> int:
+        """Call the handlers of `steps`, one after another."""
+        self.bind()
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    step[0](*step[1])
+                except Exception as error:
+                    step = steps.throw(error)
+                else:
+                    step = next(steps)
+        except StopIteration as end:
+            return int(end.value or 0)
+        finally:
+            self.unbind()
+
+    async def drive_async(self, steps: Steps) -> int:
+        """The same for handlers of which some are to be awaited."""
+        self.bind()
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    result = step[0](*step[1])
+                    if inspect.isawaitable(result):
+                        await result
+                except Exception as error:
+                    step = steps.throw(error)
+                else:
+                    step = next(steps)
+        except StopIteration as end:
+            return int(end.value or 0)
+        finally:
+            self.unbind()
+
+    # Between commits ------------------------------------------------------------------
+
+    def restored(self) -> None:
+        """The stores hold what was committed: take timers and stream time from there."""
+        if self.timers is not None:
+            self.context.stream_time = self.timers.rebuild()
+
+    def rewind(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Forget everything since the last commit; inputs go on at `positions`."""
+        for store in self.all_stores:
+            store.discard()
+        self.after_commit()
+        for source in self.inputs:
+            source.rewind(positions[source.partition])
+        self.failure = None
+        self.restored()
+
+    def before_commit(self) -> None:
+        """Let the stream time be part of the state."""
+        if self.timers is not None and self.context.stream_time >= 0:
+            self.timers.keep_stream_time(self.context.stream_time)
+        for source in self.inputs:
+            source.head(self.spec.tombstones)
+
+    def after_commit(self) -> None:
+        """What was sent is no longer ours."""
+        for box in self.outboxes.values():
+            if box.keys:
+                box.clear()
+        self.changed = False
+
+    def close(self) -> None:
+        """Tell a class task that it is over, and let go of the stores."""
+        try:
+            close = getattr(self._object, "close", None)
+            if close is not None and not inspect.iscoroutinefunction(close):
+                close()
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Let go of the stores."""
+        for store in self.all_stores:
+            store.close()
+
+    def bind(self) -> None:
+        """Let handles mean this instance, in this thread or asyncio task."""
+        context.enter(self.context)
+        for handle, store in zip(self.spec.stores, self.stores, strict=True):
+            handle.bind(store)
+        for topic, box in self.outboxes.items():
+            topic.bind(box)
+
+    def unbind(self) -> None:
+        """Let handles mean nothing again."""
+        for handle in self.spec.stores:
+            handle.bind(None)
+        for topic in self.outboxes:
+            topic.bind(None)
+        context.leave()
+
+    # One step -------------------------------------------------------------------------
+
+    def _run_plain(self, source: Input, chunk: Chunk, stop: int) -> int:
+        """Handle the records of `chunk` up to `stop`, or to one that fails the task."""
+        begin = chunk.at
+        self.changed = True
+        if chunk.error is not None:
+            self._resolve(chunk.records[0], chunk, chunk.error)
+            self._past(source, chunk, 0 if self.has_failed() else 1)
+        while chunk.at < stop and not self.has_failed():
+            records = chunk.records[chunk.at : stop]
+            try:
+                self._handle_all(records)
+                self._past(source, chunk, len(records))
+            except NOT_THE_RECORD:
+                raise
+            except Exception as error:
+                failed = self.context.record
+                done = next(i for i, record in enumerate(records) if record is failed)
+                self._resolve(failed, chunk, error)
+                self._past(source, chunk, done if self.has_failed() else done + 1)
+        return chunk.at - begin
+
+    def _handle_all(self, records: list[Record[Any, Any]]) -> None:
+        """The hot loop. Leaves no trace of a record whose handler raises."""
+        current, process = self.context, self._process
+        undo_logs = [store.undo for store in self.stores]
+        try:
+            if len(undo_logs) == 1:
+                undo = undo_logs[0]
+                for record in records:
+                    current.record = record
+                    process(record)
+                    if undo:
+                        undo.clear()
+                return
+            for record in records:
+                current.record = record
+                process(record)
+                for undo in undo_logs:
+                    undo.clear()
+        except BaseException:
+            self._undo(current.record)
+            raise
+
+    def _record_step(self, record: Record[Any, Any], chunk: Chunk) -> Steps:
+        if chunk.error is not None:
+            self._resolve(record, chunk, chunk.error)
+            return 0
+        return (yield from self._step(record, chunk, self._process, record))
+
+    def _step(
+        self, record: Record[Any, Any], what: Chunk | str, call: Callable[..., Any], *args: Any
+    ) -> Steps:
+        """One call of a handler; 1 if it succeeded, else the policy has been applied."""
+        self.context.record = record
+        self.changed = True
+        try:
+            yield call, args
+        except BaseException as error:
+            self._undo(record)
+            if isinstance(error, NOT_THE_RECORD) or not isinstance(error, Exception):
+                raise
+            self._resolve(record, what, error)
+            return 0
+        self._keep()
+        return 1
+
+    def _advance(self, timestamp: int) -> Steps:
+        """Let stream time reach `timestamp`, firing the timers up to there."""
+        now = max(timestamp, self.context.stream_time)
+        if self.timers is not None:
+            yield from self._fire("stream", now)
+        if not self.has_failed():
+            self.context.stream_time = now
+        return 0
+
+    def _fire(self, clock: ClockName, now: int) -> Steps:
+        timers, fired = self.timers, 0
+        assert timers is not None
+        while not self.has_failed() and (due := timers.next_due(clock, now)) is not None:
+            before = self.context.stream_time
+            if clock == "stream":
+                self.context.stream_time = max(due.at, before)
+
+            def call(due: DueTimer = due) -> Any:
+                timers.take(due)
+                return self._on_timer(due.name)
+
+            done = yield from self._step(self._moment(due.at), f"timer {due.name!r}", call)
+            if self.has_failed():
+                self.context.stream_time = before
+            elif not done:
+                timers.take(due)
+                self._keep()
+            fired += 1
+        return fired
+
+    def _past(self, source: Input, chunk: Chunk, count: int) -> None:
+        """`count` more records of `chunk` are done."""
+        if count:
+            chunk.at += count
+            self.handled += count
+            source.position = chunk.records[chunk.at - 1].offset + 1
+
+    def _keep(self) -> None:
+        for store in self.all_stores:
+            store.undo.clear()
+
+    def _undo(self, record: Record[Any, Any]) -> None:
+        for store in self.all_stores:
+            store.rollback()
+        for box in self.outboxes.values():
+            box.cut(record)
+
+    def _resolve(self, record: Record[Any, Any], what: Chunk | str, error: Exception) -> None:
+        """Apply the task's policy to a step that failed and has been undone."""
+        subject = what if isinstance(what, str) else described(record)
+        if self.spec.on_error == "fail":
+            self.failure = task_failed(self.spec.name, subject, error, self.spec.where)
+            self.failure.__cause__ = error
+            _log.error("partition %d stops: %s", self.partition, self.failure)
+            return
+        _log.warning("task %s: %s: %s: %s", self.spec.name, self.spec.on_error, subject, error)
+        if self.spec.dead_letter is not None:
+            self._bury(record, what, error)
+
+    def _bury(self, record: Record[Any, Any], what: Chunk | str, error: Exception) -> None:
+        """Send a record as it came, and what was wrong with it, to the dead-letter topic."""
+        topic = self.spec.dead_letter
+        assert topic is not None
+        key = value = None
+        if isinstance(what, Chunk):
+            columns = raw(what.batch, record.offset).columns
+            key = columns.column("key")[0].as_py()
+            [stored] = topic.values.decode(columns.column("value"))
+            value = topic.values.item(stored)
+        headers = dead_letter_headers(record, error)
+        self.outboxes[topic].put(key, value, record.timestamp, headers)
+
+    def _moment(self, at: int | None = None) -> Record[Any, Any]:
+        """What is being handled when it is no record: only its time counts."""
+        return Record(None, None, self._clock.now_ms() if at is None else at)
+
+
+def _no_timer(name: Any) -> None:
+    """Stands where a task without timers would have its handler."""

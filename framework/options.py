@@ -1,0 +1,37 @@
+"""How an app is run: guarantees, intervals, limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from changelog.errors import InvalidConfig
+from framework.commit import GUARANTEES, Guarantee
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of a worker. Raises InvalidConfig."""
+
+    processing_guarantee: Guarantee = "exactly_once"
+    """What a crash may do: nothing; repeat records; lose records."""
+    commit_interval_ms: int = 100
+    """The longest time between two commits while there is something to commit."""
+    commit_records: int = 100_000
+    """Commit after so many records, however little time has passed."""
+    transaction_timeout_ms: int = 10_000
+    """How long a commit may take before the log gives it up."""
+    fetch_bytes: int = 4 << 20
+    """About how much is read of a partition at a time."""
+    poll_ms: int = 100
+    """The longest wait for new records at a time; a stop is noticed after it."""
+    restore_threads: int = 4
+    """How many stores are restored at once."""
+
+    def __post_init__(self) -> None:
+        if self.processing_guarantee not in GUARANTEES:
+            raise InvalidConfig(
+                f"processing_guarantee is one of {GUARANTEES}, got {self.processing_guarantee!r}"
+            )
+        for name in ("commit_interval_ms", "commit_records", "fetch_bytes", "poll_ms"):
+            if getattr(self, name) <= 0:
+                raise InvalidConfig(f"{name} must be positive, got {getattr(self, name)!r}")

@@ -1,0 +1,134 @@
+"""What a task instance has sent since the last commit, and how it becomes batches.
+
+Items wait in parallel lists and become columns in bulk. A record whose handler raises is cut
+off again: `mark` is where the sends of the record being handled begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from changelog.errors import InvalidRecord
+from changelog.partitioner import partitions_for
+from changelog.records import HEADERS_TYPE, Headers, columns_schema
+from framework.context import TaskContext
+from framework.record import Record
+from framework.topic import Topic
+
+
+class Outbox:
+    """One task instance's sends to one topic."""
+
+    __slots__ = ("checked", "context", "headers", "keys", "mark", "record", "timestamps", "values")
+
+    def __init__(self, context: TaskContext) -> None:
+        self.context = context
+        self.keys: list[Any] = []
+        self.values: list[Any] = []
+        self.timestamps: list[int] = []
+        self.headers: dict[int, Headers] = {}
+        self.record: Record[Any, Any] | None = None
+        self.mark = 0
+        self.checked = False
+        """Encode every record when it is sent, so that the one that cannot be is found."""
+
+    def put(self, key: Any, value: Any, timestamp: int, headers: Headers = ()) -> None:
+        """Add one record, given as items of the topic's codecs."""
+        if headers:
+            self.headers[len(self.keys)] = headers
+        self.keys.append(key)
+        self.values.append(value)
+        self.timestamps.append(timestamp)
+
+    def cut(self, record: Record[Any, Any]) -> None:
+        """Take back what was sent for `record`."""
+        if self.record is record:
+            self._truncate(self.mark)
+
+    def clear(self) -> None:
+        """Forget everything, committed or not."""
+        self._truncate(0)
+        self.record = None
+        self.mark = 0
+
+    def _truncate(self, length: int) -> None:
+        del self.keys[length:], self.values[length:], self.timestamps[length:]
+        self.headers = {at: pairs for at, pairs in self.headers.items() if at < length}
+
+
+class UnencodableSend(InvalidRecord):
+    """A record that was sent cannot be encoded; which one is found by sending them again."""
+
+    def __init__(self, topic: str, cause: Exception) -> None:
+        super().__init__(f"topic {topic!r}: {cause}")
+        self.topic = topic
+
+
+def columns_of(topic: Topic[Any, Any], boxes: Iterable[Outbox]) -> pa.RecordBatch | None:
+    """Everything sent to `topic` as one batch of columns, in order; None if it is nothing."""
+    keys: list[Any] = []
+    values: list[Any] = []
+    timestamps: list[int] = []
+    headers: dict[int, Headers] = {}
+    for box in boxes:
+        headers.update({at + len(keys): pairs for at, pairs in box.headers.items()})
+        keys += box.keys
+        values += box.values
+        timestamps += box.timestamps
+    if not keys:
+        return None
+    try:
+        return batch_of(
+            topic, topic.keys.encode(keys), topic.values.encode(values), timestamps, headers
+        )
+    except (pa.ArrowException, UnicodeError, OverflowError, ValueError, TypeError) as error:
+        raise UnencodableSend(topic.name, error) from error
+
+
+def batch_of(
+    topic: Topic[Any, Any],
+    keys: pa.Array,
+    values: pa.Array,
+    timestamps: Any,
+    headers: dict[int, Headers] | None = None,
+) -> pa.RecordBatch:
+    """Columns as the log takes them."""
+    arrays = [pa.array(timestamps, pa.int64()), keys, values]
+    if headers:
+        arrays.append(_headers_column(headers, len(keys)))
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=columns_schema(topic.values.arrow, headers=bool(headers))
+    )
+
+
+def split(columns: pa.RecordBatch, partitions: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The records of each partition, in order; those without a key go to each in turn."""
+    if partitions == 1:
+        yield 0, columns
+        return
+    chosen = partitions_for(columns.column("key"), partitions)
+    keyless = np.flatnonzero(chosen < 0)
+    chosen[keyless] = np.arange(len(keyless)) % partitions
+    counts = np.bincount(chosen, minlength=partitions)
+    if counts.max() == len(chosen):
+        yield int(chosen[0]), columns
+        return
+    order = pa.array(np.argsort(chosen, kind="stable"))
+    ordered = columns.take(order)
+    start = 0
+    for partition, count in enumerate(counts.tolist()):
+        if count:
+            yield partition, ordered.slice(start, count)
+            start += count
+
+
+def _headers_column(headers: dict[int, Headers], length: int) -> pa.Array:
+    rows = [
+        [{"key": name, "value": value} for name, value in headers.get(at, ())]
+        for at in range(length)
+    ]
+    return pa.array(rows, HEADERS_TYPE)

@@ -1,0 +1,52 @@
+"""Repartition topics: the same records by another key, through an internal topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from changelog.errors import InvalidConfig
+from framework.record import Record
+from framework.task import TaskSpec
+from framework.topic import Topic
+
+if TYPE_CHECKING:
+    from framework.app import App
+
+FOREVER = {"retention.ms": "-1"}
+
+
+def declare(
+    app: App,
+    source: Topic[Any, Any],
+    key: str | Callable[[Any], Any],
+    name: str | None,
+    key_type: Any,
+    partitions: int | None,
+) -> Topic[Any, Any]:
+    """The topic, and the task that forwards to it."""
+    if name is None:
+        if not isinstance(key, str):
+            raise InvalidConfig("repartition() by a function needs name=")
+        name = f"{source.name}-by-{key}"
+    topic = Topic[Any, Any](
+        app,
+        f"{app.name}-{name}-repartition",
+        key=key if isinstance(key, str) else (key_type or str),
+        value=source.kind,
+        partitions=partitions if partitions is not None else source.partitions,
+        serde=source.serde,
+        config=FOREVER,
+    )
+    app.declared.add_topic(topic)
+    chosen = _by_column if isinstance(key, str) else key
+
+    def forward(record: Record[Any, Any]) -> None:
+        topic.send(chosen(record), record.value, headers=record.headers)
+
+    app.declared.add_task(TaskSpec(name, (source,), (), forward))
+    return topic
+
+
+def _by_column(_record: Record[Any, Any]) -> None:
+    """The topic takes the key from its column."""

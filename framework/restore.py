@@ -1,0 +1,132 @@
+"""Restoring the stores of a worker, several at once, with progress to show."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from changelog.broker import Broker
+from changelog.records import TopicPartition
+from framework.instance import TaskInstance
+from statestore.restore import Progress, restore_all
+
+SHOW_AFTER_SECONDS = 0.5
+"""A restore that is over sooner draws no bar."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreProgress:
+    """How far the restore of all stores has come."""
+
+    records: int
+    """Replayed so far, over all stores."""
+    remaining: int
+    """Still to come; known for the stores that have begun."""
+    partitions: int
+    """Of how many store partitions."""
+    seconds: float
+    done: bool = False
+
+    @property
+    def rate(self) -> float:
+        """Records per second."""
+        return self.records / self.seconds if self.seconds > 0 else 0.0
+
+
+OnRestore = Callable[[RestoreProgress], None]
+
+
+def restore_stores(
+    app: str,
+    instances: Sequence[TaskInstance],
+    broker: Broker,
+    *,
+    threads: int,
+    on_restore: OnRestore | None = None,
+) -> RestoreProgress:
+    """Bring all stores up to their changelogs' ends."""
+    stores = [
+        (store, TopicPartition(store.spec.changelog_topic(app), instance.partition))
+        for instance in instances
+        for store in instance.all_stores
+    ]
+    total = _Total(len(stores), on_restore)
+    if stores:
+        restore_all(stores, broker, total.report, threads=threads)
+    return total.finish()
+
+
+def bar() -> OnRestore | None:
+    """A progress bar on standard error, if that is a terminal."""
+    return _Bar() if sys.stderr.isatty() else None
+
+
+class _Total:
+    """Adds up what the stores report, from several threads."""
+
+    def __init__(self, partitions: int, on_restore: OnRestore | None) -> None:
+        self._partitions = partitions
+        self._on_restore = on_restore
+        self._lock = threading.Lock()
+        self._latest: dict[TopicPartition, Progress] = {}
+
+    def report(self, progress: Progress) -> None:
+        with self._lock:
+            self._latest[progress.partition] = progress
+            if self._on_restore is not None:
+                self._on_restore(self._sum())
+
+    def finish(self) -> RestoreProgress:
+        with self._lock:
+            total = self._sum(done=True)
+            if self._on_restore is not None:
+                self._on_restore(total)
+            return total
+
+    def _sum(self, done: bool = False) -> RestoreProgress:
+        latest = self._latest.values()
+        return RestoreProgress(
+            sum(progress.records for progress in latest),
+            sum(progress.remaining for progress in latest),
+            self._partitions,
+            max((progress.seconds for progress in latest), default=0.0),
+            done,
+        )
+
+
+class _Bar:
+    """Draws a bar with records, rate and time left."""
+
+    def __init__(self) -> None:
+        self._shown: Any = None
+        self._task: Any = None
+
+    def __call__(self, progress: RestoreProgress) -> None:
+        if self._shown is None:
+            if progress.seconds < SHOW_AFTER_SECONDS or progress.done:
+                return
+            self._show(progress.partitions)
+        total = progress.records + progress.remaining
+        self._shown.update(
+            self._task, completed=progress.records, total=total, rate=f"{progress.rate:,.0f}/s"
+        )
+        if progress.done:
+            self._shown.stop()
+
+    def _show(self, partitions: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._shown = Progress(
+            TextColumn(f"restoring {partitions} store partitions"),
+            BarColumn(),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f} records"),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = self._shown.add_task("restore", rate="")
+        self._shown.start()

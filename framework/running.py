@@ -1,0 +1,185 @@
+"""Running an app in this process: its log, its worker, and the signals that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from changelog.broker import Broker
+from changelog.errors import InvalidConfig, InvalidRequest, UnknownTopic
+from changelog.storage import LocalStorage
+from framework.restore import bar
+from framework.stores import StoreFolders
+from framework.worker import Worker
+
+if TYPE_CHECKING:
+    from framework.app import App
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a run ends by itself."""
+
+    until_idle: bool = False
+    count: int | None = None
+    timeout: float | None = None
+
+
+@dataclass
+class OpenLog:
+    """A log that an app uses."""
+
+    broker: Broker
+    owned: bool
+    """Whether it was opened for the app, which then closes it."""
+
+    def close(self) -> None:
+        if self.owned:
+            self.broker.close()
+
+
+def open_log(app: App) -> OpenLog:
+    """Open what the app's `log` names; an open one is taken as it is."""
+    if not isinstance(app.log, str | Path):
+        return OpenLog(getattr(app.log, "broker", app.log), owned=False)  # type: ignore[arg-type]
+    import changelog
+
+    log = changelog.open(str(app.log), durability=app.durability, clock=app.clock)
+    return OpenLog(log.broker, owned=True)
+
+
+def run(app: App, limits: Limits, *, progress: bool) -> int:
+    """Start a worker, run it within the limits, and close it."""
+    if app._worker is not None:
+        raise InvalidRequest(f"app {app.name!r} is running already, in another thread")
+    worker = worker_for(app, progress=progress)
+    app._worker = worker
+    try:
+        with _stopped_by_signals(worker):
+            worker.start()
+            handled = worker.run(
+                until_idle=limits.until_idle, count=limits.count, timeout=limits.timeout
+            )
+        raise_failures(worker)
+        return handled
+    finally:
+        app._worker = None
+        worker.close()
+
+
+def worker_for(app: App, *, progress: bool = False) -> Worker:
+    """A worker for all tasks of the app, not started yet. Raises InvalidConfig."""
+    if not app.declared.tasks:
+        raise InvalidConfig(
+            f"app {app.name!r} has no tasks to run; decorate a handler with @app.task(topic)"
+        )
+    infos = app.declared.prepare(app.broker)
+    return Worker(
+        app.name,
+        list(app.declared.tasks.values()),
+        list(app.declared.topics.values()),
+        infos,
+        app.broker,
+        app.clock,
+        app.options,
+        StoreFolders(state_root(app), app.clock),
+        on_restore=bar() if progress else None,
+    )
+
+
+def state_root(app: App) -> Path | None:
+    """Where the app's stores keep their files; None: in memory."""
+    if app.state_dir is not None:
+        return Path(app.state_dir) / app.name
+    if not isinstance(app.log, str | Path):
+        return None
+    folder = str(app.log)
+    if "://" in folder:
+        return Path("state") / app.name
+    return Path(folder) / "state" / app.name
+
+
+def raise_failures(worker: Worker) -> None:
+    """Raise the first reason for which a task instance has stopped; the others are notes."""
+    failures = worker.failures
+    if failures:
+        for other in failures[1:]:
+            failures[0].add_note(f"and: {other}")
+        raise failures[0]
+
+
+def reset(app: App) -> None:
+    """Delete internal topics, committed positions and the stores' files."""
+    if app._worker is not None:
+        raise InvalidRequest(f"app {app.name!r} is running; stop it before reset()")
+    broker = app.broker
+    for name in app.declared.internal_topics():
+        try:
+            broker.delete_topic(name)
+        except UnknownTopic:
+            continue
+    committed = broker.committed(app.name)
+    if committed:
+        broker.commit_offsets(app.name, dict.fromkeys(committed))
+    root = state_root(app)
+    if root is not None and root.exists():
+        LocalStorage(root.parent).remove_tree(root.name)
+
+
+def inside_event_loop() -> bool:
+    """Whether an asyncio loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def in_thread(call: Callable[[], T]) -> T:
+    """The result of a call made in a thread of its own."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="strandline-run")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+@contextmanager
+def _stopped_by_signals(worker: Worker) -> Iterator[None]:
+    """SIGINT and SIGTERM stop the worker in order; the second one at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        if worker.stopping:
+            raise KeyboardInterrupt
+        worker.stop()
+
+    before: dict[signal.Signals, Any] = {
+        number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,377 @@
+"""Typed values: a dataclass, a msgspec.Struct or an Arrow schema as a struct of columns.
+
+`int` is int64, `float` float64, `datetime` timestamp[us, UTC] (a naive one is taken as UTC);
+`bool`, `str`, `bytes`, `date`, `list[...]` and nested dataclasses or Structs are what they
+say. A field may hold None if its annotation allows it. A field with a default may be missing
+from older records, so its column is nullable; a null then reads as the default.
+
+A value is checked when it is sent, and held as a tuple of its fields until the columns are
+built, so that later changes of a mutable value do not matter. Checks are by the tuple of
+types: one seen before costs one set look-up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import inspect
+import operator
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from changelog.errors import InvalidConfig, InvalidRecord
+
+Row = tuple[Any, ...]
+
+
+def is_typed(kind: Any) -> bool:
+    """Whether values of this kind are stored as columns."""
+    if isinstance(kind, pa.Schema):
+        return True
+    if not isinstance(kind, type):
+        return False
+    return dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct)
+
+
+class RowType:
+    """How values of one type become columns, and columns values.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Delay:
+    ...     carrier: str
+    ...     minutes: float | None = None
+    >>> rows = RowType(Delay)
+    >>> rows.schema.field("minutes").type
+    DataType(double)
+    >>> column = rows.column([rows.check(Delay("AA", 4.0)), None])
+    >>> rows.values(column)
+    [Delay(carrier='AA', minutes=4.0), None]
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+        self.name = "the Arrow schema" if isinstance(kind, pa.Schema) else kind.__name__
+        self._fields = _fields_of(kind)
+        self._names = [field.name for field in self._fields]
+        self.schema = pa.schema(
+            [pa.field(f.name, f.type.arrow, nullable=f.nullable) for f in self._fields]
+        )
+        self.arrow = pa.struct(list(self.schema))
+        self._build = _builder(kind, self._names)
+        self._take_apart = _taker(kind, self._names)
+        self._seen: set[tuple[type, ...]] = set()
+
+    def check(self, value: Any) -> Row:
+        """The fields of `value`, checked against their columns. Raises InvalidRecord."""
+        if not isinstance(value, dict if isinstance(self.kind, pa.Schema) else self.kind):
+            raise InvalidRecord(f"expected {self.name}, got {_shown(value)}")
+        row = self._take_apart(value)
+        signature = tuple(map(type, row))
+        return row if signature in self._seen else self._check_fields(row, signature)
+
+    def column(self, rows: Sequence[Row | None]) -> pa.StructArray:
+        """Checked rows as one struct column; None is a null (a tombstone)."""
+        empty = (None,) * len(self._fields)
+        absent = [row is None for row in rows]
+        columns = zip(*(row or empty for row in rows), strict=True) if rows else [()] * len(empty)
+        arrays = [f.type.write(items) for f, items in zip(self._fields, columns, strict=True)]
+        mask = pa.array(absent) if any(absent) else None
+        return pa.StructArray.from_arrays(arrays, fields=list(self.arrow), mask=mask)
+
+    def values(self, column: pa.StructArray) -> list[Any]:
+        """The values in a struct column, None where it is null."""
+        if not column.null_count:
+            return self._rows(column)
+        rows = iter(self._rows(column.drop_null()))
+        return [next(rows) if valid else None for valid in column.is_valid().to_pylist()]
+
+    def from_columns(self, table: pa.Table | pa.RecordBatch) -> pa.StructArray:
+        """The columns of a table as one struct column of this type. Raises SchemaMismatch."""
+        from changelog.errors import SchemaMismatch
+
+        missing = [f.name for f in self.schema if f.name not in table.schema.names]
+        unknown = [name for name in table.schema.names if name not in self._names]
+        if unknown or any(not self.schema.field(name).nullable for name in missing):
+            raise SchemaMismatch(
+                f"the columns do not fit {self.name}: missing {missing}, unknown {unknown}"
+            )
+        try:
+            arrays = [
+                _whole(table.column(f.name)).cast(f.type)
+                if f.name not in missing
+                else pa.nulls(table.num_rows, f.type)
+                for f in self.schema
+            ]
+        except pa.ArrowException as error:
+            raise SchemaMismatch(f"the columns do not fit {self.name}: {error}") from error
+        return pa.StructArray.from_arrays(arrays, fields=list(self.arrow))
+
+    def _rows(self, column: pa.StructArray) -> list[Any]:
+        present = {field.name for field in column.type}
+        lists = [
+            field.read(column.field(field.name))
+            if field.name in present
+            else [field.missing() for _ in range(len(column))]
+            for field in self._fields
+        ]
+        return list(map(self._build, *lists))
+
+    def _check_fields(self, row: Row, signature: tuple[type, ...]) -> Row:
+        checked = tuple(f.check(item, self.name) for f, item in zip(self._fields, row, strict=True))
+        if all(map(operator.is_, checked, row)) and all(f.type.flat for f in self._fields):
+            self._seen.add(signature)
+        return checked
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldType:
+    """One Arrow type: what is accepted, and how it is written and read."""
+
+    arrow: pa.DataType
+    check: Callable[[Any], Any]
+    """Returns the (frozen, converted) item, or raises TypeError or ValueError."""
+    read: Callable[[pa.Array], list[Any]]
+    write: Callable[[Sequence[Any]], pa.Array]
+    flat: bool = True
+    """Whether the Python type alone says that an item is right, and it is immutable."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One column of a typed value."""
+
+    name: str
+    type: FieldType
+    optional: bool
+    default: Callable[[], Any] | None = None
+
+    @property
+    def nullable(self) -> bool:
+        return self.optional or self.default is not None
+
+    def missing(self) -> Any:
+        """What a null, or a column that older records lack, reads as."""
+        return None if self.default is None else self.default()
+
+    def check(self, item: Any, owner: str) -> Any:
+        if item is None and self.optional:
+            return None
+        try:
+            if item is None:
+                raise TypeError("may not be None")
+            return self.type.check(item)
+        except (TypeError, ValueError, OverflowError, InvalidRecord, pa.ArrowException) as error:
+            raise InvalidRecord(
+                f"field {self.name!r} of {owner} is stored as {self.type.arrow};"
+                f" got {_shown(item)}: {error}"
+            ) from None
+
+    def read(self, array: pa.Array) -> list[Any]:
+        items = self.type.read(array)
+        if self.optional or not array.null_count:
+            return items
+        return [self.missing() if item is None else item for item in items]
+
+
+def _fields_of(kind: Any) -> list[Field]:
+    if isinstance(kind, pa.Schema):
+        return [Field(f.name, _arrow_type(f.type), f.nullable) for f in kind]
+    hints = _hints(kind)
+    if issubclass(kind, msgspec.Struct):
+        declared = [
+            (f.name, _default(f.default, f.default_factory, msgspec.NODEFAULT))
+            for f in msgspec.structs.fields(kind)
+        ]
+    else:
+        declared = [
+            (f.name, _default(f.default, f.default_factory, dataclasses.MISSING))
+            for f in dataclasses.fields(kind)
+            if f.init
+        ]
+    if not declared:
+        raise InvalidConfig(f"{kind.__name__} has no fields, so it cannot be a topic's value")
+    return [_field(kind, name, hints[name], default) for name, default in declared]
+
+
+def _field(kind: type, name: str, hint: Any, default: Callable[[], Any] | None) -> Field:
+    inner, optional = _without_none(hint)
+    try:
+        return Field(name, _field_type(inner), optional, default)
+    except TypeError as error:
+        raise InvalidConfig(
+            f"field {name!r} of {kind.__name__} cannot be a column: {error}; use str, int, float,"
+            " bool, bytes, datetime, date, a list or a dataclass of these, or serde="
+        ) from None
+
+
+def _field_type(hint: Any) -> FieldType:
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    if typing.get_origin(hint) is list:
+        return _list_type(*_without_none(typing.get_args(hint)[0]))
+    if is_typed(hint) and not isinstance(hint, pa.Schema):
+        return _struct_type(RowType(hint))
+    raise TypeError(f"no Arrow type stands for {getattr(hint, '__name__', hint)}")
+
+
+def _arrow_type(arrow: pa.DataType) -> FieldType:
+    """For a column of an Arrow schema: what Arrow itself takes and gives."""
+    for plain in _PLAIN.values():
+        if plain.arrow == arrow:
+            return plain
+    return FieldType(
+        arrow,
+        lambda item: pa.scalar(item, arrow).as_py(),
+        lambda array: list(array.to_pylist()),
+        lambda items: pa.array(items, arrow),
+        flat=False,
+    )
+
+
+def _list_type(item: Any, optional: bool) -> FieldType:
+    inner = Field("item", _field_type(item), optional)
+    arrow = pa.list_(inner.type.arrow)
+
+    def check(items: Any) -> Any:
+        if not isinstance(items, list | tuple):
+            raise TypeError("a list is expected")
+        return [inner.check(entry, "the list") for entry in items]
+
+    def write(lists: Sequence[Any]) -> pa.Array:
+        offsets = [0]
+        flat: list[Any] = []
+        for entries in lists:
+            flat.extend(entries or ())
+            offsets.append(len(flat))
+        mask = pa.array([entries is None for entries in lists], pa.bool_())
+        ends = pa.array(offsets, pa.int32())
+        return pa.ListArray.from_arrays(ends, inner.type.write(flat), type=arrow, mask=mask)
+
+    def read(array: pa.ListArray) -> list[Any]:
+        flat = inner.type.read(array.flatten())
+        result, start = [], 0
+        for length in array.value_lengths().to_pylist():
+            result.append(None if length is None else flat[start : start + length])
+            start += length or 0
+        return result
+
+    return FieldType(arrow, check, read, write, flat=False)
+
+
+def _struct_type(rows: RowType) -> FieldType:
+    return FieldType(rows.arrow, rows.check, rows.values, rows.column, flat=False)
+
+
+def _exact(arrow: pa.DataType, *accepted: type, convert: Callable[[Any], Any]) -> FieldType:
+    def check(item: Any) -> Any:
+        if type(item) is accepted[0]:
+            if accepted[0] in (int, str):
+                pa.scalar(item, arrow)
+            return item
+        if not isinstance(item, accepted) or (isinstance(item, bool) and bool not in accepted):
+            raise TypeError(f"{accepted[0].__name__} is expected")
+        return convert(item)
+
+    return FieldType(
+        arrow, check, lambda a: list(a.to_pylist()), lambda items: pa.array(items, arrow)
+    )
+
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_INSTANT = pa.timestamp("us", tz="UTC")
+
+
+def read_datetimes(array: pa.Array) -> list[dt.datetime | None]:
+    """Timestamps as datetimes in UTC; equal ones share one object."""
+    encoded = array.cast(pa.int64()).dictionary_encode()
+    micro = dt.timedelta(microseconds=1)
+    known = [_EPOCH + count * micro for count in encoded.dictionary.to_pylist()]
+    return [None if i is None else known[i] for i in encoded.indices.to_pylist()]
+
+
+def _index(item: Any) -> int:
+    return operator.index(item)
+
+
+_PLAIN: dict[Any, FieldType] = {
+    str: _exact(pa.string(), str, convert=str),
+    bytes: _exact(pa.binary(), bytes, bytearray, memoryview, convert=bytes),
+    bool: _exact(pa.bool_(), bool, convert=bool),
+    int: _exact(pa.int64(), int, typing.SupportsIndex, convert=_index),
+    float: _exact(pa.float64(), float, int, typing.SupportsFloat, convert=float),
+    dt.datetime: dataclasses.replace(
+        _exact(_INSTANT, dt.datetime, convert=lambda item: item), read=read_datetimes
+    ),
+    dt.date: _exact(pa.date32(), dt.date, convert=lambda item: item),
+}
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """`X | None` as (X, True)."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return _without_none(typing.get_args(hint)[0])
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint, False
+    inner = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+    if len(inner) != 1 or len(inner) == len(typing.get_args(hint)):
+        raise InvalidConfig(f"{hint} cannot be a column: a column has one type")
+    return inner[0], True
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        raise InvalidConfig(
+            f"the annotations of {kind.__name__} cannot be read ({error});"
+            " define it, and the types it names, at the top level of a module"
+        ) from None
+
+
+def _default(value: Any, factory: Any, nothing: Any) -> Callable[[], Any] | None:
+    if factory is not nothing:
+        return typing.cast("Callable[[], Any]", factory)
+    return None if value is nothing else lambda: value
+
+
+def _builder(kind: Any, names: list[str]) -> Callable[..., Any]:
+    if isinstance(kind, pa.Schema):
+        return lambda *items: dict(zip(names, items, strict=True))
+    parameters = list(inspect.signature(kind).parameters.values())
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if positional == names:
+        return typing.cast("Callable[..., Any]", kind)
+    return lambda *items: kind(**dict(zip(names, items, strict=True)))
+
+
+def _taker(kind: Any, names: list[str]) -> Callable[[Any], Row]:
+    if isinstance(kind, pa.Schema):
+        known = set(names)
+
+        def take(value: dict[str, Any]) -> Row:
+            if not value.keys() <= known:
+                raise InvalidRecord(
+                    f"the topic has no columns {sorted(value.keys() - known)};"
+                    f" its columns are {names}"
+                )
+            return tuple(map(value.get, names))
+
+        return take
+    if len(names) == 1:
+        single = operator.attrgetter(names[0])
+        return lambda value: (single(value),)
+    return operator.attrgetter(*names)
+
+
+def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) < 80 else text[:77] + '...'} ({type(value).__name__})"

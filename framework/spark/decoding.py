@@ -1,0 +1,115 @@
+"""What a store wrote, as typed columns: keys in the stores' encoding, values in MessagePack.
+
+Both forms say what they are, so a type is found by looking: tuple keys become a struct of _1, _2 …
+(as Spark names tuples), dataclasses and dicts a struct of their fields. What does not fit the type
+found, or the one the user gave, is an error and never a silent null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from changelog.errors import InvalidRecord
+from framework.spark.columns import spark_type
+from statestore.keys import decode_key
+from statestore.values import ValueCodec
+
+_GIVE_A_TYPE = (
+    "say what they are, .schema('key string, value struct<n: bigint>'), or read them as bytes: "
+    ".option('decode', 'false')"
+)
+
+
+def infer(keys: Sequence[bytes], values: Sequence[bytes], topic: str) -> pa.Schema:
+    """The columns `key` and `value` of a store, from some of its records.
+
+    Raises InvalidRecord if they are of no one type, or the values are not MessagePack.
+
+    >>> from statestore.keys import key_codec
+    >>> infer([key_codec(str).encode("LHR")], [b"\\x81\\xa1n\\x01"], "t").types
+    [DataType(string), StructType(struct<n: int64>)]
+    """
+    found = {
+        "key": _common_type(_decode_keys(keys), "keys", topic),
+        "value": _common_type(_decode_values(values, topic), "values", topic),
+    }
+    return pa.schema([pa.field(name, spark_type(kind, name)) for name, kind in found.items()])
+
+
+def decode(batch: pa.RecordBatch, target: pa.Schema, topic: str) -> pa.RecordBatch:
+    """Columns of bytes, `key` and `value`, as those of `target`. Raises InvalidRecord."""
+    arrays = [_decoded(batch, field, topic) for field in target]
+    return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def without_expired(batch: pa.RecordBatch, now: int) -> pa.RecordBatch:
+    """The rows of stored keys and values whose time to live, if they have one, goes beyond `now` (ms)."""
+    expired = ValueCodec(None, ttl_ms=1, now=lambda: now).expired
+    live = [value is not None and not expired(value) for value in batch.column("value").to_pylist()]
+    return batch if all(live) else batch.filter(pa.array(live))
+
+
+def _decoded(batch: pa.RecordBatch, field: pa.Field, topic: str) -> pa.Array:
+    if field.name == "key":
+        return _typed(_decode_keys(batch.column("key").to_pylist()), field, topic)
+    if field.name == "value":
+        return _typed(_decode_values(batch.column("value").to_pylist(), topic), field, topic)
+    return pa.nulls(len(batch), field.type)
+
+
+def _decode_keys(keys: Iterable[bytes]) -> list[Any]:
+    return [_named(decode_key(key)) for key in keys]
+
+
+def _decode_values(values: Iterable[bytes], topic: str) -> list[Any]:
+    loads = ValueCodec(None, ttl_ms=1).loads
+    try:
+        return [loads(value) for value in values]
+    except InvalidRecord as error:
+        raise InvalidRecord(
+            f"values of {topic!r} are not MessagePack, so a serde of its own wrote them; read them "
+            f"as bytes: .option('decode', 'false') ({error})"
+        ) from error
+
+
+def _named(key: Any) -> Any:
+    if isinstance(key, tuple):
+        return {f"_{index}": _named(item) for index, item in enumerate(key, 1)}
+    return key
+
+
+def _common_type(items: list[Any], what: str, topic: str) -> pa.DataType:
+    try:
+        return pa.array(items).type
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise InvalidRecord(
+            f"{what} of {topic!r} are not of one type ({error}); {_GIVE_A_TYPE}"
+        ) from error
+
+
+def _typed(items: list[Any], field: pa.Field, topic: str) -> pa.Array:
+    try:
+        if unknown := _unknown_fields(items, field.type):
+            raise ValueError(f"there is no field {', '.join(sorted(unknown))}")
+        return pa.array(items, field.type)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise InvalidRecord(
+            f"a {field.name} of {topic!r} does not fit {field.type}: {error}; {_GIVE_A_TYPE}"
+        ) from error
+
+
+def _unknown_fields(items: Iterable[Any], kind: pa.DataType) -> set[str]:
+    """Fields that some item has and `kind` has not: Arrow would drop them without a word."""
+    if pa.types.is_list(kind):
+        return _unknown_fields((i for each in items if each for i in each), kind.value_type)
+    if not pa.types.is_struct(kind):
+        return set()
+    present = [item for item in items if isinstance(item, dict)]
+    unknown = set().union(*present) - set(kind.names) if present else set()
+    for field in kind:
+        if pa.types.is_nested(field.type):
+            unknown |= _unknown_fields((item.get(field.name) for item in present), field.type)
+    return unknown

@@ -1,0 +1,182 @@
+"""What to read: decisions from plain values, carried out by `reading` and `source`.
+
+A read covers [start, end) of each partition. Ends never pass the last stable offset, so what is
+read is committed and never changes. A range that the log can no longer give in full is a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from changelog.errors import InvalidConfig, UnknownPartition
+from changelog.records import PartitionOffsets, TopicPartition
+from framework.spark.offsets import Position, Positions
+from framework.spark.options import EARLIEST, LATEST, StartOrEnd
+
+Ends = Mapping[TopicPartition, PartitionOffsets]
+"""The partitions as they are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """What one task reads."""
+
+    topic: str
+    partition: int
+    topic_id: str
+    start: int
+    end: int
+    """Not included."""
+
+
+class Plan(NamedTuple):
+    """What tasks read, and what nobody can read any more."""
+
+    ranges: list[OffsetRange]
+    losses: list[str]
+    """One sentence each; empty when nothing is lost."""
+
+
+def resolve(where: StartOrEnd, ends: Ends, option: str) -> dict[TopicPartition, Position]:
+    """Where "earliest", "latest" or a user's offsets lie in each partition.
+
+    A user's offsets name every partition, and no other. Raises InvalidConfig otherwise.
+    """
+    if isinstance(where, Mapping):
+        _check_complete(where, ends, option)
+        asked = {tp: where[tp.topic][tp.partition] for tp in ends}
+    else:
+        asked = dict.fromkeys(ends, EARLIEST if where == "earliest" else LATEST)
+    return {
+        tp: Position(_offset(asked[tp], now), now.topic_id, now.leader_epoch)
+        for tp, now in ends.items()
+    }
+
+
+def latest(ends: Ends) -> dict[TopicPartition, Position]:
+    """The end of what is committed, in each partition."""
+    return resolve("latest", ends, "")
+
+
+def advance(start: Positions, available: Positions, ends: Ends) -> dict[TopicPartition, Position]:
+    """`available`, but as it stood in `start` wherever nothing has come since.
+
+    A new leader epoch alone would look to Spark like new data.
+    """
+    return {
+        tp: start[tp] if tp in start and _origin(start[tp], ends[tp]) == now.offset else now
+        for tp, now in available.items()
+    }
+
+
+def admit(
+    start: Positions, available: Positions, ends: Ends, limit: int
+) -> dict[TopicPartition, Position]:
+    """How far to read so that at most `limit` offsets are covered, over all partitions.
+
+    The limit is shared in proportion to what waits in each partition, at least one offset each
+    as far as it goes (the largest backlogs first), so none starves. Ends are at most `available`.
+    """
+    origin = {tp: _origin(start.get(tp), ends[tp]) for tp in available}
+    backlog = {tp: max(0, available[tp].offset - origin[tp]) for tp in available}
+    shares = share(limit, backlog)
+    return {
+        tp: now if shares[tp] >= backlog[tp] else now._replace(offset=origin[tp] + shares[tp])
+        for tp, now in available.items()
+    }
+
+
+def share(limit: int, backlog: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Share `limit` in proportion to `backlog`, whole, at least one each as far as it goes.
+
+    >>> a, b, c = (TopicPartition("t", p) for p in range(3))
+    >>> list(share(10, {a: 900, b: 100, c: 1}).values())
+    [8, 1, 1]
+    """
+    if sum(backlog.values()) <= limit:
+        return dict(backlog)
+    waiting = sorted((tp for tp in backlog if backlog[tp]), key=lambda tp: (-backlog[tp], tp))
+    shares = dict.fromkeys(backlog, 0) | dict.fromkeys(waiting[:limit], 1)
+    spare = limit - min(limit, len(waiting))
+    rest = {tp: backlog[tp] - shares[tp] for tp in waiting}
+    total = sum(rest.values())
+    for tp in waiting:
+        shares[tp] += spare * rest[tp] // total
+    leftover = limit - sum(shares.values())
+    for tp in waiting:
+        take = min(leftover, backlog[tp] - shares[tp])
+        shares[tp] += take
+        leftover -= take
+    return shares
+
+
+def plan(start: Positions, end: Positions, ends: Ends) -> Plan:
+    """One range for each partition that has anything to read between `start` and `end`.
+
+    A partition that `start` does not know is read from its beginning.
+    """
+    losses = lost_since(start, ends)
+    ranges = []
+    for tp, until in sorted(end.items()):
+        now = ends.get(tp)
+        if now is None or now.topic_id != until.topic_id:
+            losses.append(f"{tp} up to {until.offset} was to be read, from a topic that is gone")
+            continue
+        last = min(until.offset, now.last_stable_offset, now.epoch_end(until.leader_epoch))
+        if last < until.offset:
+            losses.append(f"{tp} was to be read up to {until.offset} but ends at {last}")
+        first = _origin(start.get(tp), now)
+        if first < now.log_start:
+            losses.append(f"{tp} begins at {now.log_start}: records from {first} on were deleted")
+        if (first := max(first, now.log_start)) < last:
+            ranges.append(OffsetRange(*tp, until.topic_id, first, last))
+    return Plan(ranges, losses)
+
+
+def lost_since(start: Positions, ends: Ends) -> list[str]:
+    """What has happened to the log since `start` that must not: one sentence for each partition."""
+    return [
+        f"{tp} was at offset {position.offset}, but {problem}"
+        for tp, position in sorted(start.items())
+        if (problem := _problem(position, ends.get(tp)))
+    ]
+
+
+def _problem(position: Position, now: PartitionOffsets | None) -> str | None:
+    if now is None:
+        return "is gone"
+    if position.topic_id != now.topic_id:
+        return "its topic has been deleted and made anew since"
+    if position.offset > now.last_stable_offset:
+        return f"ends at {now.last_stable_offset}: the log lost its tail, or is an older copy"
+    if position.offset > (end := now.epoch_end(position.leader_epoch)):
+        return f"what it holds from {end} on was written later: the log lost its tail (KIP-320)"
+    return None
+
+
+def _origin(position: Position | None, now: PartitionOffsets) -> int:
+    """Where reading goes on: at the position, or where what was read is still the same."""
+    if position is None or position.topic_id != now.topic_id:
+        return now.log_start
+    return min(position.offset, now.epoch_end(position.leader_epoch))
+
+
+def _offset(asked: int, now: PartitionOffsets) -> int:
+    if asked == EARLIEST:
+        return now.log_start
+    return now.last_stable_offset if asked == LATEST else asked
+
+
+def _check_complete(where: Mapping[str, Mapping[int, int]], ends: Ends, option: str) -> None:
+    named = {TopicPartition(topic, p) for topic, each in where.items() for p in each}
+    if missing := sorted(set(ends) - named):
+        raise InvalidConfig(
+            f"{option} must name every partition; missing: {', '.join(map(str, missing))} "
+            "(-2 is earliest, -1 latest)"
+        )
+    if unknown := sorted(named - set(ends)):
+        raise UnknownPartition(
+            f"{option} names what is not subscribed: {', '.join(map(str, unknown))}"
+        )

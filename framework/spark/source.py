@@ -1,0 +1,127 @@
+"""`format("strandline")`: what Spark calls to find a schema, and to read in batches.
+
+Spark makes these objects in processes of its own (one to plan, one to follow a stream, one for
+each task) and pickles them on the way, so they hold options and no connections; a process that
+needs the log opens it. Everything that is decided is decided in `planning`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+from changelog.errors import InvalidConfig
+from framework.spark import planning, reading, tables, versions
+from framework.spark.columns import to_rows, together, topics_schema
+from framework.spark.options import SourceOptions
+from framework.spark.planning import OffsetRange
+
+BATCH_ROWS = 32_768
+"""Smaller batches of the log are put together for Spark."""
+
+
+class StrandlineSource(DataSource):
+    """A log as a source for Spark; `framework.spark.options` has the options."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._options = SourceOptions.parse(dict(options))
+
+    @classmethod
+    def name(cls) -> str:
+        return "strandline"
+
+    def schema(self) -> StructType:
+        options = self._options
+        with reading.open_log(options.path) as log:
+            if options.store is not None:
+                return versions.to_spark(tables.store_schema(log.broker, options))
+            topics = reading.describe(log.broker, options.topics)
+        found = topics_schema(
+            topics, metadata=options.include_metadata, headers=options.include_headers
+        )
+        return versions.to_spark(found)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        if self._options.store is not None:
+            return StoreReader(self._options, schema)
+        return BatchReader(self._options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from framework.spark.streaming import StreamReader
+
+        if self._options.store is not None:
+            raise InvalidConfig(
+                "a store's latest state is a batch read; to follow its changes, subscribe to its "
+                "changelog topic"
+            )
+        return StreamReader(self._options, schema)
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """What one task reads: records, or what they leave behind."""
+
+    range: OffsetRange
+
+
+class RecordReader:
+    """Reads the records of a range; what batches and streams have in common."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._target = versions.to_arrow(schema)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of a range. Spark asks for a partition even if none was planned."""
+        if not isinstance(partition, RangePartition):
+            return
+        options = self._options
+        with reading.open_log(options.path) as log:
+            batches = reading.read_range(
+                log.broker, partition.range, fail_on_data_loss=options.fail_on_data_loss
+            )
+            yield from together((to_rows(batch, self._target) for batch in batches), BATCH_ROWS)
+
+
+class BatchReader(RecordReader, DataSourceReader):
+    """One read of what is there now, or of what `startingOffsets` and `endingOffsets` say."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        with reading.open_log(options.path) as log:
+            ends = reading.ends_of(log.broker, reading.describe(log.broker, options.topics))
+        start = planning.resolve(options.start_of_batch(), ends, "startingOffsets")
+        end = planning.resolve(options.end_of_batch(), ends, "endingOffsets")
+        plan = planning.plan(start, end, ends)
+        reading.report(plan.losses, fail=options.fail_on_data_loss)
+        return [RangePartition(each) for each in plan.ranges]
+
+
+class StoreReader(DataSourceReader):
+    """The latest state of a store or a compacted topic."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._target = versions.to_arrow(schema)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with reading.open_log(self._options.path) as log:
+            ranges = tables.plan_store(log.broker, self._options)
+        return [RangePartition(each) for each in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The latest value of each key of one partition, as of the moment of planning."""
+        if not isinstance(partition, RangePartition):
+            return
+        with reading.open_log(self._options.path) as log:
+            yield from tables.read_store(log.broker, partition.range, self._target, self._options)

@@ -1,0 +1,135 @@
+"""The latest state of a store, or of any compacted topic, as a table.
+
+A compacted topic is a table written as changes: the last record of a key is its value, and a
+null value deletes it. One task reads one partition, up to an end that planning captures, and
+drops what is superseded as it goes, so that it holds about as much as the table has, not the log.
+
+A store has the columns `key` and `value`, of the types that its newest records show (`decoding`);
+`.schema(…)` given to Spark is taken instead of looking, and `.option("decode", "false")` leaves
+both binary. A compacted topic that is not a store's has its columns as they are, `key` before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from changelog.broker import Broker
+from changelog.clock import SystemClock
+from changelog.config import TopicConfig
+from changelog.errors import InvalidConfig
+from changelog.records import Batch, TopicInfo
+from framework.spark import decoding
+from framework.spark.columns import fit, topic_schema
+from framework.spark.options import SourceOptions
+from framework.spark.planning import OffsetRange, latest, plan, resolve
+from framework.spark.reading import ends_of, read_range, report
+
+SAMPLE_OFFSETS = 1000
+"""How many of the newest offsets of each partition show the types of a store."""
+
+COMPACT_ROWS = 1 << 20
+"""How many rows may pile up before superseded ones are dropped."""
+
+BATCH_ROWS = 1 << 16
+
+BINARY = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
+
+
+def table_topic(broker: Broker, options: SourceOptions) -> TopicInfo:
+    """The topic that the option `store` means.
+
+    Raises UnknownTopic, and InvalidConfig for a topic that is not compacted.
+    """
+    topic = broker.topic(options.table)
+    if not TopicConfig.parse(topic.config).compact:
+        raise InvalidConfig(
+            f"topic {topic.name!r} is not compacted, so it is no table; read its records with "
+            f".option('subscribe', {topic.name!r}), or set its cleanup.policy to compact"
+        )
+    return topic
+
+
+def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
+    """The columns of a store. Raises InvalidRecord if its values are of no one type."""
+    topic = table_topic(broker, options)
+    if topic.schema is not None:
+        columns = topic_schema(topic, metadata=False, headers=False)
+        return pa.schema([BINARY.field("key"), *(f for f in columns if f.name != "key")])
+    sample = _sample(broker, topic) if options.decode else []
+    if not sample:
+        return BINARY
+    keys, values = zip(*sample, strict=True)
+    return decoding.infer(keys, values, topic.name)
+
+
+def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
+    """One range for each partition of the store: everything up to now."""
+    ends = ends_of(broker, [table_topic(broker, options)])
+    found = plan(resolve("earliest", ends, "store"), latest(ends), ends)
+    report(found.losses, fail=options.fail_on_data_loss)
+    return found.ranges
+
+
+def read_store(
+    broker: Broker, range_: OffsetRange, target: pa.Schema, options: SourceOptions
+) -> Iterator[pa.RecordBatch]:
+    """The latest value of each key in one partition."""
+    table = latest_by_key(read_range(broker, range_, fail_on_data_loss=options.fail_on_data_loss))
+    now = SystemClock().now_ms()
+    for batch in table.to_batches(max_chunksize=BATCH_ROWS) if table else ():
+        if options.decode:
+            yield decoding.decode(decoding.without_expired(batch, now), target, range_.topic)
+        else:
+            yield _plain(batch, target, range_)
+
+
+def latest_by_key(batches: Iterable[Batch]) -> pa.Table | None:
+    """The last record of each key, without tombstones; None if there are no records."""
+    kept: pa.Table | None = None
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch.columns.select(["key", "value"]))
+        rows += len(batch)
+        if rows >= max(COMPACT_ROWS, len(kept) if kept else 0):
+            kept, waiting, rows = _last_of_each(kept, waiting), [], 0
+    if waiting:
+        kept = _last_of_each(kept, waiting)
+    return None if kept is None else kept.filter(kept["value"].is_valid())
+
+
+def _last_of_each(kept: pa.Table | None, newer: list[pa.RecordBatch]) -> pa.Table:
+    whole = pa.Table.from_batches(newer)
+    if kept is not None:
+        whole = pa.concat_tables([kept, whole])
+    rows = pa.table({"key": whole["key"], "row": np.arange(len(whole))})
+    last = rows.group_by("key", use_threads=False).aggregate([("row", "max")])
+    return whole.take(last["row_max"])
+
+
+def _sample(broker: Broker, topic: TopicInfo) -> list[tuple[bytes, bytes]]:
+    """Some of the newest keys and values of each partition; no tombstones."""
+    found: list[tuple[bytes, bytes]] = []
+    for tp, end in ends_of(broker, [topic]).items():
+        last = end.last_stable_offset
+        newest = OffsetRange(*tp, end.topic_id, max(end.log_start, last - SAMPLE_OFFSETS), last)
+        for batch in read_range(broker, newest, fail_on_data_loss=False):
+            shown = decoding.without_expired(batch.columns, now=0)
+            found += zip(*(shown.column(name).to_pylist() for name in BINARY.names), strict=True)
+    return found
+
+
+def _plain(batch: pa.RecordBatch, target: pa.Schema, range_: OffsetRange) -> pa.RecordBatch:
+    own = {name: batch.column(name) for name in BINARY.names}
+    value = own["value"]
+    if pa.types.is_struct(value.type):
+        own |= dict(zip(value.type.names, value.flatten(), strict=True))
+    where = f"{range_.topic}-{range_.partition}"
+    arrays = [
+        fit(own[f.name], f, where) if f.name in own else pa.nulls(len(batch), f.type)
+        for f in target
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=target)

@@ -1,0 +1,50 @@
+"""Where Spark 4.1, 4.2 and 4.3 differ, so that the source itself need not know.
+
+4.2 added admission control: `latestOffset` learns where a query stands and how much it may
+read, and a source can fix its end for `Trigger.AvailableNow`. 4.1 calls it without arguments,
+and makes one batch of everything for `Trigger.AvailableNow`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow as AvailableNow
+else:
+    try:
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow as AvailableNow
+    except ImportError:
+        AvailableNow = object
+
+__all__ = ["AvailableNow", "read_limit", "rows_allowed", "to_arrow", "to_spark"]
+
+
+def read_limit(max_rows: int | None) -> ReadLimit:
+    """Spark's form of a limit for each micro-batch (asked for from 4.2 on)."""
+    return ReadAllAvailable() if max_rows is None else ReadMaxRows(max_rows)
+
+
+def rows_allowed(limit: ReadLimit) -> int | None:
+    """How many rows Spark allows; None for all."""
+    return getattr(limit, "max_rows", None)
+
+
+def to_spark(schema: pa.Schema) -> StructType:
+    """An Arrow schema, of `columns.spark_type`s, as Spark's."""
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def to_arrow(schema: StructType) -> pa.Schema:
+    """The Arrow schema in which Spark wants batches of `schema`, exactly."""
+    options: dict[str, Any] = {}
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:
+        options["timezone"] = "UTC"
+    return to_arrow_schema(schema, **options)

@@ -1,0 +1,117 @@
+"""What was declared: a task's inputs, stores, handler and policies."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from changelog.errors import InvalidConfig
+from framework.store import Store
+from framework.timers import TimerKey
+from framework.topic import Topic
+from statestore.spec import StoreSpec
+
+if TYPE_CHECKING:
+    from framework.app import App
+
+OnError = Literal["fail", "skip", "dead_letter"]
+ON_ERROR = ("fail", "skip", "dead_letter")
+
+
+@dataclass
+class TaskSpec:
+    """One task of an app."""
+
+    name: str
+    inputs: tuple[Topic[Any, Any], ...]
+    stores: tuple[Store[Any, Any], ...]
+    handler: Any
+    """A function, or a class with process and perhaps init, window, close, on_timer."""
+    on_error: OnError = "fail"
+    tombstones: bool = False
+    window_ms: int | None = None
+    on_timer: Callable[..., Any] | None = None
+    dead_letter: Topic[Any, Any] | None = None
+    where: str = field(init=False)
+    """File and line of the handler."""
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ON_ERROR:
+            raise InvalidConfig(
+                f"task {self.name!r}: on_error is one of {ON_ERROR}, got {self.on_error!r}"
+            )
+        if not self.inputs:
+            raise InvalidConfig(f"task {self.name!r} has no input topic")
+        if self.is_class and not callable(getattr(self.handler, "process", None)):
+            raise InvalidConfig(f"class {self.name!r} has no method process(self, record)")
+        if self.window_ms is not None and not hasattr(self.handler, "window"):
+            raise InvalidConfig(
+                f"task {self.name!r}: window_ms= needs a class with a method window(self)"
+            )
+        self.where = place_of(self.handler)
+
+    @property
+    def is_class(self) -> bool:
+        return inspect.isclass(self.handler)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether its handler is a coroutine function."""
+        process = self.handler.process if self.is_class else self.handler
+        return inspect.iscoroutinefunction(process)
+
+    @property
+    def has_timers(self) -> bool:
+        """Whether there is somebody to call when a timer fires."""
+        return self.on_timer is not None or hasattr(self.handler, "on_timer")
+
+    @property
+    def timer_store(self) -> StoreSpec[TimerKey, int]:
+        """The store that holds its timers."""
+        return StoreSpec(f"{self.name}-timers", key=TimerKey, value=int)
+
+    def set_on_timer(self, handler: Callable[..., Any]) -> None:
+        """`handler(name)` is called when a timer of the task fires."""
+        if self.has_timers:
+            raise InvalidConfig(f"task {self.name!r} has a handler for timers already")
+        if inspect.iscoroutinefunction(handler) and not self.is_async:
+            raise InvalidConfig(
+                f"task {self.name!r} is not async, so its on_timer cannot be async either"
+            )
+        self.on_timer = handler
+
+
+def place_of(handler: Any) -> str:
+    """File and line where a function or class is defined, as far as that is known."""
+    try:
+        target = inspect.unwrap(handler)
+        return f"{inspect.getsourcefile(target)}:{inspect.getsourcelines(target)[1]}"
+    except (TypeError, OSError):
+        return repr(handler)
+
+
+def check_stores(name: str, stores: Sequence[Store[Any, Any]]) -> None:
+    """Raises InvalidConfig unless each is a store that no other task has."""
+    for store in stores:
+        if not isinstance(store, Store):
+            raise InvalidConfig(f"task {name!r}: stores= takes stores of app.store, got {store!r}")
+        if store.task not in (None, name):
+            raise InvalidConfig(
+                f"store {store.name!r} belongs to task {store.task!r} already, so task {name!r}"
+                " cannot have it: a store has one writer. Let the first task send what the"
+                " second one needs to a topic, or do both in one task"
+            )
+
+
+def dead_letter_topic(app: App, spec: TaskSpec) -> Topic[Any, Any]:
+    """Where records of the task go that its handler cannot handle, as they are stored."""
+    schemas = [topic.schema for topic in spec.inputs]
+    if any(schema != schemas[0] for schema in schemas):
+        raise InvalidConfig(
+            f"task {spec.name!r}: on_error='dead_letter' needs inputs whose values are stored"
+            " alike, for they share one dead-letter topic; split the task"
+        )
+    value = bytes if schemas[0] is None else schemas[0]
+    return Topic(app, f"{app.name}-{spec.name}-dead-letter", key=bytes, value=value)

@@ -1,0 +1,234 @@
+"""Testing an app: one thread, in memory, records in, results out, crashes where you say.
+
+    driver = TestDriver(app)
+    driver.run([("LHR", 1), ("JFK", 2), CRASH, ("LHR", 3)])
+    assert driver.store(totals) == {"LHR": 4, "JFK": 2}
+
+The clock stands still until `advance` moves it, so nothing happens by chance: commits come
+when `commit_records` is reached, and at the end of `run`. A CRASH drops whatever is not
+committed, as the death of the process would, and starts a new worker on what is left. With
+`folder=` the same runs on a real folder with RocksDB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from changelog.clock import ManualClock
+from changelog.errors import InvalidRequest
+from changelog.owner import Owner
+from changelog.producer import Producer
+from changelog.records import TopicPartition
+from changelog.storage import LocalStorage, Lock, MemoryStorage
+from framework.app import App
+from framework.decoding import decode
+from framework.looking import committed_batches
+from framework.outbox import batch_of, split
+from framework.record import Record
+from framework.running import raise_failures
+from framework.store import Store
+from framework.stores import StoreFolders
+from framework.topic import Topic
+from framework.worker import Worker
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Crash(Enum):
+    """The type of CRASH."""
+
+    CRASH = "CRASH"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+CRASH: Final = Crash.CRASH
+"""In the input of `TestDriver.run`: the process dies here, without a commit, and comes back."""
+
+MAX_CYCLES = 100_000
+
+
+class TestDriver:
+    """Runs an app's tasks on a log of its own."""
+
+    __test__ = False  # not a test case, whatever pytest thinks of the name
+
+    def __init__(
+        self, app: App, *, now_ms: int = 1_000_000, folder: str | Path | None = None
+    ) -> None:
+        if not app.declared.tasks:
+            raise InvalidRequest(f"app {app.name!r} has no tasks to test")
+        self.app = app
+        self.clock = ManualClock(now_ms)
+        self._folder = None if folder is None else Path(folder)
+        self._storage: MemoryStorage | _Folder = (
+            MemoryStorage() if self._folder is None else _Folder(self._folder / "log")
+        )
+        self._open()
+
+    # Input ----------------------------------------------------------------------------
+
+    def run(self, given: Iterable[Any] = ()) -> TestDriver:
+        """Put records in, in order, and let everything be handled and committed.
+
+        A record is `(key, value)`, `(key, value, timestamp)`, the same behind a topic handle,
+        or a bare value; it goes to the app's first input topic unless it says otherwise,
+        and has the clock's time unless it has its own. Raises TaskFailed.
+        """
+        waiting: list[Any] = []
+        for item in given:
+            if item is CRASH:
+                self._take(waiting)
+                self.crash()
+                waiting = []
+            else:
+                waiting.append(item)
+        self._take(waiting)
+        return self.settle()
+
+    def advance(self, ms: int) -> TestDriver:
+        """Let `ms` milliseconds pass, and everything happen that is due then."""
+        self.clock.advance(ms)
+        self.owner.tick()
+        return self.settle()
+
+    def crash(self) -> TestDriver:
+        """Let the process die without a commit, and come back."""
+        self.worker.abandon()
+        self._storage.crash()
+        self._open()
+        return self
+
+    def settle(self) -> TestDriver:
+        """Handle and commit everything there is. Raises TaskFailed."""
+        self.worker.run(until_idle=True)
+        raise_failures(self.worker)
+        return self
+
+    # Results --------------------------------------------------------------------------
+
+    def output(self, topic: Topic[K, V]) -> list[Record[K, V]]:
+        """The committed records of a topic, partition after partition."""
+        chunks = [
+            chunk
+            for batch in committed_batches(self.owner, topic.name)
+            for chunk in decode(topic, batch, tombstones=True)
+        ]
+        for chunk in chunks:
+            if chunk.error is not None:
+                raise chunk.error
+        return [record for chunk in chunks for record in chunk.records]
+
+    def store(self, store: Store[K, V]) -> dict[K, V]:
+        """All a store holds, over all partitions.
+
+        Raises InvalidRequest if several partitions have the same key: what the task counts by
+        is then not what its input is keyed by, and each partition has only a part.
+        """
+        found: dict[K, V] = {}
+        for instance in self.worker.instances:
+            for handle, part in zip(instance.spec.stores, instance.stores, strict=True):
+                for key, value in part.all() if handle is store else ():
+                    if key in found:
+                        raise InvalidRequest(
+                            f"store {store.name!r} has key {key!r} in several partitions: the"
+                            " input is keyed by something else; use app.repartition(topic, key=…)"
+                        )
+                    found[key] = store.shown(value)
+        return found
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.worker.close()
+        self.owner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Helpers --------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self.owner = Owner(self._storage, clock=self.clock, background=False)
+        declared = self.app.declared
+        self._infos = declared.prepare(self.owner)
+        self.worker = Worker(
+            self.app.name,
+            list(declared.tasks.values()),
+            list(declared.topics.values()),
+            self._infos,
+            self.owner,
+            self.clock,
+            self.app.options,
+            StoreFolders(None if self._folder is None else self._folder / "state", self.clock),
+        )
+        self.worker.start()
+
+    def _take(self, items: list[Any]) -> None:
+        """Put records into their topics, and let them be handled but not yet committed."""
+        if not items:
+            return
+        producer = Producer(self.owner, clock=self.clock)
+        for item in items:
+            topic, key, value, timestamp = self._record(item)
+            record = topic.checked_item(key, value, timestamp, self.clock.now_ms())
+            columns = batch_of(
+                topic, topic.keys.encode([record[0]]), topic.values.encode([record[1]]), [record[2]]
+            )
+            info = self._infos[topic.name]
+            producer.append_batches(
+                (TopicPartition(topic.name, partition), part, info.schema_id)
+                for partition, part in split(columns, info.partitions)
+            )
+        for _ in range(MAX_CYCLES):
+            if not self.worker.cycle():
+                return
+
+    def _record(self, item: Any) -> tuple[Topic[Any, Any], Any, Any, int | None]:
+        parts = item if isinstance(item, tuple) else (None, item)
+        topic, parts = (
+            (parts[0], parts[1:]) if isinstance(parts[0], Topic) else (self._first_input(), parts)
+        )
+        if len(parts) == 1:
+            parts = (None, *parts)
+        if len(parts) not in (2, 3):
+            raise InvalidRequest(
+                f"a record is (key, value) or (key, value, timestamp), perhaps behind a topic;"
+                f" got {item!r}"
+            )
+        key, value, *timestamp = parts
+        return topic, key, value, timestamp[0] if timestamp else None
+
+    def _first_input(self) -> Topic[Any, Any]:
+        return next(iter(self.app.declared.tasks.values())).inputs[0]
+
+
+class _Folder(LocalStorage):
+    """A real folder whose locks can be lost as in a crash."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._locks: list[Lock] = []
+
+    def lock(self, path: str, note: str) -> Lock:
+        lock = super().lock(path, note)
+        self._locks.append(lock)
+        return lock
+
+    def crash(self) -> None:
+        for lock in self._locks:
+            lock.release()
+        self._locks = []

@@ -1,0 +1,11 @@
+"""Lets Spark find `format("strandline")` without registration.
+
+Spark imports every installed module whose name begins with `pyspark_`, and registers the
+`DefaultSource` it finds there under the source's own name.
+"""
+
+from __future__ import annotations
+
+from framework.spark.source import StrandlineSource as DefaultSource
+
+__all__ = ["DefaultSource"]

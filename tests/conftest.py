@@ -1,0 +1,44 @@
+"""What every test may use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from changelog.clock import ManualClock
+from changelog.storage import MemoryStorage
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that the test moves by hand, at 2023-11-14 22:13:20 UTC."""
+    return ManualClock(now_ms=1_700_000_000_000)
+
+
+@pytest.fixture
+def storage() -> MemoryStorage:
+    """An empty folder in memory."""
+    return MemoryStorage()
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """Wait, with a bound, for a condition that another thread or process brings about."""
+
+    def wait(condition: Callable[[], object], *, timeout: float = 30.0, what: str = "it") -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"{what} did not happen within {timeout:g} s")
+            time.sleep(0.005)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The folder that holds the project's source."""
+    return Path(__file__).resolve().parent.parent

@@ -1,0 +1,166 @@
+"""What an app refuses, and says about it, before it touches anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+import strandline as sl
+from changelog.clock import ManualClock
+from changelog.owner import Owner
+from changelog.storage import MemoryStorage
+from framework.testing import TestDriver
+
+
+@dataclass(frozen=True)
+class Flight:
+    carrier: str
+    delay: float | None = None
+
+
+@pytest.fixture
+def app() -> sl.App:
+    return sl.App("app", log=Owner(MemoryStorage(), clock=ManualClock(), background=False))
+
+
+def nothing(record: object) -> None:
+    """A handler."""
+
+
+def test_a_store_has_one_task(app: sl.App) -> None:
+    words, totals = app.topic("words", value=str), app.store("totals")
+    app.task(words, stores=[totals], name="one")(nothing)
+    with pytest.raises(sl.InvalidConfig, match="belongs to task 'one' already"):
+        app.task(words, stores=[totals], name="two")(nothing)
+
+
+def test_a_store_name_is_taken_once(app: sl.App) -> None:
+    app.store("totals")
+    with pytest.raises(sl.InvalidConfig, match="declared twice"):
+        app.store("totals")
+
+
+def test_a_topic_declared_twice_alike_is_the_same_handle(app: sl.App) -> None:
+    assert app.topic("words", value=str) is app.topic("words", value=str)
+
+
+@pytest.mark.parametrize("other", [{"value": int}, {"value": str, "key": int}])
+def test_a_topic_declared_twice_differently_is_refused(app: sl.App, other: dict) -> None:
+    app.topic("words", value=str)
+    with pytest.raises(sl.InvalidConfig, match="declared twice with different types"):
+        app.topic("words", **other)
+
+
+def test_two_tasks_of_one_name_are_refused_with_both_places(app: sl.App) -> None:
+    words = app.topic("words", value=str)
+    app.task(words)(nothing)
+    with pytest.raises(sl.InvalidConfig, match=r"test_declaring.py:\d+ and .*give one of them"):
+        app.task(words)(nothing)
+
+
+def test_reserved_names_are_refused(app: sl.App) -> None:
+    with pytest.raises(sl.StrandlineError, match="__"):
+        app.topic("__mine", value=str)
+    with pytest.raises(sl.InvalidConfig, match="reserved"):
+        app.store("my-changelog")
+    with pytest.raises(sl.InvalidConfig, match="cannot be an app's name"):
+        sl.App("a/b")
+
+
+def test_a_key_that_names_no_column_is_refused(app: sl.App) -> None:
+    with pytest.raises(sl.InvalidConfig, match=r"key='origin'.*\['carrier', 'delay'\]"):
+        app.topic("flights", value=Flight, key="origin")
+    with pytest.raises(sl.InvalidConfig, match="pass the type: key=str"):
+        app.topic("words", value=str, key="word")
+
+
+def test_an_app_without_tasks_does_not_run(app: sl.App) -> None:
+    with pytest.raises(sl.InvalidConfig, match="has no tasks"):
+        app.run("idle")
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(sl.InvalidConfig, match="processing_guarantee"):
+        sl.App("app", processing_guarantee="sometimes")  # type: ignore[arg-type]
+    with pytest.raises(sl.InvalidConfig, match="commit_interval_ms must be positive"):
+        sl.App("app", commit_interval_ms=0)
+
+
+def test_on_error_and_window_are_checked(app: sl.App) -> None:
+    words = app.topic("words", value=str)
+    with pytest.raises(sl.InvalidConfig, match="on_error"):
+        app.task(words, on_error="ignore")(nothing)  # type: ignore[arg-type]
+    with pytest.raises(sl.InvalidConfig, match="window"):
+        app.task(words, window_ms=10)(nothing)
+    with pytest.raises(sl.InvalidConfig, match="no method process"):
+        app.task(words)(type("Empty", (), {}))
+
+
+def test_inputs_must_be_copartitioned(app: sl.App) -> None:
+    one, two = app.topic("one", partitions=1), app.topic("two", partitions=2)
+    app.task([one, two])(nothing)
+    with pytest.raises(sl.InvalidConfig, match="different numbers of partitions"):
+        app.run("idle")
+
+
+def test_an_existing_topic_must_be_as_declared(app: sl.App) -> None:
+    app.broker.create_topic("words", 3)
+    app.task(app.topic("words", partitions=4))(nothing)
+    with pytest.raises(sl.InvalidConfig, match="has 3 partitions, but is declared with 4"):
+        app.run("idle")
+
+
+def test_a_topic_of_bytes_is_not_taken_for_a_typed_one(app: sl.App) -> None:
+    app.broker.create_topic("flights", 1)
+    app.task(app.topic("flights", value=Flight))(nothing)
+    with pytest.raises(sl.InvalidRecord, match="holds bytes, but is declared with struct"):
+        app.run("idle")
+
+
+def test_a_changelog_must_have_the_inputs_partitions(app: sl.App) -> None:
+    app.broker.create_topic("app-totals-changelog", 3, config={"cleanup.policy": "compact"})
+    app.task(app.topic("words", partitions=2), stores=[app.store("totals")])(nothing)
+    with pytest.raises(sl.InvalidConfig, match="has 3 partitions, but the input"):
+        app.run("idle")
+
+
+def test_a_topic_that_gained_a_field_is_extended(app: sl.App) -> None:
+    import pyarrow as pa
+
+    app.broker.create_topic(
+        "flights", 1, schema=pa.schema([pa.field("carrier", pa.string(), nullable=False)])
+    )
+    app.topic("flights", value=Flight)
+    app.prepare()
+    schema = app.broker.topic("flights").schema
+    assert schema is not None
+    assert schema.names == ["carrier", "delay"]
+
+
+def test_dead_letters_of_unlike_inputs_are_refused(app: sl.App) -> None:
+    with pytest.raises(sl.InvalidConfig, match="stored alike"):
+        app.task([app.topic("f", value=Flight), app.topic("w")], on_error="dead_letter")(nothing)
+
+
+def test_the_driver_tells_when_state_is_keyed_otherwise_than_the_input(app: sl.App) -> None:
+    words, seen = (
+        app.topic("words", value=str, partitions=4),
+        app.store("seen", value=int, default=0),
+    )
+
+    @app.task(words, stores=[seen])
+    def count(record: sl.Record[str, str]) -> None:
+        seen[record.value] += 1
+
+    driver = TestDriver(app).run([(str(n), "same") for n in range(20)])
+    with pytest.raises(sl.InvalidRequest, match="several partitions.*repartition"):
+        driver.store(seen)
+
+
+def test_describe_is_plain_data(app: sl.App) -> None:
+    app.task(app.topic("flights", value=Flight, key="carrier"), stores=[app.store("n")])(nothing)
+    described = app.describe()
+    assert described["tasks"][0]["inputs"] == ["flights"]
+    assert described["topics"][0]["columns"] == ["carrier", "delay"]
+    assert described["internal_topics"] == ["app-n-changelog"]

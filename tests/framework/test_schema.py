@@ -1,0 +1,205 @@
+"""Typed values: what goes in comes out, and what does not fit is named."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from changelog.errors import InvalidConfig, InvalidRecord
+from framework.codecs import key_codec, value_codec
+from framework.schema import RowType, is_typed
+
+
+@dataclass(frozen=True)
+class Inner:
+    x: int
+    y: str | None = None
+
+
+@dataclass(frozen=True)
+class Everything:
+    text: str
+    number: int
+    real: float
+    flag: bool
+    data: bytes
+    when: dt.datetime
+    day: dt.date
+    maybe: float | None
+    many: list[int]
+    inner: Inner
+    inners: list[Inner] = field(default_factory=list)
+    extra: int = 7
+
+
+class Struct(msgspec.Struct, kw_only=True):
+    a: int
+    b: str = "b"
+
+
+@dataclass
+class Mutable:
+    n: int
+
+
+WHEN = dt.datetime(2013, 1, 1, 5, tzinfo=dt.UTC)
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+def everything() -> st.SearchStrategy[Everything]:
+    inner = st.builds(Inner, INT64, st.none() | st.text())
+    return st.builds(
+        Everything,
+        st.text(),
+        INT64,
+        st.floats(allow_nan=False),
+        st.booleans(),
+        st.binary(),
+        st.datetimes(timezones=st.just(dt.UTC)),
+        st.dates(),
+        st.none() | st.floats(allow_nan=False),
+        st.lists(INT64, max_size=3),
+        inner,
+        st.lists(inner, max_size=3),
+        INT64,
+    )
+
+
+ROWS = RowType(Everything)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.none() | everything(), max_size=5))
+def test_what_goes_in_comes_out(values: list[Any]) -> None:
+    column = ROWS.column([None if value is None else ROWS.check(value) for value in values])
+    column.validate(full=True)
+    assert column.type == ROWS.arrow
+    assert ROWS.values(column) == values
+    assert ROWS.values(column.slice(1)) == values[1:]
+
+
+def test_structs_and_schemas_are_typed_too() -> None:
+    rows = RowType(Struct)
+    assert rows.values(rows.column([rows.check(Struct(a=1))])) == [Struct(a=1)]
+    schema = pa.schema([("a", pa.int32()), ("at", pa.timestamp("ms"))])
+    rows = RowType(schema)
+    given = {"a": 1, "at": dt.datetime(2020, 1, 1)}
+    assert rows.values(rows.column([rows.check(given)])) == [given]
+    assert rows.values(rows.column([rows.check({"a": 1})])) == [{"a": 1, "at": None}]
+    with pytest.raises(InvalidRecord, match=r"no columns \['b'\]"):
+        rows.check({"a": 1, "b": 2})
+    assert not is_typed(int)
+    assert not is_typed(list[int])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"number": 2**63},
+            "field 'number' of Everything is stored as int64; got 9223372036854775808",
+        ),
+        ({"number": 1.5}, "'number'.*int is expected"),
+        ({"number": True}, "'number'.*int is expected"),
+        ({"number": None}, "'number'.*may not be None"),
+        ({"text": "\ud800"}, "'text'"),
+        ({"many": [1, "x"]}, "field 'many'.*got"),
+        ({"inner": Mutable(1)}, "expected Inner, got"),
+        ({"when": "today"}, "'when'.*datetime is expected"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(change: dict[str, Any], says: str) -> None:
+    good = {
+        "text": "t", "number": 1, "real": 1.0, "flag": True, "data": b"", "when": WHEN,
+        "day": WHEN.date(), "maybe": None, "many": [], "inner": Inner(1),
+    }  # fmt: skip
+    ROWS.check(Everything(**good))
+    with pytest.raises(InvalidRecord, match=says):
+        row = ROWS.check(Everything(**{**good, **change}))
+        ROWS.column([row])
+        raise InvalidRecord(f"field {next(iter(change))!r} was let in")
+
+
+def test_a_mutable_value_is_taken_as_it_is() -> None:
+    rows, value = RowType(Mutable), Mutable(1)
+    row = rows.check(value)
+    value.n = 2
+    assert rows.values(rows.column([row])) == [Mutable(1)]
+
+
+def test_ints_become_floats_where_floats_are_declared() -> None:
+    @dataclass
+    class Local:
+        x: Any
+
+    Local.__annotations__ = {"x": float}
+    rows = RowType(dataclass(type("L", (), {"__annotations__": {"x": float}})))
+    assert rows.check(rows.kind(1)) == (1.0,)
+
+
+def test_older_records_read_with_the_defaults_of_newer_fields() -> None:
+    old = RowType(Inner)
+    newer = RowType(
+        dataclass(frozen=True)(
+            type("Newer", (), {"__annotations__": {"x": int, "y": str | None, "z": int}, "z": 5})
+        )
+    )
+    column = old.column([(1, "a")])
+    [value] = newer.values(column)
+    assert (value.x, value.y, value.z) == (1, "a", 5)
+
+
+@pytest.mark.parametrize("hint", [set[int], int | str, object, complex, dict[str, int]])
+def test_types_without_a_column_are_refused_by_name(hint: Any) -> None:
+    with pytest.raises(InvalidConfig):
+        RowType(dataclass(type("Odd", (), {"__annotations__": {"odd": hint}})))
+
+
+CASES: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    (str, st.text()),
+    (bytes, st.binary()),
+    (int, st.integers(-(2**63), 2**63 - 1)),
+    (float, st.floats(allow_nan=False)),
+    (bool, st.booleans()),
+    (dict[str, int], st.dictionaries(st.text(), st.integers(0, 9))),
+    (Any, st.recursive(st.integers(0, 9) | st.text(), st.lists)),
+    (tuple[str, int], st.tuples(st.text(), st.integers(0, 9))),
+]
+
+
+@pytest.mark.parametrize("make", [key_codec, value_codec])
+@pytest.mark.parametrize(("kind", "items"), CASES, ids=lambda case: str(case)[:20])
+def test_codecs_bring_back_what_they_took(make: Any, kind: Any, items: Any) -> None:
+    codec = make(kind)
+
+    @settings(deadline=None, max_examples=30)
+    @given(st.lists(st.none() | items, max_size=20))
+    def check(values: list[Any]) -> None:
+        kept = [v if type(v) is codec.exact else codec.item(v) for v in values]
+        column = codec.encode(kept)
+        assert column.type == codec.arrow
+        assert codec.decode(column) == values
+        assert codec.decode(column.slice(1)) == values[1:]
+        assert codec.decode(pa.concat_arrays([column, column])) == values * 2
+
+    check()
+
+
+def test_ints_beyond_64_bits_are_values_too() -> None:
+    codec = value_codec(int)
+    assert codec.decode(codec.encode([1, 2**70, -(2**70)])) == [1, 2**70, -(2**70)]
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x01\x01", b"\xa1a", b"\xcc"])
+def test_bytes_that_are_no_int_are_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRecord):
+        value_codec(int).decode(pa.array([b"\x01", data, b"\x02"]))

@@ -1,0 +1,46 @@
+"""One Spark session for all tests of this folder that need one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import changelog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from changelog.log import Log
+
+SMALL = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.log.level": "ERROR",
+}
+"""Settings of a session that starts quickly and says little."""
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Spark with two cores, in which nothing was registered by hand."""
+    from framework.spark import session
+
+    folder = tmp_path_factory.mktemp("spark")
+    config = SMALL | {"spark.sql.warehouse.dir": str(folder / "warehouse")}
+    found = session("tests", master="local[2]", config=config)
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    """A log that this process owns and Spark's workers attach to."""
+    opened = changelog.open(str(tmp_path / "log"))
+    yield opened
+    opened.close()

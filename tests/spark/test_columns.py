@@ -1,0 +1,159 @@
+"""Records as Spark's columns: which there are, and in which types."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+
+import pyarrow as pa
+import pytest
+
+from changelog.errors import InvalidConfig, SchemaMismatch
+from changelog.records import HEADERS_TYPE, Batch, TopicInfo, columns_schema
+from framework.spark.columns import INSTANT, spark_type, to_rows, together, topics_schema
+
+FLIGHT = pa.schema([("carrier", pa.large_string()), ("delay", pa.float32())])
+
+
+def topic(name: str = "t", schema: pa.Schema | None = None) -> TopicInfo:
+    return TopicInfo(name, "id", 1, {}, schema)
+
+
+def batch(*values: bytes | None, headers: pa.Array | None = None) -> Batch:
+    count = len(values)
+    columns = [pa.array(range(count), pa.int64()), pa.array([b"k"] * count)]
+    columns.append(pa.array(values, pa.binary()))
+    schema = columns_schema(pa.binary(), headers=headers is not None)
+    if headers is not None:
+        columns.append(headers)
+    return Batch("t", 3, 10, pa.record_batch(columns, schema=schema))
+
+
+def test_a_topic_of_bytes_has_the_columns_of_sparks_kafka_source() -> None:
+    schema = topics_schema([topic()], headers=True)
+    names = ["key", "value", "topic", "partition", "offset", "timestamp", "headers"]
+    assert schema.names == names
+    assert schema.field("partition").type == pa.int32()
+    assert schema.field("timestamp").type == INSTANT
+    assert topics_schema([topic()]).names == names[:-1]
+
+
+def test_rows_of_a_topic_of_bytes() -> None:
+    headers = pa.array([[{"key": "h", "value": b"1"}], None], HEADERS_TYPE)
+    schema = topics_schema([topic()], headers=True)
+    assert to_rows(batch(b"", None, headers=headers), schema).to_pylist() == [
+        {
+            "key": b"k",
+            "value": value,
+            "topic": "t",
+            "partition": 3,
+            "offset": offset,
+            "timestamp": datetime.fromtimestamp(ms / 1000, UTC),
+            "headers": pairs,
+        }
+        for value, offset, ms, pairs in [
+            (b"", 10, 0, [{"key": "h", "value": b"1"}]),
+            (None, 11, 1, None),
+        ]
+    ]
+
+
+def test_batches_without_headers_give_none() -> None:
+    schema = pa.schema([("headers", HEADERS_TYPE)])
+    assert to_rows(batch(b"x"), schema).to_pylist() == [{"headers": None}]
+
+
+def test_offsets_with_gaps_are_the_records_own() -> None:
+    sparse = Batch("t", 0, 10, batch(b"x", b"y").columns, 0, pa.array([10, 17]))
+    schema = pa.schema([("offset", pa.int64())])
+    assert to_rows(sparse, schema).column(0).to_pylist() == [10, 17]
+
+
+def typed(value: pa.StructArray) -> Batch:
+    columns = [pa.array([0] * len(value), pa.int64()), pa.array([b"AA"] * len(value)), value]
+    schema = columns_schema(value.type, headers=False)
+    return Batch("t", 0, 0, pa.record_batch(columns, schema=schema))
+
+
+def test_a_typed_topic_has_its_own_columns_in_sparks_types() -> None:
+    schema = topics_schema([topic(schema=FLIGHT)])
+    assert schema == pa.schema([("carrier", pa.string()), ("delay", pa.float32())])
+    value = pa.array([{"carrier": "AA", "delay": 1.5}, None], pa.struct(list(FLIGHT)))
+    assert to_rows(typed(value), schema).to_pylist() == [
+        {"carrier": "AA", "delay": 1.5},
+        {"carrier": None, "delay": None},
+    ]
+
+
+def test_metadata_stands_beside_typed_columns_when_asked_for() -> None:
+    schema = topics_schema([topic(schema=FLIGHT)], metadata=True)
+    assert schema.names == ["carrier", "delay", "key", "topic", "partition", "offset", "timestamp"]
+    value = pa.array([{"carrier": "AA", "delay": 1.5}], pa.struct(list(FLIGHT)))
+    assert to_rows(typed(value), schema).column("key").to_pylist() == [b"AA"]
+
+
+def test_a_column_that_is_called_like_metadata_is_not_hidden() -> None:
+    own = pa.schema([("offset", pa.int64())])
+    assert topics_schema([topic(schema=own)]).names == ["offset"]
+    with pytest.raises(InvalidConfig, match="columns of its own called offset"):
+        topics_schema([topic(schema=own)], metadata=True)
+
+
+def test_a_record_from_before_a_column_was_added_has_null_there() -> None:
+    value = pa.array([{"carrier": "AA"}], pa.struct([("carrier", pa.string())]))
+    later = pa.schema([("carrier", pa.string()), ("gate", pa.int32())])
+    assert to_rows(typed(value), later).to_pylist() == [{"carrier": "AA", "gate": None}]
+
+
+def test_only_the_columns_asked_for_are_made() -> None:
+    value = pa.array([{"carrier": "AA", "delay": 1.5}], pa.struct(list(FLIGHT)))
+    schema = pa.schema([("delay", pa.float64())])
+    assert to_rows(typed(value), schema).to_pylist() == [{"delay": 1.5}]
+
+
+def test_topics_read_together_have_the_same_columns() -> None:
+    with pytest.raises(SchemaMismatch, match="'t' and 'u' have different columns"):
+        topics_schema([topic("t", FLIGHT), topic("u")])
+
+
+@pytest.mark.parametrize(
+    ("kind", "item", "seen"),
+    [
+        (pa.uint8(), 255, 255),
+        (pa.uint64(), 2**64 - 1, 2**64 - 1),
+        (pa.large_string(), "ä", "ä"),
+        (pa.large_binary(), b"x", b"x"),
+        (pa.binary(2), b"xy", b"xy"),
+        (pa.date64(), date(2013, 1, 2), date(2013, 1, 2)),
+        (pa.timestamp("ns", "Europe/Berlin"), datetime(2013, 1, 1, tzinfo=UTC), None),
+        (pa.timestamp("s"), datetime(2013, 1, 1), datetime(2013, 1, 1)),
+        (pa.decimal128(9, 2), 1, 1),
+        (pa.large_list(pa.large_string()), ["a"], ["a"]),
+        (pa.list_(pa.uint16(), 2), [1, 2], [1, 2]),
+        (pa.struct([("x", pa.uint32())]), {"x": 7}, {"x": 7}),
+        (pa.map_(pa.string(), pa.int8()), [("a", 1)], [("a", 1)]),
+        (pa.dictionary(pa.int8(), pa.string()), "a", "a"),
+    ],
+    ids=str,
+)
+def test_every_column_is_cast_to_a_type_that_spark_has(
+    kind: pa.DataType, item: object, seen: object
+) -> None:
+    target = pa.schema([pa.field("x", spark_type(kind, "x"))])
+    value = pa.StructArray.from_arrays([pa.array([item, None], kind)], ["x"])
+    rows = to_rows(typed(value), target)
+    assert rows.schema == target
+    assert rows.column(0).to_pylist() == [item if seen is None else seen, None]
+    assert spark_type(target.field(0).type, "x") == target.field(0).type
+
+
+def test_a_type_that_spark_has_not_is_refused_by_name() -> None:
+    kind = pa.struct([("big", pa.decimal256(60, 0))])
+    with pytest.raises(SchemaMismatch, match=r"column 'x\.big'"):
+        spark_type(kind, "x")
+
+
+def test_small_batches_are_put_together_and_large_ones_left_alone() -> None:
+    parts = [pa.record_batch({"n": list(range(size))}) for size in (2, 3, 9, 1, 1)]
+    found = list(together(parts, rows=4))
+    assert [part.num_rows for part in found] == [5, 9, 2]
+    assert found[1] is parts[2]

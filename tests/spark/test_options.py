@@ -1,0 +1,90 @@
+"""The options of `format("strandline")`: Kafka's where they mean the same, anything else refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from changelog.errors import InvalidConfig
+from framework.spark.options import SourceOptions
+
+
+def parse(**options: str) -> SourceOptions:
+    return SourceOptions.parse({"path": "/log"} | options)
+
+
+def test_names_do_not_depend_on_case() -> None:
+    parsed = SourceOptions.parse(
+        {"PATH": "/log", "SUBSCRIBE": "b, a ,b", "failondataloss": "FALSE"}
+    )
+    assert parsed.topics == ("a", "b")
+    assert parsed.fail_on_data_loss is False
+
+
+def test_a_relative_path_is_made_absolute_since_workers_run_elsewhere() -> None:
+    assert parse(path="data", subscribe="a").path == str(Path("data").absolute())
+
+
+def test_a_url_stays_as_it_is() -> None:
+    assert parse(path="kafka://host:9092", subscribe="a").path == "kafka://host:9092"
+
+
+def test_offsets_are_words_or_kafkas_json() -> None:
+    assert parse(subscribe="a", startingOffsets="EARLIEST").starting == "earliest"
+    assert parse(subscribe="a", endingOffsets='{"a": {"0": 23, "1": -1}}').ending == {
+        "a": {0: 23, 1: -1}
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "say what to read"),
+        ({"subscribe": "a", "store": "x/y"}, "say what to read"),
+        ({"subscribe": " , "}, "say what to read"),
+        ({"subscribe": "a", "startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"subscribe": "a", "minPartitions": "3"}, "has no option 'minPartitions'"),
+        ({"subscribe": "a", "failOnDataLoss": "no"}, "must be 'true' or 'false', got 'no'"),
+        ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "whole number above 0"),
+        ({"subscribe": "a", "maxOffsetsPerTrigger": "1e3"}, "whole number above 0"),
+        ({"subscribe": "a", "startingOffsets": '{"a": 3}'}, "JSON like"),
+        ({"subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "0 or more"),
+        ({"subscribe": "a", "decode": "false"}, "decode can be used with store only"),
+        ({"store": "a/b", "startingOffsets": "earliest"}, "with subscribe only"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidConfig, match=said):
+        parse(**options)
+
+
+def test_a_log_must_be_named() -> None:
+    with pytest.raises(InvalidConfig, match="load"):
+        SourceOptions.parse({"subscribe": "a"})
+
+
+def test_a_batch_begins_early_and_ends_late_unless_told() -> None:
+    assert parse(subscribe="a").start_of_batch() == "earliest"
+    assert parse(subscribe="a").end_of_batch() == "latest"
+    with pytest.raises(InvalidConfig, match="startingOffsets"):
+        parse(subscribe="a", startingOffsets="latest").start_of_batch()
+    with pytest.raises(InvalidConfig, match="endingOffsets"):
+        parse(subscribe="a", endingOffsets='{"a": {"0": -2}}').end_of_batch()
+
+
+def test_a_stream_begins_with_what_comes_and_has_no_end() -> None:
+    assert parse(subscribe="a").start_of_stream() == "latest"
+    with pytest.raises(InvalidConfig, match="no end"):
+        parse(subscribe="a", endingOffsets="latest").start_of_stream()
+
+
+def test_a_store_is_its_changelog_and_decoded_unless_told() -> None:
+    assert parse(store="flights/totals").table == "flights-totals-changelog"
+    assert parse(store="flights/totals").decode is True
+    assert parse(store="flights/totals", decode="false").decode is False
+
+
+def test_a_compacted_topic_is_a_table_by_its_own_name() -> None:
+    assert parse(store="prices").table == "prices"
+    assert parse(store="prices").decode is False

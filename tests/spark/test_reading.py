@@ -1,0 +1,200 @@
+"""Ranges and tables out of a log in memory: each committed record once, the latest value of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from changelog.clock import ManualClock
+from changelog.errors import InvalidConfig, InvalidRecord, OffsetOutOfRange
+from changelog.owner import Owner
+from changelog.records import TopicPartition
+from changelog.storage import MemoryStorage
+from framework.spark.options import SourceOptions
+from framework.spark.planning import OffsetRange
+from framework.spark.reading import describe, ends_of, read_range
+from framework.spark.tables import latest_by_key, plan_store, read_store, store_schema
+from statestore.keys import key_codec
+from statestore.values import ValueCodec
+from tests.spark.writing import Writer, write_store
+
+T = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def log(storage: MemoryStorage, clock: ManualClock) -> Owner:
+    owner = Owner(storage, clock=clock, background=False)
+    owner.create_topic("t", 1)
+    return owner
+
+
+def values_of(log: Owner, start: int, end: int, *, fail: bool = True) -> list[bytes]:
+    topic_id = log.topic("t").topic_id
+    batches = read_range(log, OffsetRange("t", 0, topic_id, start, end), fail_on_data_loss=fail)
+    return [value for batch in batches for value in batch.columns["value"].to_pylist()]
+
+
+def test_a_range_ends_where_it_was_planned_to_end(log: Owner) -> None:
+    writer = Writer(log)
+    for number in range(6):
+        writer.write([(None, b"%d" % number), (None, b"%d'" % number)])
+    assert values_of(log, 3, 8) == [b"1'", b"2", b"2'", b"3", b"3'"]
+    assert values_of(log, 3, 8) == values_of(log, 3, 8)
+
+
+def test_aborted_and_open_transactions_are_not_read(log: Owner) -> None:
+    plain, aborted, committed = Writer(log), Writer(log, "one"), Writer(log, "two")
+    aborted.write([(None, b"aborted")])
+    committed.write([(None, b"committed")])
+    plain.write([(None, b"plain")])
+    aborted.end(commit=False)
+    committed.end(commit=True)
+    still_open = Writer(log, "three")
+    still_open.write([(None, b"open")])
+    plain.write([(None, b"after")])
+    ends = ends_of(log, describe(log, ("t",)))[T]
+    assert values_of(log, 0, ends.last_stable_offset) == [b"committed", b"plain"]
+
+
+def test_deleted_records_are_a_loss_or_skipped(log: Owner) -> None:
+    Writer(log).write([(None, b"%d" % n) for n in range(5)])
+    log.delete_records(T, 2)
+    with pytest.raises(OffsetOutOfRange, match=r"begins at 2.*failOnDataLoss"):
+        values_of(log, 0, 5)
+    assert values_of(log, 0, 5, fail=False) == [b"2", b"3", b"4"]
+
+
+def test_a_log_that_is_shorter_than_planned_is_a_loss(log: Owner) -> None:
+    Writer(log).write([(None, b"%d" % n) for n in range(5)])
+    with pytest.raises(OffsetOutOfRange, match="ends at 5"):
+        values_of(log, 0, 7)
+    assert values_of(log, 3, 7, fail=False) == [b"3", b"4"]
+
+
+def test_another_topic_of_the_same_name_is_not_read(log: Owner) -> None:
+    Writer(log).write([(None, b"old")])
+    old = log.topic("t").topic_id
+    log.delete_topic("t")
+    log.create_topic("t", 1)
+    Writer(log).write([(None, b"new")])
+    stale = OffsetRange("t", 0, old, 0, 1)
+    assert list(read_range(log, stale, fail_on_data_loss=False)) == []
+    with pytest.raises(OffsetOutOfRange, match="made anew"):
+        list(read_range(log, stale, fail_on_data_loss=True))
+
+
+# The latest state
+
+
+def table_of(log: Owner, options: SourceOptions, schema: pa.Schema | None = None) -> list[object]:
+    target = store_schema(log, options) if schema is None else schema
+    rows: list[object] = []
+    for each in plan_store(log, options):
+        for batch in read_store(log, each, target, options):
+            assert batch.schema == target
+            rows += batch.to_pylist()
+    return rows
+
+
+@pytest.fixture
+def store(log: Owner) -> SourceOptions:
+    """The store app/totals, with its changelog."""
+    log.create_topic("app-totals-changelog", 1, config={"cleanup.policy": "compact"})
+    return SourceOptions.parse({"path": "/log", "store": "app/totals"})
+
+
+def write(log: Owner, kind: object, changes: Iterable[tuple[object, object]]) -> None:
+    write_store(log, "app-totals-changelog", kind, changes)
+
+
+def test_a_store_is_the_last_value_of_each_key(log: Owner, store: SourceOptions) -> None:
+    write(log, str, [("AA", {"n": 1}), ("B6", {"n": 1}), ("AA", {"n": 2}), ("DL", {"n": 9})])
+    write(log, str, [("DL", None), ("B6", {"n": 2})])
+    assert table_of(log, store) == [
+        {"key": "AA", "value": {"n": 2}},
+        {"key": "B6", "value": {"n": 2}},
+    ]
+
+
+def test_superseded_rows_are_dropped_as_the_log_is_read(
+    log: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("framework.spark.tables.COMPACT_ROWS", 10)
+    writer = Writer(log)
+    model: dict[bytes, bytes | None] = {}
+    for number in range(100):
+        change = {b"%d" % (number % 7): b"%d" % number, b"%d" % (number % 5): None}
+        writer.write(change.items())
+        model |= change
+    topic_id = log.topic("t").topic_id
+    whole = OffsetRange("t", 0, topic_id, 0, ends_of(log, describe(log, ("t",)))[T].high_watermark)
+    table = latest_by_key(read_range(log, whole, fail_on_data_loss=True))
+    assert table is not None
+    found = dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
+    assert found == {key: value for key, value in model.items() if value is not None}
+
+
+def test_tuple_keys_become_structs_and_mixed_numbers_doubles(
+    log: Owner, store: SourceOptions
+) -> None:
+    write(log, tuple[str, int], [(("JFK", 1), 1), (("LGA", 2), 2.5)])
+    assert table_of(log, store) == [
+        {"key": {"_1": "JFK", "_2": 1}, "value": 1.0},
+        {"key": {"_1": "LGA", "_2": 2}, "value": 2.5},
+    ]
+
+
+def test_an_empty_store_has_no_types_yet(log: Owner, store: SourceOptions) -> None:
+    assert store_schema(log, store).types == [pa.binary(), pa.binary()]
+    assert table_of(log, store) == []
+
+
+def test_values_of_no_one_type_ask_for_a_type(log: Owner, store: SourceOptions) -> None:
+    write(log, str, [("a", 1), ("b", "two")])
+    with pytest.raises(InvalidRecord, match=r"\.schema\("):
+        store_schema(log, store)
+
+
+def test_values_of_a_serde_of_ones_own_are_read_as_bytes(log: Owner, store: SourceOptions) -> None:
+    Writer(log).write([(key_codec(int).encode(7), b"{json")], "app-totals-changelog")
+    with pytest.raises(InvalidRecord, match="decode"):
+        store_schema(log, store)
+    raw = SourceOptions.parse({"path": "/log", "store": "app/totals", "decode": "false"})
+    assert table_of(log, raw) == [{"key": key_codec(int).encode(7), "value": b"{json"}]
+
+
+def test_what_does_not_fit_the_type_is_never_a_silent_null(
+    log: Owner, store: SourceOptions
+) -> None:
+    kind = pa.struct([("n", pa.int64())])
+    schema = pa.schema([pa.field("key", pa.string()), pa.field("value", kind)])
+    write(log, str, [("a", {"n": 1, "more": 2})])
+    with pytest.raises(InvalidRecord, match="no field more"):
+        table_of(log, store, schema)
+    write(log, str, [("a", {"n": "one"})])
+    with pytest.raises(InvalidRecord, match="does not fit"):
+        table_of(log, store, schema)
+
+
+def test_expired_values_are_not_there(log: Owner, store: SourceOptions) -> None:
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    for key, made_at in (("old", now - 60_000), ("new", now + 3_600_000)):
+        codec = ValueCodec(None, ttl_ms=1000, now=lambda at=made_at: at)  # type: ignore[misc]
+        data = codec.dumps(codec.hold({"n": 1}))
+        Writer(log).write([(key_codec(str).encode(key), data)], "app-totals-changelog")
+    assert table_of(log, store) == [{"key": "new", "value": {"n": 1}}]
+
+
+def test_a_compacted_topic_is_a_table_as_it_is(log: Owner) -> None:
+    log.alter_topic("t", config={"cleanup.policy": "compact"})
+    Writer(log).write([(b"a", b"1"), (b"b", b"2"), (b"a", None)])
+    options = SourceOptions.parse({"path": "/log", "store": "t"})
+    assert table_of(log, options) == [{"key": b"b", "value": b"2"}]
+
+
+def test_a_topic_that_is_not_compacted_is_no_table(log: Owner) -> None:
+    with pytest.raises(InvalidConfig, match="not compacted"):
+        plan_store(log, SourceOptions.parse({"path": "/log", "store": "t"}))

