@@ -27,7 +27,7 @@ def pack(kind: str, body: bytes) -> bytes:
     """The content of a document.
 
     >>> pack("manifest", b"{}")
-    b'strandline manifest 1 4e31f15a\\n{}'
+    b'strandline manifest 1 297bd0aa\\n{}'
     """
     return f"strandline {kind} {VERSION} {crc32c.crc32c(body):08x}\n".encode() + body
 

@@ -164,7 +164,7 @@ class App:
         MessagePack. `key` is the type of the keys or, on a typed topic, the column that holds
         them; `timestamp` the column that holds the time. `serde` and `key_serde` override
         how values and keys become bytes (objects with `dumps` and `loads`). `config` takes
-        Kafka's settings. Raises InvalidConfig.
+        Kafka's settings; without `retention.ms` records are kept. Raises InvalidConfig.
         """
         made = Topic[Any, Any](
             self,

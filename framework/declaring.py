@@ -20,6 +20,9 @@ StoreT = TypeVar("StoreT", bound=Store[Any, Any])
 
 INTERNAL_SUFFIXES = ("-changelog", "-repartition", "-timers")
 CHANGELOG_CONFIG = {"cleanup.policy": "compact"}
+KEPT = {"retention.ms": "-1"}
+"""Unless an app's topic says otherwise: retention goes by the records' own time, so Kafka's
+default of seven days would delete a file of last year's events minutes after it was appended."""
 
 
 class Declarations:
@@ -177,7 +180,10 @@ class Declarations:
 def _created(broker: Broker, topic: Topic[Any, Any]) -> TopicInfo:
     try:
         return broker.create_topic(
-            topic.name, topic.partitions or 1, config=topic.config, schema=topic.schema
+            topic.name,
+            topic.partitions or 1,
+            config={**KEPT, **topic.config},
+            schema=topic.schema,
         )
     except TopicExists:
         return broker.topic(topic.name)

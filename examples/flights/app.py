@@ -52,13 +52,10 @@ class Delays(msgspec.Struct, frozen=True):
 
 
 app = sl.App("flights", log="data/flights")
-forever = {"retention.ms": "-1"}  # the flights are of 2013, and retention goes by their time
 
-flights = app.topic(
-    "flights", value=Flight, key="carrier", timestamp="time_hour", partitions=4, config=forever
-)
+flights = app.topic("flights", value=Flight, key="carrier", timestamp="time_hour", partitions=4)
 flights_by_origin = app.repartition(flights, "origin", name="by-origin")
-carrier_delays = app.topic("carrier-delays", key=str, value=Delays, partitions=4, config=forever)
+carrier_delays = app.topic("carrier-delays", key=str, value=Delays, partitions=4)
 
 by_carrier = app.store("carriers", key=str, value=Delays, default=Delays())
 by_origin = app.store("origins", key=str, value=Delays, default=Delays())
