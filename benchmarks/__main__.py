@@ -36,7 +36,8 @@ def main() -> int:
 def _line(figure: Figure) -> str:
     verdict = ""
     if figure.target is not None:
-        verdict = f"  target {figure.target:g} {'reached' if figure.reached else 'MISSED'}"
+        bound = "≤" if figure.at_most else "≥"
+        verdict = f"  target {bound} {figure.target:g} {'reached' if figure.reached else 'MISSED'}"
     return (
         f"{figure.name}: {_rate(figure.ours)} {figure.unit}, {figure.ratio:.2f} × "
         f"{figure.peer_name} ({_rate(figure.peer)}; {figure.low:.2f}–{figure.high:.2f}){verdict}"

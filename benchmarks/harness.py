@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 Measured = Callable[[], float]
-"""Runs once and returns a rate: records, bytes, … per second."""
+"""Runs once and returns what is compared: records or bytes per second, or bytes of memory."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Figure:
 
     name: str
     ours: float
-    """Median rate of ours."""
+    """Median of ours."""
     peer: float
-    """Median rate of the peer or limit."""
+    """Median of the peer or limit."""
     peer_name: str
     unit: str
     ratio: float
@@ -39,10 +39,14 @@ class Figure:
     """The largest."""
     target: float | None = None
     """What the ratio should reach; None: reported only."""
+    at_most: bool = False
+    """The target is an upper bound: less is better, as of memory."""
 
     @property
     def reached(self) -> bool:
-        return self.target is None or self.ratio >= self.target
+        if self.target is None:
+            return True
+        return self.ratio <= self.target if self.at_most else self.ratio >= self.target
 
 
 def compare(
@@ -53,6 +57,7 @@ def compare(
     peer_name: str,
     unit: str,
     target: float | None = None,
+    at_most: bool = False,
     rounds: int = 5,
     warm_up: bool = True,
 ) -> Figure:
@@ -72,6 +77,7 @@ def compare(
         min(ratios),
         max(ratios),
         target,
+        at_most,
     )
 
 

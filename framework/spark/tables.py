@@ -105,9 +105,11 @@ def _last_of_each(kept: pa.Table | None, newer: list[pa.RecordBatch]) -> pa.Tabl
     whole = pa.Table.from_batches(newer)
     if kept is not None:
         whole = pa.concat_tables([kept, whole])
-    rows = pa.table({"key": whole["key"], "row": np.arange(len(whole))})
-    last = rows.group_by("key", use_threads=False).aggregate([("row", "max")])
-    return whole.take(last["row_max"])
+    # Not group_by: its engine complains of every buffer that came over a socket unaligned.
+    codes = whole["key"].combine_chunks().dictionary_encode().indices.to_numpy()
+    last = np.empty(codes.max() + 1, np.int64)
+    last[codes] = np.arange(len(codes))  # of repeated indices the last assignment stands
+    return whole.take(pa.array(last))
 
 
 def _sample(broker: Broker, topic: TopicInfo) -> list[tuple[bytes, bytes]]:

@@ -1,0 +1,130 @@
+"""Anonymous memory of the standard job after many records, against after a tenth of them.
+
+The keys are the same, so the state is equally large: what has grown was kept per record. Each
+run is a process of its own, which owns the log and runs the app. When every record has been
+handled and committed, and the garbage is collected, it reads `Anonymous` of
+/proc/self/smaps_rollup with the app still at work, its stores and the log open. The highest
+value seen on the way is reported too. Files that the kernel caches are not in it.
+
+Needs Linux. The input is produced beforehand, by this process.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import strandline as sl
+from benchmarks.harness import Figure, compare, folder
+from benchmarks.standard_job import app_on, fill
+
+INPUT_BATCH = 100_000
+"""Records that are produced at a time, the same for both inputs: batches are read whole."""
+SAMPLE_SECONDS = 0.25
+STALLED_SECONDS = 300
+
+
+class Usage(NamedTuple):
+    """Anonymous memory in MiB."""
+
+    at_end: float
+    highest: float
+
+
+def run(*, quick: bool = False) -> list[Figure]:
+    """MiB at 20,000,000 records and at 2,000,000 (target: at most 1.1 times as much).
+
+    Quick, with 1,000,000 and 200,000, it shows that the workload runs, and no more: caches are
+    still filling then.
+    """
+    few, many = (200_000, 1_000_000) if quick else (2_000_000, 20_000_000)
+    usages: dict[int, list[Usage]] = {few: [], many: []}
+
+    def at_end(count: int) -> float:
+        usages[count].append(_usage(count))
+        return usages[count][-1].at_end
+
+    figure = compare(
+        f"memory at {many:,} records",
+        lambda: at_end(many),
+        lambda: at_end(few),
+        peer_name=f"at {few:,}",
+        unit="MiB",
+        target=1.1,
+        at_most=True,
+        rounds=1 if quick else 3,
+        warm_up=False,
+    )
+    return [figure, _highest(usages[many], usages[few], figure)]
+
+
+def _highest(many: list[Usage], few: list[Usage], figure: Figure) -> Figure:
+    """The same runs, by the highest value on the way."""
+    mine, theirs = (iter([usage.highest for usage in usages]) for usages in (many, few))
+    return compare(
+        f"{figure.name}, highest on the way",
+        lambda: next(mine),
+        lambda: next(theirs),
+        peer_name=figure.peer_name,
+        unit=figure.unit,
+        at_most=True,
+        rounds=len(many),
+        warm_up=False,
+    )
+
+
+def _usage(count: int) -> Usage:
+    with folder() as path:
+        fill(path, count, at_once=INPUT_BATCH)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            return process.submit(_run_and_measure, path, count).result()
+
+
+# The measured process ----------------------------------------------------------------
+
+
+def _run_and_measure(path: Path, count: int) -> Usage:
+    with app_on(path) as app:
+        worker = threading.Thread(target=app.run, kwargs={"progress": False})
+        worker.start()
+        try:
+            highest = _watch(lambda: _handled(app), count, worker)
+            gc.collect()
+            at_end = _anonymous_mib()
+        finally:
+            app.stop()
+            worker.join()
+    return Usage(at_end, max(highest, at_end))
+
+
+def _watch(handled: Callable[[], int], count: int, worker: threading.Thread) -> float:
+    """Wait until `count` records are handled; the highest value on the way."""
+    highest = 0.0
+    before, stalled = 0, 0.0
+    while (now := handled()) < count:
+        assert worker.is_alive(), f"the app has ended at {now:,} of {count:,} records"
+        stalled = 0.0 if now > before else stalled + SAMPLE_SECONDS
+        assert stalled < STALLED_SECONDS, f"the app stands still at {now:,} of {count:,} records"
+        before = now
+        highest = max(highest, _anonymous_mib())
+        worker.join(SAMPLE_SECONDS)
+    return highest
+
+
+def _handled(app: sl.App) -> int:
+    """Input records whose handling is committed: `fill` uses no transactions, so offsets count them."""
+    committed = app.broker.committed(app.name, require_stable=False)
+    return sum(position.offset for position in committed.values())
+
+
+def _anonymous_mib() -> float:
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        name, _, size = line.partition(":")
+        if name == "Anonymous":
+            return int(size.split()[0]) / 1024
+    raise LookupError("/proc/self/smaps_rollup has no line Anonymous")
