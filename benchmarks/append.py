@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import Figure, Stopwatch, compare, folder
-from changelog.owner import Owner
+from changelog.embedded.owner import Owner
 from changelog.records import Append
 from changelog.storage import LocalStorage
 

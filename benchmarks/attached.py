@@ -23,7 +23,7 @@ import pyarrow as pa
 import changelog
 from benchmarks.harness import Figure, Stopwatch, compare, folder
 from changelog.clock import SystemClock
-from changelog.environment import Durability
+from changelog.embedded.environment import Durability
 from changelog.log import Log
 from changelog.records import TopicPartition, columns_schema
 

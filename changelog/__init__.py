@@ -1,7 +1,7 @@
 """The log: topics, partitions, producers, transactions, committed offsets.
 
 `open` gives a `Log` on whatever holds it. Everything else here is the vocabulary that
-programs share with it; `changelog.owner` is the embedded log itself.
+programs share with it; `changelog.embedded.owner` is the embedded log itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from changelog.records import (
 
 if TYPE_CHECKING:
     from changelog.clock import Clock
-    from changelog.environment import Durability
+    from changelog.embedded.environment import Durability
     from changelog.flight.attach import Role
     from changelog.log import Log
 

@@ -1,6 +1,6 @@
 """The one interface behind which a log lives.
 
-`changelog.owner.Owner` implements it on a folder, `changelog.flight` over a socket to the
+`changelog.embedded.owner.Owner` implements it on a folder, `changelog.flight` over a socket to the
 owner; producers, consumers, stores and the framework know nothing else. Calls are
 thread-safe and block until they are answered. They raise the types of `changelog.errors`.
 """

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.broker import Broker
+from changelog.client.consumer import Consumer
+from changelog.client.producer import BatchMetadata, Producer
 from changelog.clock import Clock, SystemClock
-from changelog.consumer import Consumer
 from changelog.errors import InvalidRequest
-from changelog.producer import BatchMetadata, Producer
 from changelog.records import (
     HEADERS_TYPE,
     Batch,

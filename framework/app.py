@@ -31,7 +31,7 @@ from statestore.serdes import Serde
 from statestore.spec import UNSET, StoreLimits, StoreSpec
 
 if TYPE_CHECKING:
-    from changelog.producer import Producer
+    from changelog.client.producer import Producer
     from framework.query import StoreView
 
 K = TypeVar("K")
@@ -417,7 +417,7 @@ class App:
 
     def producer(self, transactional_id: str | None = None) -> Producer:
         """A producer of bytes and columns, for use outside of tasks."""
-        from changelog.producer import Producer
+        from changelog.client.producer import Producer
 
         self.prepare()
         return Producer(self.broker, transactional_id=transactional_id, clock=self.clock)

@@ -22,10 +22,10 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from changelog.broker import Broker
+from changelog.client.producer import Producer
+from changelog.client.standing import State
 from changelog.errors import Retriable
-from changelog.producer import Producer
 from changelog.records import CommittedOffset, TopicInfo, TopicPartition
-from changelog.standing import State
 from framework.instance import TaskInstance
 from framework.outbox import columns_of, split
 from framework.positions import to_commit

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from changelog.client.partitioner import partitions_for
 from changelog.errors import InvalidRecord
-from changelog.partitioner import partitions_for
 from changelog.records import HEADERS_TYPE, Headers, columns_schema
 from framework.context import TaskContext
 from framework.record import Record

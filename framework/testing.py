@@ -18,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from changelog.client.producer import Producer
 from changelog.clock import ManualClock
+from changelog.embedded.owner import Owner
 from changelog.errors import InvalidRequest
-from changelog.owner import Owner
-from changelog.producer import Producer
 from changelog.records import TopicPartition
 from changelog.storage import LocalStorage, Lock, MemoryStorage
 from framework.app import App

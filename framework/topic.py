@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from changelog.accumulator import checked_headers
+from changelog.client.accumulator import checked_headers
 from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, NotInTask
 from changelog.records import Headers
 from framework import context

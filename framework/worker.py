@@ -20,11 +20,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from changelog.broker import Broker
+from changelog.client.producer import Producer
+from changelog.client.standing import State
 from changelog.clock import Clock
 from changelog.errors import InvalidTxnState, Retriable, TransactionAborted
-from changelog.producer import Producer
 from changelog.records import CommittedOffset, TopicInfo, TopicPartition
-from changelog.standing import State
 from framework.commit import COMMITS, Committing, offsets_of
 from framework.inputs import Input
 from framework.instance import Steps, TaskInstance

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
-from changelog import filesystem
 from changelog.clock import Clock, SystemClock
-from changelog.environment import Durability
+from changelog.embedded import filesystem
+from changelog.embedded.environment import Durability
 from changelog.errors import InvalidConfig, LogLocked, OwnerUnavailable, Unauthenticated
 from changelog.flight import background
 from changelog.flight import endpoint as endpoints

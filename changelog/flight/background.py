@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from changelog.environment import Durability
+from changelog.embedded.environment import Durability
+from changelog.embedded.owner import Owner
 from changelog.errors import LogLocked, StorageFailed, StrandlineError, from_os_error
 from changelog.flight.owning import ServedOwner
-from changelog.owner import Owner
 from changelog.storage import LocalStorage
 
 IDLE = 10.0

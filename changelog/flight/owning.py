@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 from changelog.clock import Clock
-from changelog.environment import Durability
+from changelog.embedded.environment import Durability
+from changelog.embedded.owner import Owner
 from changelog.errors import CorruptLog
 from changelog.flight import endpoint as endpoints
 from changelog.flight.server import FlightEndpoint
-from changelog.owner import Owner
 from changelog.storage import LocalStorage
 
 

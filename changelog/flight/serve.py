@@ -10,7 +10,7 @@ import threading
 import pyarrow as pa
 
 from changelog.clock import Clock
-from changelog.environment import Durability
+from changelog.embedded.environment import Durability
 from changelog.errors import InvalidConfig
 from changelog.flight.address import host_port, read_pem
 from changelog.flight.attach import attach_or_own

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from changelog.embedded.names import LOCK
 from changelog.errors import LogLocked
-from changelog.names import LOCK
 from changelog.storage import LocalStorage, Lock
 
 MARK = "flights-demo"

@@ -13,9 +13,9 @@ from typing import Self
 
 import changelog
 from changelog.broker import Broker
+from changelog.embedded.names import CONSUMER_OFFSETS
 from changelog.errors import Retriable
 from changelog.flight.endpoint import read as read_endpoint
-from changelog.names import CONSUMER_OFFSETS
 from changelog.records import TopicPartition
 
 COMMAND = [sys.executable, "-m", "framework.cli", "run", "examples.flights.app:app"]

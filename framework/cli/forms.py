@@ -24,8 +24,8 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
+from changelog.client.keys import encode_key
 from changelog.errors import InvalidRecord, StrandlineError
-from changelog.keys import encode_key
 from statestore.serdes import MessagePack
 
 KeyForm = Literal["auto", "text", "int", "float", "msgpack", "bytes"]

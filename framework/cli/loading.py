@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import typer
 
 import changelog
+from changelog.embedded.names import FOLDER_META
 from changelog.errors import InvalidConfig
-from changelog.names import FOLDER_META
 
 if TYPE_CHECKING:
     from changelog.log import Log

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from changelog.accumulator import RecordMetadata
-from changelog.columns import struct_of
+from changelog.client.accumulator import RecordMetadata
+from changelog.client.columns import struct_of
 from changelog.errors import InvalidRecord, StrandlineError
 from changelog.records import TopicInfo
 from framework.cli import output
@@ -21,7 +21,7 @@ from framework.cli.loading import opened
 from framework.cli.options import JsonOption, LogOption, to_ms
 
 if TYPE_CHECKING:
-    from changelog.producer import Producer
+    from changelog.client.producer import Producer
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):

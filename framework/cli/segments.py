@@ -13,9 +13,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from changelog import document
-from changelog.errors import UnknownPartition, UnknownTopic
-from changelog.format import (
+from changelog.embedded import document
+from changelog.embedded.format import (
     HEADER_SIZE,
     Attributes,
     FrameHeader,
@@ -23,14 +22,15 @@ from changelog.format import (
     unpack_header,
     unpack_marker,
 )
-from changelog.frame import decode, payload_bytes
-from changelog.manifest import STILL_OPEN, Manifest, SegmentEntry
-from changelog.names import CATALOG, partition_folder
+from changelog.embedded.frame import decode, payload_bytes
+from changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
+from changelog.embedded.names import CATALOG, partition_folder
+from changelog.embedded.topic import KIND as CATALOG_KIND
+from changelog.embedded.topic import TopicMeta
+from changelog.errors import UnknownPartition, UnknownTopic
 from changelog.records import Batch
 from changelog.schema import ValueSchemas, decode_schemas
 from changelog.storage import File, LocalStorage
-from changelog.topic import KIND as CATALOG_KIND
-from changelog.topic import TopicMeta
 from framework.cli import output
 from framework.cli.consume import as_json
 from framework.cli.forms import json_line

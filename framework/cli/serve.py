@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from changelog.environment import Durability
+from changelog.embedded.environment import Durability
 from framework.cli import output
 from framework.cli.options import JsonOption
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from changelog.embedded.owner import Owner
 from changelog.flight.client import FlightBroker
 from changelog.flight.connection import Target
 from changelog.flight.server import FlightEndpoint
-from changelog.owner import Owner
 from changelog.storage import LocalStorage
 
 TOKEN = "a token of the tests"

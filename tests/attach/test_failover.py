@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 
+from changelog.embedded.owner import Owner
 from changelog.errors import (
     OwnerUnavailable,
     ProducerFenced,
@@ -14,7 +15,6 @@ from changelog.errors import (
     UnknownTopic,
 )
 from changelog.flight.failover import FailoverBroker, Link
-from changelog.owner import Owner
 from changelog.records import Append, CommittedOffset, TopicPartition
 from changelog.storage import MemoryStorage
 

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from changelog import filesystem
+from changelog.embedded import filesystem
+from changelog.embedded.filesystem import Mount, mount_of, parse_mount_command, parse_mountinfo
 from changelog.errors import CorruptLog, FutureFormat, StorageFailed
-from changelog.filesystem import Mount, mount_of, parse_mount_command, parse_mountinfo
 from changelog.flight import endpoint as endpoints
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import strandline as sl
 from changelog.clock import ManualClock
-from changelog.owner import Owner
+from changelog.embedded.owner import Owner
 from changelog.storage import MemoryStorage
 from framework.testing import TestDriver
 

@@ -88,7 +88,7 @@ def test_a_failed_instance_does_not_stop_the_others() -> None:
 
 
 def _partition(key: str) -> int:
-    from changelog.partitioner import partition_for
+    from changelog.client.partitioner import partition_for
 
     return partition_for(key.encode(), 4)
 

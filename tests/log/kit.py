@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from changelog.clock import ManualClock
-from changelog.owner import Owner
+from changelog.embedded.owner import Owner
 from changelog.records import Append, Appended, Isolation, ProducerIdentity, TopicPartition
 from changelog.storage import MemoryStorage, Storage
 
@@ -80,7 +80,7 @@ class World:
 
 
 class Client:
-    """A producer that keeps its identity and sequences, as `changelog.producer` does."""
+    """A producer that keeps its identity and sequences, as `changelog.client.producer` does."""
 
     def __init__(self, world: World, transactional_id: str | None = None, timeout_ms: int = 10_000):
         self.world = world

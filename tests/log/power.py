@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, NamedTuple, TypeVar
 
-from changelog.environment import Environment
+from changelog.embedded.environment import Environment
+from changelog.embedded.owner import Owner
 from changelog.errors import LogLocked, StorageFailed
-from changelog.owner import Owner
 from changelog.storage import Bytes
 from tests.log.kit import World
 
@@ -87,6 +87,7 @@ class PowerStorage:
         self._names: dict[str, Inode] = {}
         self._durable_names: dict[str, Inode] = {}
         self._unsynced: list[NameChange] = []
+        self._folders = {""}
         self._locked: set[str] = set()
 
     # Deaths ---------------------------------------------------------------------------
@@ -111,6 +112,8 @@ class PowerStorage:
             for path, inode in sorted(self._durable_names.items())
         }
         self._durable_names = dict(self._names)
+        for path in self._names:
+            self._note_folder(_folder(path))  # one whose removal was undone
         self.crash()
 
     def _surviving(self, keep: Callable[[NameChange], bool] | None) -> list[NameChange]:
@@ -164,6 +167,7 @@ class PowerStorage:
     def create(self, path: str) -> PowerFile:
         if path in self._names:
             raise FileExistsError(path)
+        self._check_folder(_folder(path))
         self.announce("create", path)
         inode = self._names[path] = Inode()
         self._unsynced.append(NameChange("create", path, inode=inode))
@@ -187,19 +191,24 @@ class PowerStorage:
 
     def make_dir(self, path: str) -> None:
         self.announce("make_dir", path)
+        self._note_folder(path)
 
     def remove_tree(self, path: str) -> None:
         for name in self.paths(path):
             self.unlink(name)
+        self._folders = {f for f in self._folders if f != path and not f.startswith(path + "/")}
 
     def list_dir(self, path: str) -> list[str]:
         start = len(path) + 1 if path else 0
-        return sorted({name[start:].split("/", 1)[0] for name in self.paths(path)})
+        folders = {folder for folder in self._folders if folder and _folder(folder) == path}
+        files = {name for name in self._names if _folder(name) == path}
+        return sorted(name[start:] for name in folders | files)
 
     def exists(self, path: str) -> bool:
-        return path in self._names or bool(self.paths(path))
+        return path in self._names or path in self._folders
 
     def sync_dir(self, path: str) -> None:
+        self._check_folder(path)
         if self.announce("sync_dir", path):
             for change in self._unsynced:
                 if _folder(change.path) == path:
@@ -211,6 +220,16 @@ class PowerStorage:
             raise LogLocked(f"{path} is already locked by this process")
         self._locked.add(path)
         return PowerLock(self, path)
+
+    def _note_folder(self, path: str) -> None:
+        """It is there, with its parents."""
+        while path not in self._folders:
+            self._folders.add(path)
+            path = _folder(path)
+
+    def _check_folder(self, path: str) -> None:
+        if path not in self._folders:
+            raise FileNotFoundError(path)
 
     def unlock(self, path: str, life: int) -> None:
         """Let go of a lock that was taken in that life."""
@@ -387,9 +406,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def taking_turns(
-    environment: Environment, call: Callable[[T], R], items: Sequence[T]
-) -> list[R]:
+def taking_turns(environment: Environment, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """In place of Environment.at_once: no threads, so that a seed gives the same story again.
 
     The order is chance's, as it is the scheduler's.

@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from changelog.columns import to_batches
+from changelog.client.columns import to_batches
 from changelog.errors import InvalidRecord, SchemaMismatch
 from changelog.records import HEADERS_TYPE, TopicInfo, columns_schema
 

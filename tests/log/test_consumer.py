@@ -8,8 +8,10 @@ import threading
 import pyarrow as pa
 import pytest
 
-from changelog.consumer import METADATA_MAX_AGE_S, Consumer, OffsetReset
-from changelog.cursor import Cursor
+from changelog.client.consumer import METADATA_MAX_AGE_S, Consumer, OffsetReset
+from changelog.client.cursor import Cursor
+from changelog.client.producer import Producer
+from changelog.embedded.owner import Owner
 from changelog.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -18,8 +20,6 @@ from changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from changelog.owner import Owner
-from changelog.producer import Producer
 from changelog.records import Batch, CommittedOffset, Fetched, TopicPartition
 from changelog.storage import MemoryStorage
 from tests.log.kit import START_MS, Client, World, columns

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changelog import frame
+from changelog.embedded import frame
+from changelog.embedded.format import _HEADER, HEADER_SIZE, FrameHeader, Kind, unpack_header
 from changelog.errors import CorruptLog, StrandlineError
-from changelog.format import _HEADER, HEADER_SIZE, FrameHeader, Kind, unpack_header
 from changelog.records import HEADERS_TYPE
 from tests.log.kit import columns
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
 from changelog.errors import OutOfOrderSequence, ProducerFenced
-from changelog.producer_state import BatchMeta, ProducerStates, advance
 from changelog.records import ProducerIdentity, TopicPartition
 from tests.log.kit import Client, World
 

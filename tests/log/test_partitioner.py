@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from changelog.keys import encode_key, encode_keys
-from changelog.partitioner import (
+from changelog.client.keys import encode_key, encode_keys
+from changelog.client.partitioner import (
     StickyPartitioner,
     murmur2,
     murmur2_array,

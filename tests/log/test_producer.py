@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from changelog.client.partitioner import partition_for
+from changelog.client.producer import Producer, RecordMetadata, State
 from changelog.errors import (
     DiskFull,
     InvalidRecord,
@@ -27,8 +29,6 @@ from changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from changelog.partitioner import partition_for
-from changelog.producer import Producer, RecordMetadata, State
 from changelog.records import CommittedOffset, TopicPartition
 from tests.log.kit import START_MS, World, columns
 from tests.log.line import FULL_AFTERWARDS, LOST_ANSWER, LOST_CALL, Fault, Line
@@ -94,7 +94,7 @@ def test_a_full_buffer_makes_send_itself_send(world: World) -> None:
 
 @pytest.mark.parametrize("key", ["a", "ü", b"\xff", 7, -1, 2.5])
 def test_a_key_chooses_the_partition_that_kafka_chooses(producer: Producer, key: Any) -> None:
-    from changelog.keys import encode_key
+    from changelog.client.keys import encode_key
 
     encoded = encode_key(key)
     assert encoded is not None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from changelog import document
+from changelog.embedded import document
+from changelog.embedded.names import FOLDER_META, partition_folder
+from changelog.embedded.owner import FOLDER_KIND, Owner
 from changelog.errors import (
     CorruptLog,
     DiskFull,
@@ -13,8 +15,6 @@ from changelog.errors import (
     PartitionPoisoned,
     StorageFailed,
 )
-from changelog.names import FOLDER_META, partition_folder
-from changelog.owner import FOLDER_KIND, Owner
 from changelog.records import TopicPartition
 from changelog.storage import Bytes, File, LocalStorage, MemoryStorage
 from tests.log.kit import Client, World

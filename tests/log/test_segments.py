@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from changelog.embedded.names import partition_folder
 from changelog.errors import OffsetOutOfRange
-from changelog.names import partition_folder
 from changelog.records import Fetched, TopicPartition
 from tests.log.kit import START_MS, Client, World
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from changelog.clock import ManualClock
+from changelog.embedded.owner import Owner
 from changelog.errors import InvalidConfig, InvalidRecord, OffsetOutOfRange
-from changelog.owner import Owner
 from changelog.records import TopicPartition
 from changelog.storage import MemoryStorage
 from framework.spark.options import SourceOptions

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from changelog.clock import ManualClock
-from changelog.owner import Owner
+from changelog.embedded.owner import Owner
 from changelog.records import Append, ProducerIdentity, TopicPartition, columns_schema
 from changelog.storage import MemoryStorage
 from statestore import PartitionStore, Restored, StoreSpec, open_store

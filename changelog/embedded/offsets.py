@@ -13,10 +13,10 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from changelog.embedded.partition import Partition
+from changelog.embedded.transaction_log import append_pairs, read_records
 from changelog.errors import CoordinatorLoading, CorruptLog
-from changelog.partition import Partition
 from changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
-from changelog.transaction_log import append_pairs, read_records
 
 GroupPartition = tuple[str, TopicPartition]
 

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from changelog.columns import as_mapping, batch_of, check_names
-from changelog.config import TopicConfig
-from changelog.errors import InvalidRecord, RecordTooLarge, UnknownPartition
-from changelog.partitioner import (
+from changelog.client.columns import as_mapping, batch_of, check_names
+from changelog.client.partitioner import (
     Partitions,
     StickyPartitioner,
     partition_for,
     partitions_for,
 )
+from changelog.config import TopicConfig
+from changelog.errors import InvalidRecord, RecordTooLarge, UnknownPartition
 from changelog.records import Headers, TopicInfo, TopicPartition
 
 MAX_FRAME_BYTES = 16 << 20

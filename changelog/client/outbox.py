@@ -14,9 +14,9 @@ from concurrent.futures import Future
 
 import pyarrow as pa
 
-from changelog.accumulator import Accumulator, OpenBatch, RecordMetadata, Waiting
+from changelog.client.accumulator import Accumulator, OpenBatch, RecordMetadata, Waiting
+from changelog.client.sender import Outcome, Outgoing, Sender
 from changelog.errors import RequestTimedOut
-from changelog.sender import Outcome, Outgoing, Sender
 
 IDLE_S = 1.0
 """How long the sending thread stays when there is nothing to send."""

@@ -9,18 +9,17 @@
 5. What was found is made durable before anybody sees it.
 6. After an unclean stop the log goes on at the reserved end, if offsets up to there may have
    been seen, and the leader epoch rises: at once in that case, else once the transactions
-   that were committed have their markers again (changelog.owner).
+   that were committed have their markers again (changelog.embedded.owner).
 """
 
 from __future__ import annotations
 
 import contextlib
 
-from changelog.aborted import AbortedTransactions
 from changelog.config import TopicConfig
-from changelog.environment import Environment
-from changelog.errors import CorruptLog, FutureFormat
-from changelog.format import (
+from changelog.embedded.aborted import AbortedTransactions
+from changelog.embedded.environment import Environment
+from changelog.embedded.format import (
     ALIGNMENT,
     HEADER_SIZE,
     MAGIC,
@@ -28,13 +27,14 @@ from changelog.format import (
     unpack_header,
     unpack_marker,
 )
-from changelog.frame import payload_bytes, walk
-from changelog.manifest import Manifest, SegmentEntry
-from changelog.names import MANIFEST, segment_of, snapshot_offset
-from changelog.partition import Partition
-from changelog.producer_state import BatchMeta, ProducerStates, advance
+from changelog.embedded.frame import payload_bytes, walk
+from changelog.embedded.manifest import Manifest, SegmentEntry
+from changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
+from changelog.embedded.partition import Partition
+from changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
+from changelog.embedded.segment import LocatedFrame, Segment
+from changelog.errors import CorruptLog, FutureFormat
 from changelog.records import ProducerIdentity
-from changelog.segment import LocatedFrame, Segment
 
 _CHUNK = 4 << 20
 

@@ -3,7 +3,7 @@
     strandline <kind> <version> <CRC-32C of the body, 8 hex digits>
     …body…
 
-The kinds are in changelog/names.py's table; most bodies are JSON, so that a person can read
+The kinds are in changelog/embedded/names.py's table; most bodies are JSON, so that a person can read
 them. Written by temporary file, fsync, rename, fsync of the folder.
 """
 

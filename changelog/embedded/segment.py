@@ -8,11 +8,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from changelog import document
+from changelog.embedded import document
+from changelog.embedded.format import FrameHeader
+from changelog.embedded.frame import walk
+from changelog.embedded.names import SegmentName
 from changelog.errors import CorruptLog
-from changelog.format import FrameHeader
-from changelog.frame import walk
-from changelog.names import SegmentName
 from changelog.storage import File, Storage, read_all
 
 INDEX_KIND = "index"

@@ -8,10 +8,10 @@ from typing import Literal
 import msgspec
 import pyarrow as pa
 
+from changelog.embedded.frame import encode
+from changelog.embedded.partition import Partition
+from changelog.embedded.reading import fetch
 from changelog.errors import CorruptLog
-from changelog.frame import encode
-from changelog.partition import Partition
-from changelog.reading import fetch
 from changelog.records import ConsumerRecord
 
 PRODUCER_IDS_KEY = b"\x00producer-ids"

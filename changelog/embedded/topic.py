@@ -7,9 +7,13 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import pyarrow as pa
 
-from changelog import document
 from changelog.config import TopicConfig, check_topic_name
-from changelog.environment import Environment
+from changelog.embedded import document
+from changelog.embedded.environment import Environment
+from changelog.embedded.manifest import Manifest
+from changelog.embedded.names import CATALOG, TOPICS, partition_folder, topic_folder
+from changelog.embedded.partition import Partition
+from changelog.embedded.recovery import open_partition
 from changelog.errors import (
     CorruptLog,
     InvalidConfig,
@@ -18,11 +22,7 @@ from changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from changelog.manifest import Manifest
-from changelog.names import CATALOG, TOPICS, partition_folder, topic_folder
-from changelog.partition import Partition
 from changelog.records import TopicInfo
-from changelog.recovery import open_partition
 from changelog.schema import BYTES, ValueSchemas, decode_schemas, encode_schemas
 
 KIND = "topics"

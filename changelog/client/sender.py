@@ -25,13 +25,13 @@ import pyarrow as pa
 
 from changelog.broker import Broker
 from changelog.clock import Clock
+from changelog.embedded.producer_state import REMEMBERED, advance
 from changelog.errors import (
     InvalidRequest,
     OutOfOrderSequence,
     RequestTimedOut,
     Retriable,
 )
-from changelog.producer_state import REMEMBERED, advance
 from changelog.records import (
     Append,
     Appended,

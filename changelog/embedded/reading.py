@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
-from changelog.aborted import AbortedTransactions
+from changelog.embedded.aborted import AbortedTransactions
+from changelog.embedded.frame import decode, payload_bytes
+from changelog.embedded.partition import Partition
+from changelog.embedded.segment import LocatedFrame, Segment
 from changelog.errors import OffsetOutOfRange
-from changelog.frame import decode, payload_bytes
-from changelog.partition import Partition
 from changelog.records import Batch, Fetched, Isolation, PartitionOffsets, TopicPartition
 from changelog.schema import ValueSchemas, upgrade
-from changelog.segment import LocatedFrame, Segment
 
 MIN_CHUNK = 64 << 10
 

@@ -27,16 +27,20 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from changelog.accumulator import (
+from changelog.broker import Broker
+from changelog.client.accumulator import (
     RecordMetadata,
     Target,
     Waiting,
     checked_headers,
     record_size,
 )
-from changelog.broker import Broker
+from changelog.client.columns import batch_of, to_batches
+from changelog.client.keys import encode_key
+from changelog.client.outbox import Outbox
+from changelog.client.sender import Outgoing, Sender
+from changelog.client.standing import Standing, State
 from changelog.clock import Clock, SystemClock
-from changelog.columns import batch_of, to_batches
 from changelog.errors import (
     Fenced,
     InvalidTxnState,
@@ -46,11 +50,7 @@ from changelog.errors import (
     StrandlineError,
     TransactionAborted,
 )
-from changelog.keys import encode_key
-from changelog.outbox import Outbox
 from changelog.records import CommittedOffset, Headers, ProducerIdentity, TopicPartition
-from changelog.sender import Outgoing, Sender
-from changelog.standing import Standing, State
 
 METADATA_MAX_AGE_S = 60.0
 """How long a topic's description is used before it is asked for again."""
@@ -78,7 +78,7 @@ class Producer:
 
     Close it (or use `with`), or records that still linger are lost when the process ends.
 
-    >>> from changelog.owner import Owner
+    >>> from changelog.embedded.owner import Owner
     >>> from changelog.storage import MemoryStorage
     >>> owner = Owner(MemoryStorage(), background=False)
     >>> info = owner.create_topic("greetings")
@@ -151,7 +151,7 @@ class Producer:
         """Send one record; the future has its offset once the log has it.
 
         `value` is bytes (on a typed topic a mapping, dataclass or msgspec.Struct); None is a
-        tombstone. `key` becomes bytes by the rules of `changelog.keys`, and chooses the
+        tombstone. `key` becomes bytes by the rules of `changelog.client.keys`, and chooses the
         partition unless `partition` does. `timestamp` is in ms, by default now.
 
         Raises at once, with nothing sent and the transaction as it was: InvalidRecord,
@@ -184,7 +184,7 @@ class Producer:
     ) -> list[BatchMetadata]:
         """Append a DataFrame, Arrow data or a list of rows; where each batch went.
 
-        `key` and `timestamp` name columns (see `changelog.columns`). Outside a transaction
+        `key` and `timestamp` name columns (see `changelog.client.columns`). Outside a transaction
         what comes before a failure stands. Raises what `send` and its futures do.
         """
         target = self._target(topic, fresh=True)

@@ -10,11 +10,11 @@ import threading
 from dataclasses import dataclass, field
 from enum import Enum
 
-from changelog.environment import Environment
+from changelog.embedded.environment import Environment
+from changelog.embedded.partition import Partition, sync_all
+from changelog.embedded.transaction_log import PreparedPartition, TransactionLog, TransactionRecord
 from changelog.errors import StorageFailed, StrandlineError
-from changelog.partition import Partition, sync_all
 from changelog.records import ProducerIdentity
-from changelog.transaction_log import PreparedPartition, TransactionLog, TransactionRecord
 
 
 class Stage(Enum):

@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import Literal, Self, get_args
 
 from changelog.broker import Broker
+from changelog.client.cursor import Cursor
 from changelog.clock import Clock, SystemClock
-from changelog.cursor import Cursor
 from changelog.errors import (
     CoordinatorLoading,
     InvalidConfig,
@@ -58,8 +58,8 @@ class Consumer:
     offset and leaves out aborted records. `max_bytes` is about how much one poll returns,
     `max_partition_bytes` how much of one partition; a batch is never cut for it.
 
-    >>> from changelog.owner import Owner
-    >>> from changelog.producer import Producer
+    >>> from changelog.embedded.owner import Owner
+    >>> from changelog.client.producer import Producer
     >>> from changelog.storage import MemoryStorage
     >>> owner = Owner(MemoryStorage(), background=False)
     >>> info = owner.create_topic("greetings")

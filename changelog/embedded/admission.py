@@ -5,12 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changelog.embedded.frame import Payload, encode
+from changelog.embedded.producer_state import SEQUENCES
+from changelog.embedded.topic import Topic
 from changelog.errors import InvalidRecord, RecordTooLarge, SchemaMismatch
-from changelog.frame import Payload, encode
-from changelog.producer_state import SEQUENCES
 from changelog.records import Append
 from changelog.schema import BYTES
-from changelog.topic import Topic
 
 
 def admitted(topic: Topic, request: Append, now_ms: int) -> Payload:

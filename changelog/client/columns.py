@@ -3,7 +3,7 @@
 On a topic of bytes the data has a column (or field) `value`, and optionally `key`, `timestamp`
 and `headers`. On a typed topic it has exactly the columns of the topic's schema; `key=` and
 `timestamp=` name the ones among them that key and time the records. Keys become bytes by the
-rules of `changelog.keys`; a timestamp is a datetime (taken as UTC if it has no zone), a date,
+rules of `changelog.client.keys`; a timestamp is a datetime (taken as UTC if it has no zone), a date,
 or integer milliseconds. Columns are cast where nothing is lost by it, and refused otherwise.
 
 Data frames of any library come in through the Arrow C stream interface (polars, pandas,
@@ -23,8 +23,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changelog.client.keys import encode_key, encode_keys, is_bytes, is_text
 from changelog.errors import InvalidRecord, SchemaMismatch
-from changelog.keys import encode_key, encode_keys, is_bytes, is_text
 from changelog.records import HEADERS_TYPE, Headers, TopicInfo, columns_schema
 from changelog.schema import value_type
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from changelog import document
-from changelog.names import MANIFEST, SegmentName
+from changelog.embedded import document
+from changelog.embedded.names import MANIFEST, SegmentName
 from changelog.storage import Storage
 
 KIND = "manifest"

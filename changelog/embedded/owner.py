@@ -16,11 +16,25 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import msgspec
 import pyarrow as pa
 
-from changelog import document, reading, retention
-from changelog.admission import admitted
 from changelog.clock import Clock, SystemClock
-from changelog.coordinator import Coordinator
-from changelog.environment import Durability, Environment
+from changelog.embedded import document, reading, retention
+from changelog.embedded.admission import admitted
+from changelog.embedded.coordinator import Coordinator
+from changelog.embedded.environment import Durability, Environment
+from changelog.embedded.names import (
+    CATALOG,
+    CLEAN,
+    CONSUMER_OFFSETS,
+    FOLDER_META,
+    LOCK,
+    SYSTEM_TOPICS,
+    TRANSACTION_STATE,
+)
+from changelog.embedded.offsets import GroupOffsets
+from changelog.embedded.partition import Partition, sync_all
+from changelog.embedded.segment import Segment
+from changelog.embedded.topic import Catalog, ClosedSizes, Topic
+from changelog.embedded.transaction_log import TransactionLog
 from changelog.errors import (
     CorruptLog,
     InvalidConfig,
@@ -30,17 +44,6 @@ from changelog.errors import (
     StorageFailed,
     StrandlineError,
 )
-from changelog.names import (
-    CATALOG,
-    CLEAN,
-    CONSUMER_OFFSETS,
-    FOLDER_META,
-    LOCK,
-    SYSTEM_TOPICS,
-    TRANSACTION_STATE,
-)
-from changelog.offsets import GroupOffsets
-from changelog.partition import Partition, sync_all
 from changelog.records import (
     Append,
     Appended,
@@ -52,10 +55,7 @@ from changelog.records import (
     TopicInfo,
     TopicPartition,
 )
-from changelog.segment import Segment
 from changelog.storage import Storage
-from changelog.topic import Catalog, ClosedSizes, Topic
-from changelog.transaction_log import TransactionLog
 
 _log = logging.getLogger("strandline")
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from changelog.config import UNLIMITED, TopicConfig
+from changelog.embedded.partition import Partition
+from changelog.embedded.segment import Segment
 from changelog.errors import OffsetOutOfRange
-from changelog.partition import Partition
-from changelog.segment import Segment
 
 
 def expired_segments(

@@ -15,8 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.errors import CorruptLog, InvalidRecord
-from changelog.format import (
+from changelog.embedded.format import (
     HEADER_SIZE,
     Attributes,
     FrameHeader,
@@ -26,6 +25,7 @@ from changelog.format import (
     padded,
     unpack_header,
 )
+from changelog.errors import CorruptLog, InvalidRecord
 from changelog.records import HEADERS_TYPE, columns_schema
 
 ROWS_BELOW = 32

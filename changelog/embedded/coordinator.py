@@ -16,7 +16,10 @@ import threading
 from collections.abc import Callable, Iterator
 from enum import Enum
 
-from changelog.environment import Environment
+from changelog.embedded.environment import Environment
+from changelog.embedded.group_commit import GroupCommit, Stage, Ticket
+from changelog.embedded.partition import Partition, sync_all
+from changelog.embedded.transaction_log import TransactionLog, TransactionRecord
 from changelog.errors import (
     CorruptLog,
     InvalidConfig,
@@ -26,10 +29,7 @@ from changelog.errors import (
     StrandlineError,
     TransactionAborted,
 )
-from changelog.group_commit import GroupCommit, Stage, Ticket
-from changelog.partition import Partition, sync_all
 from changelog.records import ProducerIdentity
-from changelog.transaction_log import TransactionLog, TransactionRecord
 
 MAX_EPOCH = (1 << 31) - 2
 MAX_TIMEOUT_MS = 15 * 60 * 1000

@@ -21,10 +21,22 @@ from typing import Any
 
 import msgspec
 
-from changelog import document
-from changelog.aborted import AbortedTransactions
 from changelog.config import TopicConfig
-from changelog.environment import Environment
+from changelog.embedded import document
+from changelog.embedded.aborted import AbortedTransactions
+from changelog.embedded.environment import Environment
+from changelog.embedded.format import FrameHeader
+from changelog.embedded.frame import Payload, encode_marker, frame_parts
+from changelog.embedded.manifest import Manifest, SegmentEntry
+from changelog.embedded.names import SegmentName, producer_snapshot, snapshot_offset
+from changelog.embedded.producer_state import (
+    BatchMeta,
+    EndedTransaction,
+    ProducerEntry,
+    ProducerStates,
+    advance,
+)
+from changelog.embedded.segment import Segment
 from changelog.errors import (
     OwnerUnavailable,
     PartitionPoisoned,
@@ -32,20 +44,8 @@ from changelog.errors import (
     StrandlineError,
     UnknownTopic,
 )
-from changelog.format import FrameHeader
-from changelog.frame import Payload, encode_marker, frame_parts
-from changelog.manifest import Manifest, SegmentEntry
-from changelog.names import SegmentName, producer_snapshot, snapshot_offset
-from changelog.producer_state import (
-    BatchMeta,
-    EndedTransaction,
-    ProducerEntry,
-    ProducerStates,
-    advance,
-)
 from changelog.records import Appended, PartitionOffsets, ProducerIdentity, TopicPartition
 from changelog.schema import ValueSchemas
-from changelog.segment import Segment
 
 SNAPSHOT_KIND = "producers"
 ABORTED_KIND = "aborted"

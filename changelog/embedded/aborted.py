@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterable
 
-from changelog.producer_state import EndedTransaction
+from changelog.embedded.producer_state import EndedTransaction
 
 
 class AbortedTransactions:

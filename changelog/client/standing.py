@@ -19,7 +19,7 @@ class State(Enum):
 
 
 class Standing:
-    """The state of one producer; its changes are drawn in `changelog.producer`."""
+    """The state of one producer; its changes are drawn in `changelog.client.producer`."""
 
     def __init__(self, *, transactional: bool) -> None:
         self.transactional = transactional
