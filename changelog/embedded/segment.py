@@ -62,12 +62,8 @@ class SparseIndex:
         if len(body) % 24:
             raise CorruptLog(f"{where}: an index has 24 bytes an entry, got {len(body)} bytes")
         index, third = cls(), len(body) // 3
-        for column, start in zip(
-            (index.offsets, index.positions, index.times_before),
-            range(0, 3 * third, third),
-            strict=False,
-        ):
-            column.frombytes(body[start : start + third])
+        for number, column in enumerate((index.offsets, index.positions, index.times_before)):
+            column.frombytes(body[number * third : (number + 1) * third])
         return index
 
 

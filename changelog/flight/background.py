@@ -129,9 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_log(path: Path) -> int:
-    keep = path.exists() and path.stat().st_size < LOG_BYTES
-    how = os.O_APPEND if keep else os.O_TRUNC
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o600)
+    # Several may start at once: each appends, or one would write over what another has said.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND
+    if path.exists() and path.stat().st_size >= LOG_BYTES:
+        flags |= os.O_TRUNC
+    return os.open(path, flags, 0o600)
 
 
 def _environment() -> dict[str, str]:

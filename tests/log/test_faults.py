@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -32,7 +33,7 @@ from changelog.errors import (
     UnknownTopic,
 )
 from changelog.records import Append, CommittedOffset, TopicPartition
-from changelog.storage import LocalStorage
+from changelog.storage import Bytes, File, LocalStorage
 from tests.log.kit import START_MS, Client, World, columns
 from tests.log.power import (
     Died,
@@ -238,12 +239,9 @@ class Commits:
         self._hold_the_first_fsync()
         self.threads = in_threads(lambda: self._commit(self.clients[0]))
         assert self.held.wait(BOUND)
-        self.threads += in_threads(*(lambda c=c: self._commit(c) for c in self.clients[1:]))  # type: ignore[misc]
-        waiting = world.owner._coordinator._commits._waiting
-        eventually(
-            lambda: len(world.owner._coordinator._commits._waiting or waiting) == 2,
-            what="both waiting for a round",
-        )
+        self.threads += in_threads(*(lambda c=c: self._commit(c) for c in self.clients[1:]))
+        commits = world.owner._coordinator._commits
+        eventually(lambda: len(commits._waiting) == 2, what="the two waiting for a round")
 
     def _hold_the_first_fsync(self) -> None:
         def hold() -> None:
@@ -277,14 +275,19 @@ def test_whoever_is_interrupted_in_a_round_of_commits_acknowledges_nobody_for_no
     world: PowerWorld, eventually: Eventually
 ) -> None:
     commits = Commits(world, eventually)
+    prepare = folder(world, topic=TRANSACTION_STATE)
+    fsyncs: list[str] = []
 
     def interrupt(operation: Operation) -> None:
         if operation.kind == "fsync":
-            world.storage.hook = None
-            raise KeyboardInterrupt
+            fsyncs.append(operation.folder)
+            if prepare in fsyncs[:-1]:  # the first commit has had its round, the next one runs
+                world.storage.hook = None
+                raise KeyboardInterrupt
 
     world.storage.hook = interrupt
     commits.end()
+    assert commits.acknowledged == [b"first"]
     world.power_cut()
     assert set(commits.acknowledged) <= set(world.values())
     assert sorted(world.values(), key=str) == sorted(world.values(partition=1), key=str)
@@ -653,8 +656,9 @@ def test_a_schema_that_is_extended_while_a_reader_reads_is_no_obstacle() -> None
 
     world.owner.append([Append("t", 0, batch(old, {"n": 1}), producer, 0, schema_id=1)])
     world.storage.hook = doing(extend, "read", ".log")
-    assert world.values() == [{"n": 1}, {"n": 2, "m": 2}]
-    assert world.values() == [{"n": 1, "m": None}, {"n": 2, "m": 2}]
+    values: list[Any] = [*world.values()]
+    assert values == [{"n": 1}, {"n": 2, "m": 2}]
+    assert [*world.values()] == [{"n": 1, "m": None}, {"n": 2, "m": 2}]
 
 
 def test_a_file_cut_short_behind_the_logs_back_is_an_error_and_no_endless_loop(
@@ -679,11 +683,11 @@ class WatchedStorage(LocalStorage):
     before_read: Callable[[], object] | None = None
     before_append: Callable[[], object] | None = None
 
-    def create(self, path: str) -> WatchedFile:
-        return WatchedFile(self, super().create(path), path)
+    def create(self, path: str) -> File:
+        return cast("File", WatchedFile(self, super().create(path), path))
 
-    def open(self, path: str, *, writable: bool = False) -> WatchedFile:
-        return WatchedFile(self, super().open(path, writable=writable), path)
+    def open(self, path: str, *, writable: bool = False) -> File:
+        return cast("File", WatchedFile(self, super().open(path, writable=writable), path))
 
     def happens(self, before: str, path: str) -> None:
         act = getattr(self, before)
@@ -693,18 +697,18 @@ class WatchedStorage(LocalStorage):
 
 
 class WatchedFile:
-    def __init__(self, storage: WatchedStorage, file, path: str) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, storage: WatchedStorage, file: File, path: str) -> None:
         self._storage, self._file, self._path = storage, file, path
 
     def append(self, *parts: bytes) -> int:
         self._storage.happens("before_append", self._path)
-        return self._file.append(*parts)  # type: ignore[no-any-return]
+        return self._file.append(*parts)
 
-    def read(self, position: int, size: int) -> memoryview:
+    def read(self, position: int, size: int) -> Bytes:
         self._storage.happens("before_read", self._path)
-        return self._file.read(position, size)  # type: ignore[no-any-return]
+        return self._file.read(position, size)
 
-    def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
 
@@ -754,7 +758,7 @@ import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 from changelog.embedded.owner import Owner
 from changelog.records import Append
-from changelog.storage import LocalStorage
+from changelog.storage import Bytes, File, LocalStorage
 from tests.log.kit import columns
 owner = Owner(LocalStorage({str(tmp_path)!r}), background=False)
 owner.create_topic("t", 100)

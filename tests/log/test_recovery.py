@@ -270,3 +270,15 @@ def test_a_failed_fsync_at_commit_leaves_the_transaction_nowhere() -> None:
     storage.fail_sync = None
     world.crash()
     assert world.values() == world.values(partition=1) == []
+
+
+def test_a_segment_closed_without_a_record_is_opened_again() -> None:
+    world = World(durability="os")
+    world.owner.create_topic("t")
+    client = Client(world)
+    client.append(b"a")
+    for _ in range(2):  # each unclean start steps over the reserved offsets, with a roll
+        world.crash()
+    client.append(b"b")
+    world.crash()
+    assert world.values() == [b"a", b"b"]
