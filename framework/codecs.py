@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from changelog.errors import InvalidRecord, StrandlineError
 from framework.schema import RowType, is_typed
+from statestore.packing import pack_ints
 from statestore.serdes import Serde, Typed, topic_key_serde, value_serde
 
 
@@ -176,7 +177,7 @@ class PackCodec:
             return pa.array([None if i is None else dumps(i) for i in items], pa.binary())
         try:
             if self.exact is int:
-                return _pack_ints(items)
+                return pack_ints(items)
             return pa.array(list(map(_pack, items)), pa.binary())
         except OverflowError:
             return pa.array(list(map(self._serde.dumps, items)), pa.binary())
@@ -247,31 +248,6 @@ def _scalar_sizes() -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 _SIZES = _scalar_sizes()
-
-
-def _pack_ints(items: Sequence[int]) -> pa.Array:
-    """Each int in MessagePack: packed as one array, and told apart by their sizes.
-
-    Raises OverflowError beyond 64 bits, signed.
-
-    >>> _pack_ints([1, -1, 200, 70_000]).to_pylist()
-    [b'\\x01', b'\\xff', b'\\xcc\\xc8', b'\\xce\\x00\\x01\\x11p']
-    """
-    numbers = np.array(items, np.int64)
-    packed = _pack(items)
-    header = 1 if len(items) < 16 else 3 if len(items) < 65_536 else 5
-    ends = np.zeros(len(items) + 1, np.int32)
-    np.cumsum(_INT_SIZES[np.searchsorted(_INT_BOUNDS, numbers, "right")], out=ends[1:])
-    body = pa.py_buffer(memoryview(packed)[header:])
-    return pa.Array.from_buffers(pa.binary(), len(items), [None, pa.py_buffer(ends), body])
-
-
-# Ints from each bound on, up to the next, take so many bytes: int64, int32, int16, int8,
-# one byte, uint8, uint16, uint32, uint64.
-_INT_BOUNDS = np.array(
-    [-(2**31), -(2**15), -(2**7), -(2**5), 2**7, 2**8, 2**16, 2**32], dtype=np.int64
-)
-_INT_SIZES = np.array([9, 5, 3, 2, 1, 2, 3, 5, 9], dtype=np.int32)
 
 
 def _bounds(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -74,6 +74,7 @@ class TaskInstance:
         self._on_timer = spec.on_timer or own_timer
         self._next_window = clock.now_ms() + (spec.window_ms or 0)
         self._plain = not spec.is_async and self.timers is None
+        self._marks = [0] * len(self.all_stores)
 
     def has_failed(self) -> bool:
         """Whether it has stopped at a record, for good."""
@@ -269,21 +270,19 @@ class TaskInstance:
     def _handle_all(self, records: list[Record[Any, Any]]) -> None:
         """The hot loop. Leaves no trace of a record whose handler raises."""
         current, process = self.context, self._process
-        undo_logs = [store.undo for store in self.stores]
+        marks, logs = self._marks, [store.changed for store in self.stores]
         try:
-            if len(undo_logs) == 1:
-                undo = undo_logs[0]
+            if len(logs) == 1:
+                log = logs[0]
                 for record in records:
                     current.record = record
+                    marks[0] = len(log)
                     process(record)
-                    if undo:
-                        undo.clear()
                 return
             for record in records:
                 current.record = record
+                marks[:] = map(len, logs)
                 process(record)
-                for undo in undo_logs:
-                    undo.clear()
         except BaseException:
             self._undo(current.record)
             raise
@@ -300,6 +299,7 @@ class TaskInstance:
         """One call of a handler; 1 if it succeeded, else the policy has been applied."""
         self.context.record = record
         self.changed = True
+        self._marks[:] = [store.mark() for store in self.all_stores]
         try:
             yield call, args
         except BaseException as error:
@@ -308,7 +308,6 @@ class TaskInstance:
                 raise
             self._resolve(record, what, error)
             return 0
-        self._keep()
         return 1
 
     def _advance(self, timestamp: int) -> Steps:
@@ -337,7 +336,6 @@ class TaskInstance:
                 self.context.stream_time = before
             elif not done:
                 timers.take(due)
-                self._keep()
             fired += 1
         return fired
 
@@ -348,13 +346,9 @@ class TaskInstance:
             self.handled += count
             source.position = chunk.records[chunk.at - 1].offset + 1
 
-    def _keep(self) -> None:
-        for store in self.all_stores:
-            store.undo.clear()
-
     def _undo(self, record: Record[Any, Any]) -> None:
-        for store in self.all_stores:
-            store.rollback()
+        for store, mark in zip(self.all_stores, self._marks, strict=True):
+            store.rollback(mark)
         for box in self.outboxes.values():
             box.cut(record)
 

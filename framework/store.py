@@ -46,7 +46,8 @@ class Store(Generic[K, V]):
         """The topic that every change is written to."""
         return self.spec.changelog_topic(self.app.name)
 
-    # A get or a put is worth the repetition: each indirection costs 60 ns.
+    # What a hot get and put do is repeated here from PartitionStore: every call that is spared
+    # makes a handler 60 ns faster. Whatever is not plain goes on to the method itself.
 
     @overload
     def get(self, key: K) -> V | None: ...
@@ -57,6 +58,10 @@ class Store(Generic[K, V]):
         store = self._current(None)
         if store is None:
             raise self._not_in_task()
+        if type(key) is store.exact:
+            held = store.young.get(key)
+            if type(held) is store.plain:
+                return held
         return store.get(key, default)
 
     def put(self, key: K, value: V) -> None:
@@ -64,12 +69,22 @@ class Store(Generic[K, V]):
         store = self._current(None)
         if store is None:
             raise self._not_in_task()
-        store.put(key, value)
+        if type(key) is store.exact and type(value) is store.unchecked:
+            young = store.young
+            store.changed.append(key)
+            store.before.append(young.get(key))
+            young[key] = value
+        else:
+            store.put(key, value)
 
     def __getitem__(self, key: K) -> V:
         store = self._current(None)
         if store is None:
             raise self._not_in_task()
+        if type(key) is store.exact:
+            held = store.young.get(key)
+            if type(held) is store.plain:
+                return held  # type: ignore[no-any-return]
         return store[key]
 
     __setitem__ = put

@@ -1,13 +1,16 @@
-"""Committed values at hand: two generations bounded in bytes.
+"""Values at hand: two generations bounded in bytes.
 
 What is read or written goes into the young generation. When that holds half of the limit it
 becomes the old one, and the old one is dropped; what is read from the old one moves to the
 young. So what is used stays, and a look-up costs one dict operation and no bookkeeping.
+
+Uncommitted values live only in the young generation: they stay there when it is emptied, and
+have a limit of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 ENTRY_BYTES = 150
@@ -17,15 +20,21 @@ ENTRY_BYTES = 150
 class Cache:
     """Key objects to values, each as its store holds it; deletions are remembered too."""
 
-    __slots__ = ("_half", "_old", "_old_mean", "_young_bytes", "young")
+    __slots__ = ("_counted", "_half", "_old", "_old_mean", "_young_bytes", "young")
 
     def __init__(self, limit_bytes: int) -> None:
         self.young: dict[Any, Any] = {}
-        """Looked up first, and directly."""
+        """Looked up first, and directly; the same object for the life of the cache."""
         self._old: dict[Any, Any] = {}
         self._half = limit_bytes // 2
         self._young_bytes = 0
+        self._counted = 0
         self._old_mean = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time for `age`."""
+        return self._young_bytes > self._half
 
     def recall(self, key: Any) -> Any | None:
         """What the old generation holds of a key, moved to the young one; else None."""
@@ -38,27 +47,28 @@ class Cache:
         """Remember one entry whose encoded key and value have `nbytes`."""
         self._put(key, held, nbytes + ENTRY_BYTES)
 
-    def update(self, entries: Mapping[Any, Any], nbytes: int) -> None:
-        """Remember entries whose encoded keys and values have `nbytes` together."""
-        before = len(self.young)
-        self.young.update(entries)
+    def settle(self, nbytes: int) -> None:
+        """What was put into `young` is committed; encoded, a key and its value have `nbytes`."""
         # Keys that were here already take no more room.
-        share = (len(self.young) - before) / max(1, len(entries))
-        self._young_bytes += int((nbytes + ENTRY_BYTES * len(entries)) * share)
-        self._age()
+        self._young_bytes += (len(self.young) - self._counted) * (nbytes + ENTRY_BYTES)
+        self._counted = len(self.young)
+
+    def age(self, keep: Iterable[Any]) -> None:
+        """Let the young generation be the old one, but for the keys that are to stay in it."""
+        self._old_mean = self._young_bytes // max(1, self._counted)
+        self._old = self.young.copy()
+        self.young.clear()
+        # Moved, not copied: what a rollback takes out of the young one must not come back.
+        self.young.update((key, self._old.pop(key)) for key in keep)
+        self._young_bytes = self._counted = 0
 
     def clear(self) -> None:
         """Forget everything."""
-        self.young, self._old, self._young_bytes = {}, {}, 0
+        self.young.clear()
+        self._old = {}
+        self._young_bytes = self._counted = 0
 
     def _put(self, key: Any, held: Any, nbytes: int) -> None:
         self.young[key] = held
         self._young_bytes += nbytes
-        self._age()
-
-    def _age(self) -> None:
-        if self._young_bytes > self._half:
-            self._old_mean = self._young_bytes // max(1, len(self.young))
-            self._old = self.young
-            self.young = {}
-            self._young_bytes = 0
+        self._counted += 1

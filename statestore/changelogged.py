@@ -1,8 +1,12 @@
 """The committed state of a store: what its changelog holds, wherever it is by now.
 
-A committed change waits in layers in memory until a checkpoint moves it to the engine. Reads
-look through the layers, then into the engine. A crash loses only the layers, and those the
-changelog has.
+A committed change waits in memory until a checkpoint moves it to the engine: first in the
+batch it was committed with, then folded with many others into layers. Reads look through the
+layers, then into the engine. A crash loses only what waits, and that the changelog has.
+
+Batches stay loose until a scan, a checkpoint or their number asks for folding, as a key that
+changes in many of them is then folded once. A look-up of one key does not see them: the store
+above has the keys of all loose batches at hand, and calls `fold` before it drops any.
 """
 
 from __future__ import annotations
@@ -10,44 +14,51 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import reduce
 
 import pyarrow as pa
 
 from changelog.records import columns_schema
 from statestore.engine import Engine, Entry, Position
+from statestore.latest import latest_per_key
 from statestore.layers import MISSING, Change, Layer, Layers, overlaid
 
+LOOSE_BYTES = 4 << 20
+"""How much may wait in loose batches."""
 
-@dataclass(frozen=True)
+SortedChanges = tuple[list[bytes], list[bytes | None]]
+"""Keys in ascending order, each once, and the value of each; None is a deletion."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChangelogBatch:
     """What a commit adds to the changelog: one record for each changed key."""
 
-    keys: Sequence[bytes]
+    keys: pa.Array
     """Encoded keys of the store, each once."""
-    values: Sequence[bytes | None]
-    """The value of each key; None is a deletion."""
+    values: pa.Array
+    """The value of each key; null is a deletion."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values."""
-        return sum(map(len, self.keys)) + sum(map(len, filter(None, self.values)))
+        """Bytes of all keys and values, and of what separates them."""
+        return int(self.keys.nbytes + self.values.nbytes)
 
     def columns(self, timestamp: int) -> pa.RecordBatch:
         """The records as the log takes them, all at `timestamp` (ms)."""
         arrays = [
             pa.repeat(pa.scalar(timestamp, pa.int64()), len(self)),
-            pa.array(self.keys, pa.binary()),
-            pa.array(self.values, pa.binary()),
+            self.keys,
+            self.values,
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=columns_schema(pa.binary(), headers=False))
 
 
 class Changelogged:
-    """Layers of committed changes above an engine.
+    """Committed changes above an engine.
 
     One thread applies; `checkpoint` may run on another, and reads on any.
     """
@@ -55,6 +66,8 @@ class Changelogged:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._layers = Layers()
+        self._loose: list[ChangelogBatch] = []
+        self._loose_bytes = 0
         self._position: Position | None = engine.position()
         self._moving: tuple[Layer, Position] | None = None
         self._applying = threading.Lock()
@@ -62,23 +75,23 @@ class Changelogged:
 
     @property
     def position(self) -> Position | None:
-        """Up to where of the changelog this state reaches, the layers counted."""
+        """Up to where of the changelog this state reaches, what waits counted."""
         return self._position
 
     @property
     def pending_bytes(self) -> int:
         """About how many bytes wait for a checkpoint."""
-        return self._layers.nbytes
+        return self._layers.nbytes + self._loose_bytes
 
     def get(self, key: bytes) -> bytes | None:
-        """The committed value of a key."""
+        """The committed value of a key that no loose batch has."""
         value = self._layers.find(key)
         if value is not MISSING:
             return value
         return None if self.engine.is_empty() else self.engine.get(key)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The committed value of each key, those of the engine in one call."""
+        """The same for many keys, those of the engine in one call."""
         found = [self._layers.find(key) for key in keys]
         wanted = [key for key, value in zip(keys, found, strict=True) if value is MISSING]
         if not wanted:
@@ -90,6 +103,7 @@ class Changelogged:
         self, above: Iterable[Change], lower: bytes, upper: bytes | None, *, reverse: bool
     ) -> Iterator[Entry]:
         """Entries of [lower, upper) as they are now, with `above` (sorted) on top of them."""
+        self.fold()
         layers = self._layers.seal()  # before the engine: a checkpoint may come in between
         below: Iterator[Change] = iter(self.engine.scan(lower, upper, reverse=reverse))
         streams = [iter(above), *(layer.scan(lower, upper, reverse=reverse) for layer in layers)]
@@ -101,8 +115,17 @@ class Changelogged:
     def apply(self, batch: ChangelogBatch, position: Position) -> None:
         """Take in what has been committed durably, up to `position`."""
         with self._applying:
-            self._layers.add(batch.keys, batch.values, batch.nbytes)
+            self._loose.append(batch)
+            self._loose_bytes += batch.nbytes
             self._position = position
+            if self._loose_bytes > LOOSE_BYTES:
+                self._fold()
+
+    def fold(self) -> None:
+        """Let look-ups see everything that was applied."""
+        if self._loose:
+            with self._applying:
+                self._fold()
 
     def advance(self, position: Position) -> None:
         """The changelog is held up to `position` without any change of this state."""
@@ -125,33 +148,53 @@ class Changelogged:
             self._layers.drop()
             return len(layer.data)
 
-    def refill(self, chunks: Iterable[tuple[ChangelogBatch, Position]]) -> None:
+    def refill(self, chunks: Iterable[tuple[SortedChanges, Position]]) -> None:
         """Write sorted chunks of the changelog straight to the engine, at a restore."""
         while self.checkpoint():
             pass  # what waits is older than the chunks, and must not lie above them
-        for batch, position in chunks:
-            self.engine.write(batch.keys, batch.values, position)
+        for (keys, values), position in chunks:
+            self.engine.write(keys, values, position)
             self._position = position
 
     def wipe(self) -> None:
         """Forget everything, the engine's content too."""
-        self._layers.clear()
+        self._clear()
         self.engine.wipe()
         self._position = self._moving = None
 
     def approximate_num_entries(self) -> int:
         """About how many keys there are: changes that wait count as keys."""
+        self.fold()
         return self.engine.approximate_num_entries() + self._layers.num_changes()
 
     def close(self) -> None:
         """Let go of the engine; what waits for a checkpoint is left to the changelog."""
-        self._layers.clear()
+        self._clear()
         self.engine.close()
+
+    def _fold(self) -> None:
+        # First into the layers, then no more loose: a reader in between finds it twice.
+        if self._loose:
+            self._layers.add(*_latest(self._loose), self._loose_bytes)
+            self._loose, self._loose_bytes = [], 0
+
+    def _clear(self) -> None:
+        with self._applying:
+            self._loose, self._loose_bytes = [], 0
+            self._layers.clear()
 
     def _hold(self) -> tuple[Layer, Position] | None:
         with self._applying:
+            self._fold()
             layer = self._layers.hold()
             return None if layer is None or self._position is None else (layer, self._position)
+
+
+def _latest(batches: Sequence[ChangelogBatch]) -> SortedChanges:
+    return latest_per_key(
+        pa.concat_arrays([batch.keys for batch in batches]),
+        pa.concat_arrays([batch.values for batch in batches]),
+    )
 
 
 def later(position: Position, offset: int, leader_epoch: int | None) -> Position:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any, Generic, TypeVar, Union, get_args, get_origin
 
+import pyarrow as pa
+
 from changelog.errors import InvalidConfig, InvalidRecord
 from statestore.ordered import (
     TAG_BYTES,
@@ -54,8 +56,8 @@ class KeyCodec(Generic[K]):
     """The bytes of an admitted key."""
     decode: Callable[[bytes], K]
     """The key of these bytes; CorruptLog if they are none."""
-    encode_all: Callable[[Collection[K]], list[bytes]]
-    """The bytes of many admitted keys."""
+    encode_all: Callable[[Collection[K]], pa.Array]
+    """The bytes of many admitted keys, as a column."""
     element_admits: tuple[Callable[[Any], Any], ...] = ()
     """On a tuple of fixed length: what checks each element."""
 
@@ -169,11 +171,11 @@ class _Scalar:
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
     exact: bool = True
-    encode_all: Callable[[Collection[Any]], list[bytes]] | None = None
+    encode_all: Callable[[Collection[Any]], pa.Array] | None = None
 
 
-def _each(encode: Callable[[Any], bytes]) -> Callable[[Collection[Any]], list[bytes]]:
-    return lambda keys: list(map(encode, keys))
+def _each(encode: Callable[[Any], bytes]) -> Callable[[Collection[Any]], pa.Array]:
+    return lambda keys: pa.array(list(map(encode, keys)), pa.binary())
 
 
 def _admits(declared: type) -> Callable[[Any], Any]:

@@ -29,6 +29,9 @@ from collections.abc import Callable, Collection
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from changelog.errors import CorruptLog
 
 FIRST_KEY = b"\x02"
@@ -78,12 +81,15 @@ def encode_str(key: str) -> bytes:
         return b"\x51" + key.encode("utf-8", "surrogatepass")
 
 
-def encode_strs(keys: Collection[str]) -> list[bytes]:
-    """Many strs: the same, faster."""
-    try:
-        return [b"\x51" + key.encode() for key in keys]
-    except UnicodeEncodeError:
-        return list(map(encode_str, keys))
+def encode_strs(keys: Collection[str]) -> pa.Array:
+    """Many strs as a column: the same, faster."""
+    text = "\x51" + "\x51".join(keys)
+    if not keys or not text.isascii() or len(text) >= 1 << 31:
+        return pa.array(list(map(encode_str, keys)), pa.binary())
+    ends = np.zeros(len(keys) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, keys), np.int32, len(keys)) + 1, out=ends[1:])
+    body = pa.py_buffer(text.encode())
+    return pa.Array.from_buffers(pa.binary(), len(keys), [None, pa.py_buffer(ends), body])
 
 
 def encode_bytes(key: bytes) -> bytes:

@@ -24,7 +24,7 @@ from changelog.broker import Broker
 from changelog.clock import Clock, SystemClock
 from changelog.errors import CorruptLog, OffsetOutOfRange, RequestTimedOut
 from changelog.records import Batch, PartitionOffsets, TopicPartition
-from statestore.changelogged import ChangelogBatch, Changelogged
+from statestore.changelogged import Changelogged, SortedChanges
 from statestore.engine import Position
 from statestore.latest import latest_per_key
 
@@ -200,7 +200,7 @@ class _Replay:
         self.position = start
         self.records = 0
 
-    def chunks(self) -> Iterator[tuple[ChangelogBatch, Position]]:
+    def chunks(self) -> Iterator[tuple[SortedChanges, Position]]:
         """What is read, as sorted chunks with the position each of them reaches."""
         pending: list[Batch] = []
         while self.position < self._log.last_stable_offset:
@@ -223,7 +223,7 @@ class _Replay:
             f"end {self._log.last_stable_offset}; is the log's owner alive?"
         )
 
-    def _chunk(self, batches: list[Batch]) -> tuple[ChangelogBatch, Position]:
+    def _chunk(self, batches: list[Batch]) -> tuple[SortedChanges, Position]:
         keys = _column(batches, "key")
         values = _column(batches, "value")
         if keys.null_count:
@@ -234,7 +234,7 @@ class _Replay:
         self.records += len(keys)
         self._report()
         position = Position(self._log.topic_id, self._log.leader_epoch, self.position)
-        return ChangelogBatch(*latest_per_key(keys, values)), position
+        return latest_per_key(keys, values), position
 
     def _report(self) -> None:
         if self._progress is not None:

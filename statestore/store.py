@@ -3,14 +3,14 @@
 `open_store` shows the stack in one expression. From the top:
 
     PartitionStore   Python objects in, Python objects out
-    Dirty            what the running transaction changed, with an undo log for the record
-    Cache            committed values at hand
+    Cache            values at hand, committed and changed
+    Dirty            which of them the running transaction changed, with an undo log
     Changelogged     committed changes that wait for a checkpoint
     Engine           everything up to the last checkpoint, and its changelog position
 
 The worker's part, once for each record and once for each commit:
 
-    store.undo.clear()  or  store.rollback()         the handler succeeded, or raised
+    mark = store.mark()  and  store.rollback(mark)   before the handler, and if it raised
     batch = store.drain()                            append it to the changelog, in the transaction
     store.committed(end)  or  store.discard()        the transaction committed, or aborted
     store.checkpoint()  if  store.needs_checkpoint
@@ -68,12 +68,12 @@ def open_store(
     (1, False, [('LHR', 1)])
     """
     clock = clock or SystemClock()
-    keys = key_codec(spec.key)
+    cache = Cache(spec.limits.cache_bytes)
     return PartitionStore(
         spec,
         ValueCodec(spec.value, ttl_ms=spec.ttl_ms, now=now or clock.now_ms),
-        Dirty(keys.encode),
-        Cache(spec.limits.cache_bytes),
+        cache,
+        Dirty(key_codec(spec.key).encode, cache.young),
         Changelogged(_engine(spec, folder, lock_timeout, clock)),
         clock,
     )
@@ -84,29 +84,30 @@ class PartitionStore(Generic[K, V]):
 
     __slots__ = (
         "_cache",
-        "_changes",
         "_clock",
         "_committed",
         "_default_value",
         "_dirty",
         "_drained",
-        "_exact",
         "_keys",
         "_last_checkpoint",
-        "_plain",
         "_sweeper",
-        "_unchecked",
         "_values",
+        "before",
+        "changed",
+        "exact",
+        "plain",
         "spec",
-        "undo",
+        "unchecked",
+        "young",
     )
 
     def __init__(
         self,
         spec: StoreSpec[K, V],
         values: ValueCodec,
-        dirty: Dirty,
         cache: Cache,
+        dirty: Dirty,
         committed: Changelogged,
         clock: Clock,
     ) -> None:
@@ -122,13 +123,13 @@ class PartitionStore(Generic[K, V]):
         self._last_checkpoint = clock.monotonic()
         given = spec.default
         self._default_value = given if given is UNSET else values.as_put(given)
-        # What a hot get and put need, at one attribute each.
-        self._changes: dict[Any, Any] = dirty.changes
-        self._exact = self._keys.exact
-        self._plain = values.plain
-        self._unchecked = values.unchecked
-        self.undo: list[tuple[Any, Any | None]] = dirty.undo
-        """What the running record changed; its worker clears it when the handler succeeded."""
+        # What a hot get and put need, here and in the framework's handle, an attribute each.
+        self.young: dict[Any, Any] = cache.young
+        self.changed: list[Any] = dirty.changed
+        self.before: list[Any | None] = dirty.before
+        self.exact = self._keys.exact
+        self.plain = values.plain
+        self.unchecked = values.unchecked
 
     # What a task uses -------------------------------------------------------------------
 
@@ -141,14 +142,12 @@ class PartitionStore(Generic[K, V]):
 
         Raises InvalidRecord for a key that is not of the declared type.
         """
-        if type(key) is not self._exact:
+        if type(key) is not self.exact:
             key = self._admit(key)
-        held = self._changes.get(key)
+        held = self.young.get(key)
         if held is None:
-            held = self._cache.young.get(key)
-            if held is None:
-                held = self._load(key)
-        if type(held) is self._plain:
+            held = self._load(key)
+        if type(held) is self.plain:
             return held
         value = self._values.value(held)
         if value is not UNSHARED:
@@ -157,14 +156,12 @@ class PartitionStore(Generic[K, V]):
 
     def __getitem__(self, key: K) -> V:
         """The value of a key; else the store's default. Raises KeyError if it has none."""
-        if type(key) is not self._exact:
+        if type(key) is not self.exact:
             key = self._admit(key)
-        held = self._changes.get(key)
+        held = self.young.get(key)
         if held is None:
-            held = self._cache.young.get(key)
-            if held is None:
-                held = self._load(key)
-        if type(held) is self._plain:
+            held = self._load(key)
+        if type(held) is self.plain:
             return held  # type: ignore[return-value]
         value = self._values.value(held)
         if value is UNSHARED:
@@ -178,12 +175,13 @@ class PartitionStore(Generic[K, V]):
 
         Raises InvalidRecord if key or value are not of the declared types, TypeError for None.
         """
-        if type(key) is not self._exact:
+        if type(key) is not self.exact:
             key = self._admit(key)
-        held: Any = value if type(value) is self._unchecked else self._hold(value)
-        changes = self._changes
-        self.undo.append((key, changes.get(key)))
-        changes[key] = held
+        held: Any = value if type(value) is self.unchecked else self._hold(value)
+        young = self.young
+        self.changed.append(key)
+        self.before.append(young.get(key))
+        young[key] = held
 
     __setitem__ = put
 
@@ -211,11 +209,11 @@ class PartitionStore(Generic[K, V]):
     def get_many(self, keys: Iterable[K]) -> dict[K, V]:
         """The values of those keys that have one; the engine is asked once for all."""
         wanted = [self._admit(key) for key in keys]
-        young = self._cache.young
-        cold = [key for key in wanted if key not in self._changes and key not in young]
+        cold = [key for key in wanted if key not in self.young]
         encoded = [self._keys.encode(key) for key in cold]
         for key, name, data in zip(cold, encoded, self._committed.get_many(encoded), strict=True):
             self._remember(key, name, data)
+        self._age()
         values = ((key, self.get(key, UNSHARED)) for key in wanted)
         return {key: value for key, value in values if value is not UNSHARED}
 
@@ -260,7 +258,7 @@ class PartitionStore(Generic[K, V]):
 
     def approximate_num_entries(self) -> int:
         """About how many keys there are; each change that waits counts as one."""
-        return self._committed.approximate_num_entries() + len(self._changes)
+        return self._committed.approximate_num_entries() + len(self._dirty.keys())
 
     def __len__(self) -> int:
         raise TypeError(
@@ -279,9 +277,9 @@ class PartitionStore(Generic[K, V]):
 
     def mark(self) -> int:
         """Where the undo log stands; `rollback` goes back to it."""
-        return len(self.undo)
+        return len(self.changed)
 
-    def rollback(self, mark: int = 0) -> None:
+    def rollback(self, mark: int) -> None:
         """Undo everything changed since `mark`: the handler of that record raised."""
         self._dirty.rollback(mark)
 
@@ -294,15 +292,14 @@ class PartitionStore(Generic[K, V]):
         if self._drained is not None:
             return self._drained
         self._remove_expired()
-        self.undo.clear()
-        if not self._changes:
+        keys = self._dirty.keys()
+        if not keys:
             return None
-        dumps = self._values.serde.dumps
         self._drained = ChangelogBatch(
-            self._keys.encode_all(self._changes),
-            [held.data if type(held) is Packed else dumps(held) for held in self._changes.values()],
+            self._keys.encode_all(keys),
+            self._values.dump_all(list(map(self.young.__getitem__, keys))),
         )
-        self._unchecked = Never
+        self.unchecked = Never
         return self._drained
 
     def committed(self, end_offset: int, leader_epoch: int | None = None) -> None:
@@ -316,17 +313,20 @@ class PartitionStore(Generic[K, V]):
             self._committed.advance(position)
         else:
             self._committed.apply(self._drained, position)
-            self._cache.update(self._values.settled(self._changes), self._drained.nbytes)
+            self._values.settle(self.young, self._dirty.keys())
+            self._cache.settle(self._drained.nbytes // len(self._drained))
         self._begin()
+        self._age()
 
     def discard(self) -> None:
         """Forget all changes since the last commit: the transaction was aborted."""
+        self._dirty.rollback(0)
         self._begin()
 
     @property
     def needs_commit(self) -> bool:
         """Whether the uncommitted changes take more memory than they should."""
-        used = self._dirty.nbytes + _CHANGE_BYTES * len(self._changes)
+        used = self._dirty.nbytes + _CHANGE_BYTES * len(self.changed)
         return used > self.spec.limits.dirty_bytes
 
     @property
@@ -357,30 +357,42 @@ class PartitionStore(Generic[K, V]):
         self, broker: Broker, changelog: TopicPartition, progress: OnProgress | None = None
     ) -> Restored:
         """Bring the state up to the changelog's stable end; see `statestore.restore`."""
-        self._begin()
+        self.discard()
         restored = restore(self._committed, broker, changelog, progress, clock=self._clock)
-        self._cache.clear()
+        self._cool()
         return restored
 
     def close(self) -> None:
         """Let go of the engine; scans end. What was not committed is gone."""
-        self._begin()
+        self.discard()
         self._committed.close()
 
     # Helpers ----------------------------------------------------------------------------
 
     def _load(self, key: Any) -> Any:
-        """The held value of a key that is neither dirty nor in the young generation."""
+        """The held value of a key that is not in the young generation."""
         held = self._cache.recall(key)
         if held is None:
             name = self._keys.encode(key)
             held = self._remember(key, name, self._committed.get(name))
+        self._age()
         return held
 
     def _remember(self, key: Any, name: bytes, data: bytes | None) -> Any:
         held = DELETED if data is None else self._values.held(data)
         self._cache.add(key, held, len(name) + len(data or b""))
         return held
+
+    def _age(self) -> None:
+        """Drop values if too many are at hand."""
+        if self._cache.is_full:
+            self._committed.fold()  # whose look-ups count on the keys being at hand
+            self._cache.age(self._dirty.keys())
+
+    def _cool(self) -> None:
+        """Drop all values at hand; nothing may be uncommitted."""
+        self._committed.fold()
+        self._cache.clear()
 
     def _default(self, otherwise: Any) -> Any:
         if self.spec.default_factory is not None:
@@ -422,15 +434,16 @@ class PartitionStore(Generic[K, V]):
     def _remove_expired(self) -> None:
         if self._sweeper is None:
             return
-        for name in self._sweeper.expired(len(self._changes)):
+        changed = self._dirty.keys()
+        for name in self._sweeper.expired(len(changed)):
             key = self._keys.decode(name)
-            if key not in self._changes:
-                self._changes[key] = DELETED
+            if key not in changed:
+                self._dirty.put(key, DELETED)
 
     def _begin(self) -> None:
         self._dirty.clear()
         self._drained = None
-        self._unchecked = self._values.unchecked
+        self.unchecked = self._values.unchecked
 
 
 class Edit(Generic[K, V]):

@@ -13,13 +13,16 @@ finds the same. A value without it, from before the store had a time to live, ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from changelog.errors import InvalidRecord
 from statestore.keys import Never
+from statestore.packing import pack_ints
 from statestore.serdes import Serde, is_immutable, value_serde
 
 
@@ -83,16 +86,23 @@ class ValueCodec:
         """What a reader gets back of a value that was put. Raises as `hold` does."""
         return self.serde.loads(self.serde.dumps(value))
 
-    def settled(self, entries: dict[Any, Any]) -> dict[Any, Any]:
-        """Held values in the form in which they stay once committed: without spare bytes."""
+    def settle(self, entries: dict[Any, Any], keys: Iterable[Any]) -> None:
+        """Let those entries be held as they stay once committed: without spare bytes."""
         if self.unchecked is self.declared:
-            return entries
-        return {
-            key: held.shared
-            if type(held) is Packed and held.shared is not UNSHARED and not held.expires
-            else held
-            for key, held in entries.items()
-        }
+            return
+        for key in keys:
+            held = entries[key]
+            if type(held) is Packed and held.shared is not UNSHARED and not held.expires:
+                entries[key] = held.shared
+
+    def dump_all(self, entries: list[Any]) -> pa.Array:
+        """The stored bytes of held values as a column; a deletion is a null."""
+        if self.unchecked is int and set(map(type, entries)) == {int}:
+            with contextlib.suppress(OverflowError):
+                return pack_ints(entries)
+        dumps = self.serde.dumps
+        data = [held.data if type(held) is Packed else dumps(held) for held in entries]
+        return pa.array(data, pa.binary())
 
     def dumps(self, held: Any) -> bytes | None:
         """The stored bytes of a held value; None is a deletion."""

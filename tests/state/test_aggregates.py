@@ -119,9 +119,9 @@ def test_counters_and_figures_come_back(tmp_path: Path) -> None:
 def test_a_failing_record_takes_its_figures_back() -> None:
     store = make()
     store.add("a", x=1)
-    store.store.undo.clear()
+    mark = store.store.mark()
     store.add("a", x=5)
-    store.store.rollback()
+    store.store.rollback(mark)
     assert (store["a"].n, store["a"].total) == (1, 1)
 
 

@@ -53,7 +53,7 @@ def test_a_key_comes_back_as_it_was(declared: Any, keys: st.SearchStrategy[Any],
     codec, key = key_codec(declared), data.draw(keys)
     encoded = codec.encode(codec.admit(key))
     assert codec.decode(encoded) == decode_key(encoded) == key
-    assert codec.encode_all([codec.admit(key)]) == [encoded]
+    assert codec.encode_all([codec.admit(key)]).to_pylist() == [encoded]
     assert encoded > POSITION_KEY
     assert encoded[0] >= 0x02
 
@@ -140,7 +140,7 @@ def test_zero_has_one_form() -> None:
 def test_a_lone_surrogate_is_a_key_too() -> None:
     codec = key_codec(str)
     assert codec.decode(codec.encode("a\ud800")) == "a\ud800"
-    assert codec.encode_all(["b", "a\ud800"]) == [codec.encode("b"), codec.encode("a\ud800")]
+    assert codec.encode_all(["b", "a\ud800"]).to_pylist() == [codec.encode("b"), codec.encode("a\ud800")]
 
 
 @pytest.mark.parametrize(

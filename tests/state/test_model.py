@@ -33,6 +33,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.model: dict[str, Any] = {}
         self.before_record: dict[str, Any] = {}
         self.scans: list[tuple[Any, list[tuple[str, Any]]]] = []
+        self.mark = 0
 
     def teardown(self) -> None:
         self.store.close()
@@ -91,12 +92,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def record_done(self) -> None:
-        self.store.undo.clear()
+        self.mark = self.store.mark()
         self.before_record = dict(self.model)
 
     @rule()
     def record_failed(self) -> None:
-        self.store.rollback()
+        self.store.rollback(self.mark)
         self.model = dict(self.before_record)
 
     @rule()
@@ -131,6 +132,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.committed = dict(state)
         self.model = dict(state)
         self.before_record = dict(state)
+        self.mark = 0
 
 
 class MemoryStoreMachine(StoreMachine):

@@ -39,7 +39,7 @@ def commit(store: PartitionStore[Any, Any], end: int = 1) -> dict[Any, bytes | N
     store.committed(end)
     if batch is None:
         return {}
-    return dict(zip(map(decode_key, batch.keys), batch.values, strict=True))
+    return dict(zip(map(decode_key, batch.keys.to_pylist()), batch.values.to_pylist(), strict=True))
 
 
 def wants_commit(store: PartitionStore[Any, Any]) -> bool:
@@ -56,7 +56,7 @@ def everywhere(store: PartitionStore[Any, Any]) -> list[Any]:
         lambda: None,
         lambda: commit(store),
         store.checkpoint,
-        store._cache.clear,
+        store._cool,
     ]
 
 
@@ -294,12 +294,12 @@ def test_keys_may_be_changed_while_they_are_scanned() -> None:
 def test_a_scan_sees_changes_of_the_running_record_and_not_those_undone() -> None:
     store = spread()
     before = list(store.all())
-    store.undo.clear()
+    mark = store.mark()
     store[7] = -1
     del store[8]
     store[100] = 1
     assert {key: value for key, value in store.all() if key in (7, 8, 100)} == {7: -1, 100: 1}
-    store.rollback()
+    store.rollback(mark)
     assert list(store.all()) == before
 
 
@@ -325,7 +325,8 @@ def test_a_batch_becomes_columns_of_the_log() -> None:
     assert batch.columns(9).to_pydict() == {
         "timestamp": [9, 9], "key": [b"Qa", b"Qb"], "value": [b"\x01", None],
     }  # fmt: skip
-    assert (len(batch), batch.nbytes) == (2, 5)
+    assert len(batch) == 2
+    assert 5 <= batch.nbytes < 50
 
 
 def test_an_aborted_transaction_leaves_no_trace() -> None:
@@ -345,12 +346,12 @@ def test_an_aborted_transaction_leaves_no_trace() -> None:
 def test_a_record_whose_handler_raises_leaves_no_trace() -> None:
     store = make(value=int)
     store["a"] = 1
-    store.undo.clear()
+    mark = store.mark()
     store["a"] = 2
     store["a"] = 3
     store["b"] = 4
     store.delete("a")
-    store.rollback()
+    store.rollback(mark)
     assert list(store.all()) == [("a", 1)]
     assert commit(store) == {"a": b"\x01"}
 
@@ -362,7 +363,7 @@ def test_a_mark_undoes_a_part() -> None:
     store["a"] = 2
     store.rollback(mark)
     assert store["a"] == 1
-    store.rollback()
+    store.rollback(0)
     assert store.drain() is None
 
 
@@ -494,7 +495,7 @@ def test_a_checkpoint_may_run_beside_the_task(tmp_path: Path) -> None:
                 store[key] = round_
             store.delete(round_ - 1)
             commit(store, end=round_ + 1)
-            store._cache.clear()
+            store._cool()
             assert list(store.all()) == [(key, round_) for key in range(round_, round_ + 50)]
             assert store[round_] == store[round_ + 49] == round_
     finally:
