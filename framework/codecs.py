@@ -172,15 +172,15 @@ class PackCodec:
         return scalar
 
     def encode(self, items: Sequence[Any]) -> pa.Array:
-        if None in items:
-            dumps = self._serde.dumps
-            return pa.array([None if i is None else dumps(i) for i in items], pa.binary())
         try:
             if self.exact is int:
                 return pack_ints(items)
-            return pa.array(list(map(_pack, items)), pa.binary())
-        except OverflowError:
-            return pa.array(list(map(self._serde.dumps, items)), pa.binary())
+            if None not in items:
+                return pa.array(list(map(_pack, items)), pa.binary())
+        except (OverflowError, TypeError):
+            pass  # an int beyond 64 bits, or a null among ints
+        dumps = self._serde.dumps
+        return pa.array([None if i is None else dumps(i) for i in items], pa.binary())
 
     def decode(self, column: pa.Array) -> list[Any]:
         if _holds_one_scalar_each(column):

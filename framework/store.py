@@ -70,10 +70,9 @@ class Store(Generic[K, V]):
         if store is None:
             raise self._not_in_task()
         if type(key) is store.exact and type(value) is store.unchecked:
-            young = store.young
             store.changed.append(key)
-            store.before.append(young.get(key))
-            young[key] = value
+            store.puts.append(value)
+            store.young[key] = value
         else:
             store.put(key, value)
 
@@ -84,7 +83,7 @@ class Store(Generic[K, V]):
         if type(key) is store.exact:
             held = store.young.get(key)
             if type(held) is store.plain:
-                return held  # type: ignore[no-any-return]
+                return held  # type: ignore[return-value]
         return store[key]
 
     __setitem__ = put

@@ -10,7 +10,7 @@ have a limit of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 ENTRY_BYTES = 150
@@ -53,14 +53,21 @@ class Cache:
         self._young_bytes += (len(self.young) - self._counted) * (nbytes + ENTRY_BYTES)
         self._counted = len(self.young)
 
-    def age(self, keep: Iterable[Any]) -> None:
-        """Let the young generation be the old one, but for the keys that are to stay in it."""
+    def age(self, keep: Mapping[Any, Any]) -> None:
+        """Let the young generation be the old one, but for what is to stay in it."""
         self._old_mean = self._young_bytes // max(1, self._counted)
         self._old = self.young.copy()
         self.young.clear()
-        # Moved, not copied: what a rollback takes out of the young one must not come back.
-        self.young.update((key, self._old.pop(key)) for key in keep)
+        self.young.update(keep)
         self._young_bytes = self._counted = 0
+
+    def forget(self, keys: Iterable[Any]) -> None:
+        """Forget some keys."""
+        for key in keys:
+            # What the old generation holds may be from before the last commit.
+            del self.young[key]
+            self._old.pop(key, None)
+        self._counted = min(self._counted, len(self.young))
 
     def clear(self) -> None:
         """Forget everything."""

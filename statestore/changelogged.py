@@ -175,7 +175,9 @@ class Changelogged:
     def _fold(self) -> None:
         # First into the layers, then no more loose: a reader in between finds it twice.
         if self._loose:
-            self._layers.add(*_latest(self._loose), self._loose_bytes)
+            keys, values = _latest(self._loose)
+            share = len(keys) / sum(map(len, self._loose))
+            self._layers.add(keys, values, int(self._loose_bytes * share))
             self._loose, self._loose_bytes = [], 0
 
     def _clear(self) -> None:

@@ -30,7 +30,5 @@ _pack = msgspec.msgpack.Encoder().encode
 
 # Ints from each bound on, up to the next, take so many bytes: int64, int32, int16, int8,
 # one byte, uint8, uint16, uint32, uint64.
-_BOUNDS = np.array(
-    [-(2**31), -(2**15), -(2**7), -(2**5), 2**7, 2**8, 2**16, 2**32], dtype=np.int64
-)
+_BOUNDS = np.array([-(2**31), -(2**15), -(2**7), -(2**5), 2**7, 2**8, 2**16, 2**32], dtype=np.int64)
 _SIZES = np.array([9, 5, 3, 2, 1, 2, 3, 5, 9], dtype=np.int32)

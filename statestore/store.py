@@ -68,12 +68,11 @@ def open_store(
     (1, False, [('LHR', 1)])
     """
     clock = clock or SystemClock()
-    cache = Cache(spec.limits.cache_bytes)
     return PartitionStore(
         spec,
         ValueCodec(spec.value, ttl_ms=spec.ttl_ms, now=now or clock.now_ms),
-        cache,
-        Dirty(key_codec(spec.key).encode, cache.young),
+        Cache(spec.limits.cache_bytes),
+        Dirty(key_codec(spec.key).encode),
         Changelogged(_engine(spec, folder, lock_timeout, clock)),
         clock,
     )
@@ -93,10 +92,10 @@ class PartitionStore(Generic[K, V]):
         "_last_checkpoint",
         "_sweeper",
         "_values",
-        "before",
         "changed",
         "exact",
         "plain",
+        "puts",
         "spec",
         "unchecked",
         "young",
@@ -126,7 +125,7 @@ class PartitionStore(Generic[K, V]):
         # What a hot get and put need, here and in the framework's handle, an attribute each.
         self.young: dict[Any, Any] = cache.young
         self.changed: list[Any] = dirty.changed
-        self.before: list[Any | None] = dirty.before
+        self.puts: list[Any] = dirty.put
         self.exact = self._keys.exact
         self.plain = values.plain
         self.unchecked = values.unchecked
@@ -178,17 +177,16 @@ class PartitionStore(Generic[K, V]):
         if type(key) is not self.exact:
             key = self._admit(key)
         held: Any = value if type(value) is self.unchecked else self._hold(value)
-        young = self.young
         self.changed.append(key)
-        self.before.append(young.get(key))
-        young[key] = held
+        self.puts.append(held)
+        self.young[key] = held
 
     __setitem__ = put
 
     def delete(self, key: K) -> None:
         """Remove a key, if it is there."""
         self._writable()
-        self._dirty.put(self._admit(key), DELETED)
+        self._remove(self._admit(key))
 
     def __delitem__(self, key: K) -> None:
         """Remove a key. Raises KeyError if it is not there."""
@@ -258,7 +256,7 @@ class PartitionStore(Generic[K, V]):
 
     def approximate_num_entries(self) -> int:
         """About how many keys there are; each change that waits counts as one."""
-        return self._committed.approximate_num_entries() + len(self._dirty.keys())
+        return self._committed.approximate_num_entries() + len(self._dirty.latest())
 
     def __len__(self) -> int:
         raise TypeError(
@@ -281,7 +279,11 @@ class PartitionStore(Generic[K, V]):
 
     def rollback(self, mark: int) -> None:
         """Undo everything changed since `mark`: the handler of that record raised."""
-        self._dirty.rollback(mark)
+        earlier, unchanged = self._dirty.rollback(mark)
+        self.young.update(earlier)
+        if unchanged:
+            self._committed.fold()  # where they are looked up from now on
+            self._cache.forget(unchanged)
 
     def drain(self) -> ChangelogBatch | None:
         """What has changed since the last commit, for the changelog; None if nothing has.
@@ -292,12 +294,11 @@ class PartitionStore(Generic[K, V]):
         if self._drained is not None:
             return self._drained
         self._remove_expired()
-        keys = self._dirty.keys()
-        if not keys:
+        latest = self._dirty.latest()
+        if not latest:
             return None
         self._drained = ChangelogBatch(
-            self._keys.encode_all(keys),
-            self._values.dump_all(list(map(self.young.__getitem__, keys))),
+            self._keys.encode_all(latest), self._values.dump_all(list(latest.values()))
         )
         self.unchecked = Never
         return self._drained
@@ -313,14 +314,14 @@ class PartitionStore(Generic[K, V]):
             self._committed.advance(position)
         else:
             self._committed.apply(self._drained, position)
-            self._values.settle(self.young, self._dirty.keys())
+            self._values.settle(self.young, self._dirty.latest())
             self._cache.settle(self._drained.nbytes // len(self._drained))
         self._begin()
         self._age()
 
     def discard(self) -> None:
         """Forget all changes since the last commit: the transaction was aborted."""
-        self._dirty.rollback(0)
+        self.rollback(0)
         self._begin()
 
     @property
@@ -332,12 +333,15 @@ class PartitionStore(Generic[K, V]):
     @property
     def needs_checkpoint(self) -> bool:
         """Whether committed changes wait for the engine in too great a number, or too long."""
-        pending = self._committed.pending_bytes
         limits = self.spec.limits
-        if pending == 0:
+        if self._committed.pending_bytes == 0:
             return False
         waited_ms = (self._clock.monotonic() - self._last_checkpoint) * 1000
-        return pending > limits.overlay_bytes or waited_ms >= limits.checkpoint_interval_ms
+        if waited_ms >= limits.checkpoint_interval_ms:
+            return True
+        if self._committed.pending_bytes > limits.overlay_bytes:
+            self._committed.fold()  # of a key that changes often only the last value counts
+        return self._committed.pending_bytes > limits.overlay_bytes
 
     def checkpoint(self) -> int:
         """Move committed changes to the engine; return how many keys that were.
@@ -387,7 +391,7 @@ class PartitionStore(Generic[K, V]):
         """Drop values if too many are at hand."""
         if self._cache.is_full:
             self._committed.fold()  # whose look-ups count on the keys being at hand
-            self._cache.age(self._dirty.keys())
+            self._cache.age(self._dirty.latest())
 
     def _cool(self) -> None:
         """Drop all values at hand; nothing may be uncommitted."""
@@ -431,14 +435,19 @@ class PartitionStore(Generic[K, V]):
             entries = ((key, data) for key, data in entries if not values.expired(data))
         return ((decode(key), loads(data)) for key, data in entries)
 
+    def _remove(self, key: Any) -> None:
+        self.changed.append(key)
+        self.puts.append(DELETED)
+        self.young[key] = DELETED
+
     def _remove_expired(self) -> None:
         if self._sweeper is None:
             return
-        changed = self._dirty.keys()
+        changed = self._dirty.latest()
         for name in self._sweeper.expired(len(changed)):
             key = self._keys.decode(name)
             if key not in changed:
-                self._dirty.put(key, DELETED)
+                self._remove(key)
 
     def _begin(self) -> None:
         self._dirty.clear()

@@ -34,7 +34,11 @@ def make(time: Time, ttl_ms: int | None = 100, **settings: Any) -> PartitionStor
 def commit(store: PartitionStore[Any, Any]) -> dict[bytes, bytes | None]:
     batch = store.drain()
     store.committed(1)
-    return {} if batch is None else dict(zip(batch.keys.to_pylist(), batch.values.to_pylist(), strict=True))
+    return (
+        {}
+        if batch is None
+        else dict(zip(batch.keys.to_pylist(), batch.values.to_pylist(), strict=True))
+    )
 
 
 @pytest.mark.parametrize("value", [int, None, bytes, list[int]])

@@ -140,7 +140,10 @@ def test_zero_has_one_form() -> None:
 def test_a_lone_surrogate_is_a_key_too() -> None:
     codec = key_codec(str)
     assert codec.decode(codec.encode("a\ud800")) == "a\ud800"
-    assert codec.encode_all(["b", "a\ud800"]).to_pylist() == [codec.encode("b"), codec.encode("a\ud800")]
+    assert codec.encode_all(["b", "a\ud800"]).to_pylist() == [
+        codec.encode("b"),
+        codec.encode("a\ud800"),
+    ]
 
 
 @pytest.mark.parametrize(
