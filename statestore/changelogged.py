@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
+import numpy as np
 import pyarrow as pa
 
 from changelog.records import columns_schema
 from statestore.engine import Engine, Entry, Position
-from statestore.latest import latest_per_key
 from statestore.layers import MISSING, Change, Layer, Layers, overlaid
 
-LOOSE_BYTES = 4 << 20
+LOOSE_BYTES = 8 << 20
 """How much may wait in loose batches."""
 
 SortedChanges = tuple[list[bytes], list[bytes | None]]
@@ -177,7 +177,7 @@ class Changelogged:
         if self._loose:
             keys, values = _latest(self._loose)
             share = len(keys) / sum(map(len, self._loose))
-            self._layers.add(keys, values, int(self._loose_bytes * share))
+            self._layers.add(keys.to_pylist(), values.to_pylist(), int(self._loose_bytes * share))
             self._loose, self._loose_bytes = [], 0
 
     def _clear(self) -> None:
@@ -192,11 +192,15 @@ class Changelogged:
             return None if layer is None or self._position is None else (layer, self._position)
 
 
-def _latest(batches: Sequence[ChangelogBatch]) -> SortedChanges:
-    return latest_per_key(
-        pa.concat_arrays([batch.keys for batch in batches]),
-        pa.concat_arrays([batch.values for batch in batches]),
-    )
+def _latest(batches: Sequence[ChangelogBatch]) -> tuple[pa.Array, pa.Array]:
+    """The last value of each key of several batches."""
+    if len(batches) == 1:
+        return batches[0].keys, batches[0].values
+    keys = pa.concat_arrays([batch.keys for batch in batches]).dictionary_encode()
+    values = pa.concat_arrays([batch.values for batch in batches])
+    last = np.empty(len(keys.dictionary), np.int64)
+    last[keys.indices.to_numpy()] = np.arange(len(keys))  # of equal indices the last one stays
+    return keys.dictionary, values.take(pa.array(last))
 
 
 def later(position: Position, offset: int, leader_epoch: int | None) -> Position:
