@@ -65,7 +65,7 @@ class Cache:
         """Forget some keys."""
         for key in keys:
             # What the old generation holds may be from before the last commit.
-            del self.young[key]
+            self.young.pop(key, None)
             self._old.pop(key, None)
         self._counted = min(self._counted, len(self.young))
 

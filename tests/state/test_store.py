@@ -452,6 +452,45 @@ def test_the_cache_stays_within_its_limit_and_keeps_what_is_used(tmp_path: Path)
     store.close()
 
 
+def test_what_is_uncommitted_stays_at_hand_however_much_is_read(tmp_path: Path) -> None:
+    spec = StoreSpec("s", value=int, limits=StoreLimits(cache_bytes=2_000))
+    store = open_store(spec, tmp_path)
+    for number in range(100):
+        store[f"{number}"] = number
+    commit(store)
+    store["0"], store["new"] = -1, 1
+    mark = store.mark()
+    store["0"], store["1"], store["2"] = -2, -2, -2
+    assert [store[f"{number}"] for number in range(10, 100)] == list(range(10, 100))
+    assert (store["0"], store["1"], store["new"]) == (-2, -2, 1)
+    store.rollback(mark)
+    assert (store["0"], store["1"], store["2"], store["new"]) == (-1, 1, 2, 1)
+    assert [store[f"{number}"] for number in range(10, 100)] == list(range(10, 100))
+    store.drain()
+    store.discard()
+    assert (store["0"], store.get("new")) == (0, None)
+    store.close()
+
+
+def test_columns_of_every_kind_of_key_and_value() -> None:
+    store = make(value=None)
+    put = {
+        "a": 1,
+        "\u00e9": 2**70,
+        "b": 1.5,
+        "c": True,
+        "d": "x",
+        "\ud800": -(2**63),
+        "": 2**64 - 1,
+    }
+    for key, value in put.items():
+        store[key] = value
+    commit(store)
+    store._cool()
+    assert dict(store.all()) == put
+    assert store.get_many(put) == put
+
+
 def test_a_failed_checkpoint_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     store = make(value=int)
     engine = store._committed.engine
