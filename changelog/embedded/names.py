@@ -2,9 +2,10 @@
 
 strandline.meta                 what this folder is, its format and log id
 lock                            flock of the owner; says its pid and start time
-owner.json                      where the owner listens (changelog/flight)
+owner.json  owner.sock          where the owner listens (changelog/flight)
+owner.log                       what background owners have said
 topics.meta                     the catalog: topics, their configs and schemas
-clean                           there while the log was closed in order
+clean                           how the log was closed, in order; removed at opening
 topics/<topic id>/<partition>/
     manifest.meta               the truth: segments, log start, leader epochs
     <base offset>-<generation>.log        frames

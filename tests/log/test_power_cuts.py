@@ -166,7 +166,7 @@ class Ledger:
             if value in shown:
                 check(value not in self.missing, f"{value[:9]!r} has come back")
                 self.certain.setdefault(value, shown[value])
-            else:
+            elif value not in self.certain:  # else it was found once, and deleted since
                 self.missing.add(value)
 
     def _judge_transactions(
