@@ -114,6 +114,7 @@ class Owner:
         environment, storage = self._environment, self._environment.storage
         self.meta = _folder_meta(environment)
         closed = self._closed_sizes()
+        storage.sync_dir("")  # the names found are durable before anything is built on them
         self._catalog = Catalog(environment, closed)
         storage.unlink(CLEAN)
         storage.sync_dir("")

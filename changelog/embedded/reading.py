@@ -8,8 +8,9 @@ for those who hold it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow.compute as pc
 
@@ -17,11 +18,13 @@ from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.frame import decode, payload_bytes
 from changelog.embedded.partition import Partition
 from changelog.embedded.segment import LocatedFrame, Segment
-from changelog.errors import OffsetOutOfRange
+from changelog.errors import CorruptLog, OffsetOutOfRange
 from changelog.records import Batch, Fetched, Isolation, PartitionOffsets, TopicPartition
 from changelog.schema import ValueSchemas, upgrade
 
 MIN_CHUNK = 64 << 10
+
+T = TypeVar("T")
 
 
 def fetch(
@@ -35,11 +38,14 @@ def fetch(
 
     Raises OffsetOutOfRange, CorruptLog.
     """
-    view = _View.of(partition, isolation)
+    return _on_a_view(partition, isolation, lambda view: _fetch(view, offset, max_bytes))
+
+
+def _fetch(view: _View, offset: int, max_bytes: int) -> Fetched:
     ends, limit = view.ends, view.limit
     if not ends.log_start <= offset <= max(view.log_end, ends.log_start):
         raise OffsetOutOfRange(
-            f"{partition.topic_partition} has offsets {ends.log_start} to {ends.high_watermark}, "
+            f"{view.partition} has offsets {ends.log_start} to {ends.high_watermark}, "
             f"got {offset}; seek to the beginning or the end"
         )
     batches: list[Batch] = []
@@ -58,7 +64,21 @@ def fetch(
 
 def offset_for_time(partition: Partition, timestamp: int, *, isolation: Isolation) -> int | None:
     """Offset of the first record with at least that timestamp (ms); None if there is none."""
-    view = _View.of(partition, isolation)
+    return _on_a_view(partition, isolation, lambda view: _offset_for_time(view, timestamp))
+
+
+def _on_a_view(partition: Partition, isolation: Isolation, read: Callable[[_View], T]) -> T:
+    """Read; once more if retention took a segment between the list and the file."""
+    while True:
+        view = _View.of(partition, isolation)
+        try:
+            return read(view)
+        except FileNotFoundError as error:
+            if partition.segments is view.segments:
+                raise CorruptLog(f"{partition.folder}: a segment is gone ({error})") from error
+
+
+def _offset_for_time(view: _View, timestamp: int) -> int | None:
     log_start = view.ends.log_start
     for segment in view.segments:
         if segment.max_timestamp < timestamp:

@@ -51,6 +51,9 @@ def open_partition(
     `fresh` is its manifest if nothing was ever written to it, `closed_size` how large its
     active segment was if the log was closed in order. Raises CorruptLog, FutureFormat.
     """
+    if closed_size is None and environment.storage.exists(folder):
+        # What is found may be a name that a kill left unsynced: nothing is built on it before.
+        environment.storage.sync_dir(folder)
     try:
         manifest = Manifest.load(environment.storage, folder)
     except FileNotFoundError:

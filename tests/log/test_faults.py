@@ -25,6 +25,7 @@ from changelog.errors import (
     DiskFull,
     InvalidConfig,
     InvalidRecord,
+    OffsetOutOfRange,
     OwnerUnavailable,
     PartitionPoisoned,
     ProducerFenced,
@@ -863,3 +864,53 @@ def test_a_topic_deleted_while_retention_goes_round_is_no_obstacle(world: PowerW
     world.owner.tick()
     assert world.owner.offsets([T0])[T0].log_start == 1
     assert world.storage.paths(where) == []
+
+
+def test_names_that_recovery_found_are_durable_before_anything_is_built_on_them() -> None:
+    world = a_world(1)
+    renamed: list[Operation] = []
+
+    def hook(operation: Operation) -> None:
+        if operation.kind == "rename" and operation.path.startswith(folder(world)):
+            renamed.append(operation)
+        if operation.kind == "sync_dir" and renamed:
+            raise Died
+
+    world.storage.hook = hook
+    with pytest.raises(Died):  # kill -9 before the name of the first manifest is synced
+        Client(world).append(b"a")
+    world.crash()
+    Client(world).append(b"b")  # acknowledged
+    world.power_cut()
+    assert world.values() == [b"b"]
+
+
+def test_a_deletion_of_a_topic_seen_after_a_kill_is_durable_before_its_files_go() -> None:
+    world = a_world(1)
+    Client(world).append(b"a")
+    dies(world, "sync_dir", "", lambda: world.owner.delete_topic("t"))
+    world.storage.crash()
+    world.storage.hook = stopping("sync_dir")  # dies in the opening, having removed the files
+    with pytest.raises(Died):
+        world.open()
+    world.power_cut(keep=lambda change: change.kind == "unlink")
+    assert [t.name for t in world.owner.topics() if t.name == "t"] in ([], ["t"])
+    if [t.name for t in world.owner.topics() if t.name == "t"]:
+        assert world.values() == [b"a"]
+
+
+def test_a_fetch_over_segments_one_of_which_is_removed_meanwhile(tmp_path) -> None:
+    world = World(storage := WatchedStorage(tmp_path))
+    world.owner.create_topic("t", 1, config={"segment.bytes": "4096", "file.delete.delay.ms": "0"})
+    client = Client(world)
+    for _ in range(5):
+        client.append(b"x" * 3000)
+
+    def remove() -> None:
+        world.owner.delete_records(T0, 4)
+        world.owner.tick()
+
+    storage.before_read = remove
+    with pytest.raises(OffsetOutOfRange, match="offsets 4 to 5, got 0"):
+        world.owner.fetch({T0: 0})
+    world.owner.close()
