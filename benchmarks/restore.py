@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import rocksdict
 
 import changelog
@@ -39,7 +40,7 @@ def run(*, quick: bool = False) -> list[Figure]:
     with folder() as path, changelog.open(path, durability="os") as log:
         once = _fill(log, "once", keys=count, repeats=1)
         often = _fill(log, "often", keys=count // REPEATS, repeats=REPEATS)
-        keys, values = _content(range(count))
+        keys, values = (column.to_pylist() for column in _content(range(count)))
 
         def restore(partition: TopicPartition) -> float:
             return _restore(log.broker, partition, count)
@@ -80,11 +81,11 @@ def _fill(log: Log, store: str, *, keys: int, repeats: int) -> TopicPartition:
     return partition
 
 
-def _content(numbers: Any) -> tuple[list[bytes], list[bytes]]:
+def _content(numbers: Any) -> tuple[pa.Array, pa.Array]:
     """Encoded keys and values, as the store writes them."""
     dumps = value_serde(SPEC.value).dumps
     keys = key_codec(SPEC.key).encode_all([f"user-{n:07d}" for n in numbers])
-    return keys, [dumps(n) for n in numbers]
+    return keys, pa.array([dumps(n) for n in numbers], pa.binary())
 
 
 def _restore(broker: Broker, partition: TopicPartition, count: int) -> float:
