@@ -90,27 +90,6 @@ class RowType:
         rows = iter(self._rows(column.drop_null()))
         return [next(rows) if valid else None for valid in column.is_valid().to_pylist()]
 
-    def from_columns(self, table: pa.Table | pa.RecordBatch) -> pa.StructArray:
-        """The columns of a table as one struct column of this type. Raises SchemaMismatch."""
-        from changelog.errors import SchemaMismatch
-
-        missing = [f.name for f in self.schema if f.name not in table.schema.names]
-        unknown = [name for name in table.schema.names if name not in self._names]
-        if unknown or any(not self.schema.field(name).nullable for name in missing):
-            raise SchemaMismatch(
-                f"the columns do not fit {self.name}: missing {missing}, unknown {unknown}"
-            )
-        try:
-            arrays = [
-                _whole(table.column(f.name)).cast(f.type)
-                if f.name not in missing
-                else pa.nulls(table.num_rows, f.type)
-                for f in self.schema
-            ]
-        except pa.ArrowException as error:
-            raise SchemaMismatch(f"the columns do not fit {self.name}: {error}") from error
-        return pa.StructArray.from_arrays(arrays, fields=list(self.arrow))
-
     def _rows(self, column: pa.StructArray) -> list[Any]:
         present = {field.name for field in column.type}
         lists = [
@@ -366,10 +345,6 @@ def _taker(kind: Any, names: list[str]) -> Callable[[Any], Row]:
         single = operator.attrgetter(names[0])
         return lambda value: (single(value),)
     return operator.attrgetter(*names)
-
-
-def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _shown(value: Any) -> str:

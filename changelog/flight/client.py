@@ -55,11 +55,6 @@ class FlightBroker:
         """Whether the connection is gone for good."""
         return self._connection.session.lost
 
-    @property
-    def owner_pid(self) -> int:
-        """The process at the other end."""
-        return self._connection.session.welcome.pid
-
     # Topics ---------------------------------------------------------------------------
 
     def create_topic(
