@@ -13,7 +13,7 @@ PYTEST  := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint format types bench wheel clean
+.PHONY: help demo test quick lowest lint format types bench wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ test: $(STAMP)  ## All tests (ARGS='-k name' for some)
 quick: $(STAMP)  ## The tests that take no JVM and no patience
 	$(PYTEST) -m 'not slow and not spark' $(ARGS)
 
+lowest:  ## The quick tests on the oldest versions that pyproject.toml allows (needs uv)
+	uv run --no-project --isolated --resolution lowest-direct --with-editable '.[dev,demo]' \
+	    python -m pytest -m 'not slow and not spark' $(ARGS)
+
 lint: $(STAMP)  ## Style, likely mistakes, banned calls, formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,9 +39,9 @@ format: $(STAMP)  ## Put the source into the project's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-types: $(STAMP)  ## Strict type check of the packages, and of the examples as a user's checker sees them
+types: $(STAMP)  ## Strict type check of the packages and benchmarks, and of the examples as a user's checker sees them
 	$(BIN)/mypy
-	$(BIN)/mypy examples
+	$(BIN)/mypy examples benchmarks
 
 bench: $(STAMP)  ## The figures in docs/benchmarks.md, measured here
 	$(BIN)/python -m benchmarks
@@ -63,6 +67,10 @@ $(BIN)/python:
 	echo "Tried: $(or $(PYTHON),python3 python3.13 python3.12 python3.11). Install one, or say: make PYTHON=/path/to/python3.11 …" >&2; \
 	exit 1
 
+# A package index may fail for a moment, and did.
 $(STAMP): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev,spark,demo]'
-	@touch $@
+	@for pause in 10 30 0; do \
+	    $(BIN)/python -m pip install --quiet --editable '.[dev,spark,demo]' && exec touch $@; \
+	    if [ $$pause -gt 0 ]; then echo "pip failed; once more in $$pause s" >&2; sleep $$pause; fi; \
+	done; \
+	exit 1
