@@ -148,6 +148,19 @@ class CorruptLog(StrandlineError):
     """A file holds something else than what was written to it."""
 
 
+REPAIR = "run `strandline repair`"
+"""The way out of most damage to a log; it shows first what it would do, and what is lost."""
+
+
+def cause(error: CorruptLog) -> str:
+    """What an error says without its way out, for a message that has one of its own.
+
+    >>> cause(CorruptLog(f"x.log: the frame at byte 0 is cut off; {REPAIR}"))
+    'x.log: the frame at byte 0 is cut off'
+    """
+    return str(error).removesuffix(f"; {REPAIR}")
+
+
 class FutureFormat(CorruptLog):
     """A file or folder was written by a later version of Strandline."""
 

@@ -149,15 +149,22 @@ class Log:
         start: Offsets | None = None,
         end: Offsets | None = None,
         isolation: Isolation = "read_committed",
+        tombstones: bool = False,
     ) -> pl.DataFrame:
-        """All records of a topic as a polars DataFrame, bounds as for `read`.
+        """The records of a topic as a polars DataFrame, bounds as for `read`.
 
         On a typed topic the value's columns stand for themselves; partition, offset, timestamp
         and key come first, with an underscore in front if the value has a column of that name.
+        Tombstones are left out; with `tombstones` they are rows whose value is null, and a
+        column `tombstone` (bool) behind the key tells them apart.
         """
         import polars as pl
 
         table = self.read(topic, start=start, end=end, isolation=isolation)
+        if tombstones:
+            table = table.add_column(4, "tombstone", table["value"].is_null())
+        else:
+            table = table.filter(table["value"].is_valid())
         if pa.types.is_struct(table.schema.field("value").type):
             table = _flattened(table)
         frame = pl.from_arrow(table)

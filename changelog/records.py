@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import pyarrow as pa
+
+from changelog.arrays import int64_range
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 Headers = Sequence[tuple[str, bytes | None]]
@@ -86,7 +87,7 @@ class Batch:
         """The offset of each record."""
         if self.sparse_offsets is not None:
             return self.sparse_offsets
-        return pa.array(np.arange(self.base_offset, self.base_offset + len(self), dtype=np.int64))
+        return int64_range(self.base_offset, self.base_offset + len(self))
 
     @property
     def last_offset(self) -> int:
@@ -221,3 +222,5 @@ class Appended(NamedTuple):
     last_offset: int
     duplicate: bool = False
     """True when the log had this batch already and wrote nothing."""
+    leader_epoch: int | None = None
+    """Of the log when it wrote the batch (KIP-320), where it says so."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from changelog.errors import CorruptLog, SchemaMismatch
+from changelog.errors import REPAIR, CorruptLog, SchemaMismatch
 
 BYTES = 0
 """The schema id of values that are bytes."""
@@ -36,7 +36,8 @@ class ValueSchemas:
         """Arrow type of `value` in a frame of that schema id. Raises CorruptLog."""
         if schema_id > len(self.versions):
             raise CorruptLog(
-                f"{where}: the frame has schema id {schema_id}, the topic has {len(self.versions)}"
+                f"{where}: the frame has schema id {schema_id}, the topic has "
+                f"{len(self.versions)}; put the catalog back that has it (topics.meta)"
             )
         return value_type(self.versions[schema_id - 1] if schema_id else None)
 
@@ -49,7 +50,8 @@ class ValueSchemas:
         if self.latest is not None:
             if schema.equals(self.latest):
                 return self
-            _check_extends(self.latest, schema, topic)
+            if objection := _objection(schema, self.latest):
+                raise SchemaMismatch(f"topic {topic!r}: {objection}")
         return ValueSchemas((*self.versions, schema.remove_metadata()))
 
 
@@ -78,6 +80,16 @@ def check_schema(schema: pa.Schema, topic: str) -> None:
             )
 
 
+def extends(new: pa.Schema, old: pa.Schema) -> bool:
+    """Whether `new` is `old`, or `old` with nullable fields added at its end.
+
+    >>> old = pa.schema([("n", pa.int64())])
+    >>> extends(old.append(pa.field("x", pa.string())), old)
+    True
+    """
+    return _objection(new, old) is None
+
+
 def upgrade(columns: pa.RecordBatch, latest: pa.DataType) -> pa.RecordBatch:
     """The same batch with values of the latest version: fields it lacks are null."""
     index = columns.schema.get_field_index("value")
@@ -104,24 +116,26 @@ def decode_schemas(messages: Sequence[bytes], where: str) -> ValueSchemas:
     try:
         return ValueSchemas(tuple(pa.ipc.read_schema(pa.py_buffer(m)) for m in messages))
     except (pa.ArrowException, OSError) as error:
-        raise CorruptLog(f"{where}: a schema cannot be decoded: {error}") from error
+        raise CorruptLog(f"{where}: a schema cannot be decoded: {error}; {REPAIR}") from error
 
 
 def _children(value: pa.StructArray) -> list[pa.Array]:
     return [value.field(i) for i in range(value.type.num_fields)]
 
 
-def _check_extends(old: pa.Schema, new: pa.Schema, topic: str) -> None:
+def _objection(new: pa.Schema, old: pa.Schema) -> str | None:
+    """Why `new` does not extend `old`; None if it does."""
     for index, field in enumerate(old):
         if index >= len(new) or not new.field(index).equals(field):
             got = new.field(index) if index < len(new) else "nothing"
-            raise SchemaMismatch(
-                f"topic {topic!r}: field {index} is {field}, got {got}; a new version keeps all "
-                f"fields in order and adds nullable ones at the end"
+            return (
+                f"field {index} is {field}, got {got}; a new version keeps all fields in order "
+                f"and adds nullable ones at the end"
             )
     for field in list(new)[len(old) :]:
         if not field.nullable:
-            raise SchemaMismatch(
-                f"topic {topic!r}: the added field {field.name!r} must be nullable, since earlier "
-                f"records do not have it"
+            return (
+                f"the added field {field.name!r} must be nullable, since earlier records do not "
+                f"have it"
             )
+    return None

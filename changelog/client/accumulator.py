@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from changelog.client.columns import as_mapping, batch_of, check_names
+from changelog.client.columns import as_mapping, batch_of, check_names, required
 from changelog.client.partitioner import (
     Partitions,
     StickyPartitioner,
@@ -106,6 +106,7 @@ class Target:
     def __init__(self, info: TopicInfo, batch_bytes: int, seed: str) -> None:
         self.info = info
         self.config = TopicConfig.parse(info.config)
+        self._required = [] if info.schema is None else required(info.schema)
         self.frame_bytes = min(MAX_FRAME_BYTES, self.config.max_message_bytes)
         self.sticky = StickyPartitioner(info.partitions, batch_bytes, f"{seed}/{info.name}")
 
@@ -133,7 +134,7 @@ class Target:
             return None
         if schema is not None:
             row = as_mapping(value, where)
-            check_names(row.keys(), schema.names, schema.names, where)
+            check_names(row.keys(), schema.names, self._required, where)
             return row
         if isinstance(value, (bytes, bytearray, memoryview)):
             return bytes(value)

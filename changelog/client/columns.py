@@ -1,10 +1,12 @@
 """Rows, DataFrames and Arrow tables to the batches of columns that the log takes.
 
 On a topic of bytes the data has a column (or field) `value`, and optionally `key`, `timestamp`
-and `headers`. On a typed topic it has exactly the columns of the topic's schema; `key=` and
-`timestamp=` name the ones among them that key and time the records. Keys become bytes by the
-rules of `changelog.client.keys`; a timestamp is a datetime (taken as UTC if it has no zone), a date,
-or integer milliseconds. Columns are cast where nothing is lost by it, and refused otherwise.
+and `headers`. On a typed topic it has the columns of the topic's schema: nullable ones that it
+lacks are filled with nulls, other columns than these are refused. `key=` and `timestamp=` name
+the columns that key and time the records, the value's own or ones beside it; without them,
+columns `key` and `timestamp` that are none of the value's do so. Keys become bytes by the rules of
+`changelog.client.keys`; a timestamp is a datetime (taken as UTC if it has no zone), a date, or
+integer milliseconds. Columns are cast where nothing is lost by it, and refused otherwise.
 
 Data frames of any library come in through the Arrow C stream interface (polars, pandas,
 narwhals, pyarrow, DuckDB …), none of which is imported here.
@@ -53,7 +55,7 @@ def to_batches(
     [{'timestamp': 7, 'key': b'AA', 'value': {'carrier': 'AA'}}]
     """
     layout = _Layout(topic, key, timestamp, now_ms)
-    for piece in _pieces(_table(data, topic)):
+    for piece in _pieces(_table(data, layout)):
         yield layout.convert(piece)
 
 
@@ -119,22 +121,27 @@ def check_names(
         )
     if missing:
         raise SchemaMismatch(
-            f"{where}: column {missing[0]!r} is missing, got {', '.join(got) or 'none'}; add it, "
-            f"with nulls where it is not known"
+            f"{where}: column {missing[0]!r} is missing, and may not be null; "
+            f"got {', '.join(got) or 'none'}"
         )
+
+
+def required(schema: pa.Schema) -> list[str]:
+    """The columns that no row may lack."""
+    return [field.name for field in schema if not field.nullable]
 
 
 def struct_of(rows: Sequence[Any], schema: pa.Schema, where: str) -> pa.StructArray:
     """Rows (mappings, or None for a tombstone) as one struct column. Raises SchemaMismatch."""
     absent = [row is None for row in rows]
     mask = pa.array(absent) if any(absent) else None
-    names = set(schema.names)
+    names, needed = set(schema.names), required(schema)
     for row in rows:
         if row is not None and row.keys() != names:
-            check_names(row, schema.names, schema.names, where)
+            check_names(row, schema.names, needed, where)
     children = []
     for field in schema:
-        column = [None if row is None else row[field.name] for row in rows]
+        column = [None if row is None else row.get(field.name) for row in rows]
         children.append(_fit(_array(column, field.type, field.name, where), field, where, mask))
     return pa.StructArray.from_arrays(children, fields=list(schema), mask=mask)
 
@@ -147,10 +154,31 @@ class _Layout:
     ) -> None:
         self._schema = topic.schema
         self._value_type = value_type(topic.schema)
-        self._where = f"topic {topic.name!r}"
         self._key = key
         self._timestamp = timestamp
         self._now_ms = now_ms
+        self.where = f"topic {topic.name!r}"
+        own = ["value", "headers"] if topic.schema is None else topic.schema.names
+        beside = [key or "key", timestamp or "timestamp"]
+        self.first = own[:1]
+        self._known = [*own, *(name for name in beside if name not in own)]
+        self._required = ["value"] if topic.schema is None else required(topic.schema)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise SchemaMismatch unless data may have just these columns."""
+        check_names(names, self._known, self._required, self.where)
+
+    def type_of(self, name: str) -> pa.DataType | None:
+        """The type of a column, as far as the topic says."""
+        if self._schema is not None:
+            index = self._schema.get_field_index(name)
+            return self._schema.field(index).type if index >= 0 else None
+        return HEADERS_TYPE if name == "headers" else None
+
+    def is_key_beside(self, name: str) -> bool:
+        """Whether that column keys the records and is none of the value's."""
+        own = self._schema is not None and name in self._schema.names
+        return name == (self._key or "key") and not own
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch of the data's columns to one of the log's."""
@@ -162,35 +190,37 @@ class _Layout:
             headers = self._headers(columns.get("headers"))
             arrays += [] if headers is None else [headers]
         else:
-            children = [columns[name] for name in self._schema.names]
             fields = list(self._schema)
+            children = [
+                columns[f.name] if f.name in columns else pa.nulls(len(batch), f.type)
+                for f in fields
+            ]
             arrays = [times, keys, pa.StructArray.from_arrays(children, fields=fields)]
         schema = columns_schema(self._value_type, headers=len(arrays) > 3)
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _checked(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """The data's columns by name, those of the topic in the topic's types."""
-        names = batch.schema.names
+        self.check(batch.schema.names)
+        columns = dict(zip(batch.schema.names, map(_plain, batch.columns), strict=True))
         if self._schema is None:
-            known = ["value", self._key or "key", self._timestamp or "timestamp", "headers"]
-            check_names(names, known, ["value"], self._where)
-        else:
-            check_names(names, self._schema.names, self._schema.names, self._where)
-        columns = dict(zip(names, map(_plain, batch.columns), strict=True))
-        if self._schema is None:
-            return {**columns, "value": _utf8_or_bytes(columns["value"], self._where)}
-        return {f.name: _fit(columns[f.name], f, self._where) for f in self._schema}
+            return {**columns, "value": _utf8_or_bytes(columns["value"], self.where)}
+        own = {f.name: f for f in self._schema}
+        return {
+            name: _fit(column, own[name], self.where) if name in own else column
+            for name, column in columns.items()
+        }
 
     def _named(
         self, columns: Mapping[str, pa.Array], name: str | None, argument: str
     ) -> pa.Array | None:
         """The column that the argument `key=` or `timestamp=` names, or None."""
         if name is None:
-            return columns.get(argument) if self._schema is None else None
+            own = self._schema is not None and argument in self._schema.names
+            return None if own else columns.get(argument)
         if name not in columns:
             raise SchemaMismatch(
-                f"{self._where}: {argument}={name!r} names no column; there are "
-                f"{', '.join(columns)}"
+                f"{self.where}: {argument}={name!r} names no column; there are {', '.join(columns)}"
             )
         return columns[name]
 
@@ -203,24 +233,24 @@ class _Layout:
         kind, name = column.type, self._timestamp or "timestamp"
         if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
             raise SchemaMismatch(
-                f"{self._where}: the timestamp column {name!r} must hold datetimes or integer "
+                f"{self.where}: the timestamp column {name!r} must hold datetimes or integer "
                 f"milliseconds, got {kind}"
             )
         if not pa.types.is_integer(kind):
             column = pc.cast(column, pa.timestamp("ms", getattr(kind, "tz", None)), safe=False)
         times = pc.cast(column, pa.int64())
-        _refuse(times.is_null(), f"{self._where}: timestamp {name!r} is null")
-        _refuse(pc.less(times, 0), f"{self._where}: timestamp {name!r} is before 1970")
+        _refuse(times.is_null(), f"{self.where}: timestamp {name!r} is null")
+        _refuse(pc.less(times, 0), f"{self.where}: timestamp {name!r} is before 1970")
         return times
 
     def _headers(self, column: pa.Array | None) -> pa.Array | None:
         if column is None or column.null_count == len(column):
             return None
-        headers = _cast(column, HEADERS_TYPE, "headers", self._where)
+        headers = _cast(column, HEADERS_TYPE, "headers", self.where)
         pairs = headers.flatten()
         if len(pairs) == 0:
             return None
-        _refuse(pairs.field("key").is_null(), f"{self._where}: the name of a header is null")
+        _refuse(pairs.field("key").is_null(), f"{self.where}: the name of a header is null")
         return headers
 
 
@@ -236,8 +266,7 @@ _NATIVE = (
 )
 
 
-def _table(data: Any, topic: TopicInfo) -> pa.Table:
-    where = f"topic {topic.name!r}"
+def _table(data: Any, layout: _Layout) -> pa.Table:
     if isinstance(data, pa.Table):
         return data
     if type(data).__module__.partition(".")[0] == "pandas":
@@ -247,23 +276,24 @@ def _table(data: Any, topic: TopicInfo) -> pa.Table:
         return pa.table(data)
     if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
         raise InvalidRecord(
-            f"{where}: data to append is a DataFrame, Arrow data or a list of rows, got "
+            f"{layout.where}: data to append is a DataFrame, Arrow data or a list of rows, got "
             f"{type(data).__name__}"
         )
-    return _rows_table([as_mapping(row, where) for row in data], topic)
+    return _rows_table([as_mapping(row, layout.where) for row in data], layout)
 
 
-def _rows_table(rows: Sequence[Mapping[str, Any]], topic: TopicInfo) -> pa.Table:
-    where = f"topic {topic.name!r}"
-    if topic.schema is not None:
-        value = struct_of(rows, topic.schema, where)
-        return pa.Table.from_arrays(value.flatten(), schema=topic.schema)
-    names = list(dict.fromkeys(name for row in rows for name in row)) or ["value"]
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    if "key" in columns:
-        columns["key"] = [encode_key(key) for key in columns["key"]]
-    types = {"headers": HEADERS_TYPE, "key": pa.binary()}
-    arrays = [_array(columns[name], types.get(name), name, where) for name in names]
+def _rows_table(rows: Sequence[Mapping[str, Any]], layout: _Layout) -> pa.Table:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if rows:
+        layout.check(names)
+    arrays = []
+    names = names or layout.first  # of rows without a field, each is a record even so
+    for name in names:
+        column = [row.get(name) for row in rows]
+        if layout.is_key_beside(name):
+            arrays.append(pa.array(map(encode_key, column), pa.binary()))
+        else:
+            arrays.append(_array(column, layout.type_of(name), name, layout.where))
     return pa.Table.from_arrays(arrays, names=names)
 
 

@@ -63,6 +63,8 @@ class BatchMetadata(NamedTuple):
     partition: int
     base_offset: int
     last_offset: int
+    leader_epoch: int | None = None
+    """Of the log when it wrote the batch (KIP-320), where it says so."""
 
 
 class Producer:
@@ -267,9 +269,8 @@ class Producer:
         for batch, outcome in zip(outgoing, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 raise outcome
-            appended.append(
-                BatchMetadata(*batch.topic_partition, outcome.base_offset, outcome.last_offset)
-            )
+            offsets = outcome.base_offset, outcome.last_offset
+            appended.append(BatchMetadata(*batch.topic_partition, *offsets, outcome.leader_epoch))
         return appended
 
     def flush(self, timeout: float | None = None) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 from changelog.embedded.producer_state import EndedTransaction
 
@@ -22,11 +23,15 @@ class AbortedTransactions:
 
     def __init__(self, transactions: Iterable[EndedTransaction] = ()) -> None:
         self._by_producer: dict[int, list[tuple[int, int]]] = {}
+        self._by_marker: list[EndedTransaction] = []
         for transaction in transactions:
             self.add(transaction)
 
+    def __iter__(self) -> Iterator[EndedTransaction]:
+        return iter(self._by_marker)
+
     def __bool__(self) -> bool:
-        return bool(self._by_producer)
+        return bool(self._by_marker)
 
     def add(self, transaction: EndedTransaction) -> None:
         """Note an aborted transaction; noting it twice is harmless."""
@@ -34,24 +39,30 @@ class AbortedTransactions:
         span = (transaction.first_offset, transaction.marker_offset)
         if span not in spans:
             insort(spans, span)
+            insort(self._by_marker, transaction, key=_marker_offset)
 
     def covers(self, producer_id: int, base_offset: int) -> bool:
         """Whether the producer's batch at `base_offset` was aborted."""
         spans = self._by_producer.get(producer_id)
         if not spans:
             return False
-        index = bisect_right(spans, (base_offset, 1 << 62)) - 1
+        index = bisect_right(spans, (base_offset, _FOREVER)) - 1
         return index >= 0 and base_offset < spans[index][1]
 
     def ending_in(self, start: int, end: int) -> list[EndedTransaction]:
         """Those whose marker lies in [start, end)."""
-        return [
-            EndedTransaction(producer, first, marker)
-            for producer, spans in self._by_producer.items()
-            for first, marker in spans
-            if start <= marker < end
-        ]
+        first = bisect_left(self._by_marker, start, key=_marker_offset)
+        return self._by_marker[first : bisect_left(self._by_marker, end, key=_marker_offset)]
 
     def since(self, log_start: int) -> AbortedTransactions:
         """Those that end at or past the log's start; readers of the rest keep this one."""
-        return AbortedTransactions(self.ending_in(log_start, 1 << 62))
+        return AbortedTransactions(self.ending_in(log_start, _FOREVER))
+
+    def among(self, start: int, end: int) -> AbortedTransactions:
+        """Those that a batch with offsets in [start, end) can belong to."""
+        later = self.ending_in(start, _FOREVER)
+        return AbortedTransactions(one for one in later if one.first_offset < end)
+
+
+_FOREVER = 1 << 62
+_marker_offset = attrgetter("marker_offset")

@@ -21,6 +21,7 @@ from changelog.embedded.group_commit import GroupCommit, Stage, Ticket
 from changelog.embedded.partition import Partition, sync_all
 from changelog.embedded.transaction_log import TransactionLog, TransactionRecord
 from changelog.errors import (
+    REPAIR,
     CorruptLog,
     InvalidConfig,
     InvalidTxnState,
@@ -383,7 +384,7 @@ def _complete(
         if partition.log_end < prepared.end:
             raise CorruptLog(
                 f"{partition.topic_partition} ends at offset {partition.log_end}, but a committed "
-                f"transaction reaches to {prepared.end}; `strandline repair` shows what is lost"
+                f"transaction reaches to {prepared.end}; {REPAIR}"
             )
         if partition.producers.epoch(record.producer_id) < record.next_epoch:
             partition.append_marker(successor, commit=True)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import crc32c
 import msgspec
 
-from changelog.errors import CorruptLog, FutureFormat
+from changelog.errors import REPAIR, CorruptLog, FutureFormat
 from changelog.storage import Storage, read_all, replace
 
 VERSION = 1
@@ -37,13 +37,15 @@ def unpack(kind: str, content: bytes, where: str) -> bytes:
     line, newline, body = content.partition(b"\n")
     words = line[:_MAX_LINE].decode("ascii", "replace").split(" ")
     if not newline or len(words) != 4 or words[:2] != ["strandline", kind]:
-        raise CorruptLog(f"{where}: not a {kind} file; it begins with {bytes(line[:40])!r}")
+        raise CorruptLog(
+            f"{where}: not a {kind} file, it begins with {bytes(line[:40])!r}; {REPAIR}"
+        )
     if not words[2].isdigit() or int(words[2]) > VERSION:
         raise FutureFormat(
             f"{where}: {kind} version {words[2]}, this Strandline reads up to {VERSION}; upgrade"
         )
     if words[3] != f"{crc32c.crc32c(body):08x}":
-        raise CorruptLog(f"{where}: the {kind}'s checksum does not match; run `strandline repair`")
+        raise CorruptLog(f"{where}: the {kind}'s checksum does not match; {REPAIR}")
     return body
 
 
@@ -58,4 +60,4 @@ def load(storage: Storage, path: str, kind: str, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=type_)
     except msgspec.MsgspecError as error:
-        raise CorruptLog(f"{path}: the {kind} cannot be decoded: {error}") from error
+        raise CorruptLog(f"{path}: the {kind} cannot be decoded: {error}; {REPAIR}") from error

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import crc32c
 
-from changelog.errors import CorruptLog, FutureFormat
+from changelog.errors import REPAIR, CorruptLog, FutureFormat
 
 MAGIC = b"SLF1"
 VERSION = 1
@@ -110,12 +110,13 @@ def unpack_header(data: bytes | bytearray | memoryview, position: int, where: st
     the message.
     """
     if len(data) - position < HEADER_SIZE:
-        raise CorruptLog(f"{where}: {len(data) - position} bytes where a frame header has 104")
+        left = len(data) - position
+        raise CorruptLog(f"{where}: {left} bytes where a frame header has {HEADER_SIZE}; {REPAIR}")
     magic, crc, *fields = _HEADER.unpack_from(data, position)
     if magic != MAGIC:
-        raise CorruptLog(f"{where}: a frame begins with {MAGIC!r}, got {magic!r}")
+        raise CorruptLog(f"{where}: a frame begins with {MAGIC!r}, got {magic!r}; {REPAIR}")
     if crc32c.crc32c(bytes(data[position + _PROTECTED : position + HEADER_SIZE])) != crc:
-        raise CorruptLog(f"{where}: the frame header's checksum does not match")
+        raise CorruptLog(f"{where}: the frame header's checksum does not match; {REPAIR}")
     header = FrameHeader(*fields)
     if header.version > VERSION:
         raise FutureFormat(
@@ -128,7 +129,7 @@ def unpack_header(data: bytes | bytearray | memoryview, position: int, where: st
 def _check_lengths(header: FrameHeader, where: str) -> None:
     inside = HEADER_SIZE <= header.payload_start <= header.length - header.payload_size
     if not inside or header.length % ALIGNMENT or header.length > MAX_FRAME:
-        raise CorruptLog(f"{where}: impossible lengths in the frame header ({header})")
+        raise CorruptLog(f"{where}: impossible lengths in the frame header ({header}); {REPAIR}")
 
 
 def padded(size: int) -> int:
@@ -148,5 +149,7 @@ def pack_marker(commit: bool, coordinator_epoch: int) -> bytes:
 def unpack_marker(payload: bytes | memoryview, where: str) -> Marker:
     """Read the payload of a control frame. Raises CorruptLog."""
     if len(payload) != _MARKER.size:
-        raise CorruptLog(f"{where}: a marker has {_MARKER.size} bytes, got {len(payload)}")
+        raise CorruptLog(
+            f"{where}: a marker has {_MARKER.size} bytes, got {len(payload)}; {REPAIR}"
+        )
     return Marker(*_MARKER.unpack(payload))

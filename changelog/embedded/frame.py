@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changelog.arrays import binaries, int64s
 from changelog.embedded.format import (
     HEADER_SIZE,
     Attributes,
@@ -25,7 +26,7 @@ from changelog.embedded.format import (
     padded,
     unpack_header,
 )
-from changelog.errors import CorruptLog, InvalidRecord
+from changelog.errors import REPAIR, CorruptLog, InvalidRecord
 from changelog.records import HEADERS_TYPE, columns_schema
 
 ROWS_BELOW = 32
@@ -179,7 +180,7 @@ def payload_bytes(data: memoryview, position: int, header: FrameHeader, where: s
     if crc32c.crc32c(data[position + HEADER_SIZE : end]) != header.payload_crc:
         raise CorruptLog(
             f"{where}: the checksum of the records at offsets {header.base_offset} to "
-            f"{header.last_offset} does not match; `strandline repair` can salvage the rest"
+            f"{header.last_offset} does not match; {REPAIR}"
         )
     start = position + header.payload_start
     return data[start : start + header.payload_size]
@@ -197,11 +198,12 @@ def decode(
             columns = _read_rows(payload, schema)
         else:
             columns = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
-    except (pa.ArrowException, msgspec.MsgspecError, OSError) as error:
-        raise CorruptLog(f"{where}: records cannot be decoded: {error}") from error
+    except (pa.ArrowException, msgspec.MsgspecError, OverflowError, OSError) as error:
+        raise CorruptLog(f"{where}: records cannot be decoded: {error}; {REPAIR}") from error
     if columns.num_rows != header.record_count:
         raise CorruptLog(
-            f"{where}: {columns.num_rows} records where the header says {header.record_count}"
+            f"{where}: {columns.num_rows} records where the header says {header.record_count}; "
+            f"{REPAIR}"
         )
     return columns
 
@@ -262,11 +264,7 @@ def _rows_message(columns: pa.RecordBatch) -> bytes:
 
 def _read_rows(payload: memoryview, schema: pa.Schema) -> pa.RecordBatch:
     rows = _decode_rows(payload)
-    arrays = [
-        pa.array(rows.timestamps, pa.int64()),
-        pa.array(rows.keys, pa.binary()),
-        pa.array(rows.values, pa.binary()),
-    ]
+    arrays = [int64s(rows.timestamps), binaries(rows.keys), binaries(rows.values)]
     if rows.headers is not None:
         pairs = [[{"key": k, "value": v} for k, v in row] for row in rows.headers]
         arrays.append(pa.array(pairs, HEADERS_TYPE))

@@ -6,6 +6,7 @@ owner.json  owner.sock          where the owner listens (changelog/flight)
 owner.log                       what background owners have said
 topics.meta                     the catalog: topics, their configs and schemas
 clean                           how the log was closed, in order; removed at opening
+topics/<topic id>/topic.meta    the topic's entry of the catalog once more, for repair
 topics/<topic id>/<partition>/
     manifest.meta               the truth: segments, log start, leader epochs
     <base offset>-<generation>.log        frames
@@ -13,6 +14,7 @@ topics/<topic id>/<partition>/
     <base offset>-<generation>.aborted    aborted transactions that end in the segment
     <offset>.producers                    producer state as of an offset; the last two are kept
 state/<app>/<store>/<partition>/          the store engines' folders (statestore)
+repaired/<time>/                          what `strandline repair` changed or removed, as it was
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ LOCK = "lock"
 CATALOG = "topics.meta"
 CLEAN = "clean"
 TOPICS = "topics"
+TOPIC = "topic.meta"
+STATE = "state"
+REPAIRED = "repaired"
 MANIFEST = "manifest.meta"
 
 CONSUMER_OFFSETS = "__consumer_offsets"
@@ -67,6 +72,11 @@ def partition_folder(topic_id: str, partition: int) -> str:
 def topic_folder(topic_id: str) -> str:
     """Folder of a topic."""
     return f"{TOPICS}/{topic_id}"
+
+
+def topic_copy(topic_id: str) -> str:
+    """File of the topic's entry in its own folder."""
+    return f"{TOPICS}/{topic_id}/{TOPIC}"
 
 
 def producer_snapshot(offset: int) -> str:

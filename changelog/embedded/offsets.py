@@ -13,10 +13,11 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from changelog.embedded.names import CONSUMER_OFFSETS
 from changelog.embedded.partition import Partition
 from changelog.embedded.transaction_log import append_pairs, read_records
-from changelog.errors import CoordinatorLoading, CorruptLog
-from changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
+from changelog.errors import REPAIR, CoordinatorLoading, CorruptLog
+from changelog.records import CommittedOffset, ConsumerRecord, ProducerIdentity, TopicPartition
 
 GroupPartition = tuple[str, TopicPartition]
 
@@ -55,13 +56,8 @@ class GroupOffsets:
     def load(self) -> None:
         """Fill the cache from the topic; until then every call raises CoordinatorLoading."""
         for record in read_records(self.partition):
-            where = f"{self.partition.topic_partition} at offset {record.offset}"
-            try:
-                group, topic, number = _decode_key(record.key or b"")
-                value = None if record.value is None else _decode_value(record.value)
-            except msgspec.MsgspecError as error:
-                raise CorruptLog(f"{where}: not an offset record: {error}") from error
-            self._apply((group, TopicPartition(topic, number)), (record.offset, value))
+            key, value = parsed(record)
+            self._apply(key, (record.offset, value))
         self._loading = False
 
     def write(
@@ -167,6 +163,18 @@ class GroupOffsets:
     def _check_loaded(self) -> None:
         if self._loading:
             raise CoordinatorLoading("committed offsets are still being read; try again")
+
+
+def parsed(record: ConsumerRecord) -> tuple[GroupPartition, OffsetValue | None]:
+    """Whose offset a record is, and which; None deletes it. Raises CorruptLog."""
+    try:
+        group, topic, number = _decode_key(record.key or b"")
+        value = None if record.value is None else _decode_value(record.value)
+    except msgspec.MsgspecError as error:
+        raise CorruptLog(
+            f"{CONSUMER_OFFSETS} at offset {record.offset}: not an offset record: {error}; {REPAIR}"
+        ) from error
+    return (group, TopicPartition(topic, number)), value
 
 
 def _value(offset: CommittedOffset | None, now_ms: int) -> OffsetValue | None:

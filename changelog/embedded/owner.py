@@ -10,22 +10,20 @@ import contextlib
 import logging
 import os
 import threading
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
 
-import msgspec
 import pyarrow as pa
 
 from changelog.clock import Clock, SystemClock
-from changelog.embedded import document, reading, retention
+from changelog.embedded import reading, retention
 from changelog.embedded.admission import admitted
 from changelog.embedded.coordinator import Coordinator
 from changelog.embedded.environment import Durability, Environment
+from changelog.embedded.folder import closed_sizes, folder_meta, lock_note, save_closed_sizes
 from changelog.embedded.names import (
-    CATALOG,
     CLEAN,
     CONSUMER_OFFSETS,
-    FOLDER_META,
     LOCK,
     SYSTEM_TOPICS,
     TRANSACTION_STATE,
@@ -33,10 +31,10 @@ from changelog.embedded.names import (
 from changelog.embedded.offsets import GroupOffsets
 from changelog.embedded.partition import Partition, sync_all
 from changelog.embedded.segment import Segment
-from changelog.embedded.topic import Catalog, ClosedSizes, Topic
+from changelog.embedded.topic import Catalog, Topic
 from changelog.embedded.transaction_log import TransactionLog
+from changelog.embedded.view import View
 from changelog.errors import (
-    CorruptLog,
     InvalidConfig,
     InvalidRecord,
     InvalidTopic,
@@ -59,19 +57,12 @@ from changelog.storage import Storage
 
 _log = logging.getLogger("strandline")
 
-FOLDER_KIND = "log"
-CLEAN_KIND = "clean"
+T = TypeVar("T")
+
 TICK_SECONDS = 0.5
 RETENTION_CHECK_MS = 10_000
 PRODUCER_ID_EXPIRATION_MS = 24 * 60 * 60 * 1000
 """Kafka's `producer.id.expiration.ms`."""
-
-
-class FolderMeta(msgspec.Struct):
-    """What a log folder is."""
-
-    log_id: str
-    created_ms: int
 
 
 class Owner:
@@ -100,7 +91,7 @@ class Owner:
         self._stop = threading.Event()
         self._admin_lock = threading.RLock()
         storage.make_dir("")
-        self._lock = storage.lock(LOCK, _lock_note())
+        self._lock = storage.lock(LOCK, lock_note())
         try:
             self._open()
         except BaseException:
@@ -112,8 +103,8 @@ class Owner:
 
     def _open(self) -> None:
         environment, storage = self._environment, self._environment.storage
-        self.meta = _folder_meta(environment)
-        closed = self._closed_sizes()
+        self.meta = folder_meta(environment)
+        closed = closed_sizes(storage)
         storage.sync_dir("")  # the names found are durable before anything is built on them
         self._catalog = Catalog(environment, closed)
         storage.unlink(CLEAN)
@@ -127,13 +118,6 @@ class Owner:
             environment.at_once(_begin_epoch, list(self._partitions()))
         offsets.load()
         self._offsets = offsets
-
-    def _closed_sizes(self) -> ClosedSizes | None:
-        """What the log noted when it was closed in order; None if it was not."""
-        try:
-            return document.load(self._environment.storage, CLEAN, CLEAN_KIND, ClosedSizes)
-        except FileNotFoundError:
-            return None
 
     def _system_partition(self, name: str) -> Partition:
         if not self._catalog.has(name):
@@ -169,7 +153,7 @@ class Owner:
             partition.shut()
         if all(synced) and all(p.log_end == p.synced_end for p in written):
             sizes = {partition.folder: partition.segments[-1].size for partition in written}
-            document.save(self._environment.storage, CLEAN, CLEAN_KIND, sizes)
+            save_closed_sizes(self._environment.storage, sizes)
 
     def _start_ticking(self) -> threading.Thread:
         thread = threading.Thread(target=self._tick_until_stopped, name="strandline-owner")
@@ -324,26 +308,49 @@ class Owner:
         isolation: Isolation = "read_committed",
         timeout: float = 0.0,
     ) -> dict[TopicPartition, Fetched]:
-        clock = self._environment.clock
+        def fetch(tp: TopicPartition, offset: int) -> Fetched:
+            partition = self._partition(tp)
+            return reading.fetch(partition, offset, max_bytes=max_bytes, isolation=isolation)
+
+        return self._of_each(positions, fetch, lambda one: bool(one.batches), timeout)
+
+    def locate(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_bytes: int,
+        isolation: Isolation,
+        timeout: float,
+    ) -> dict[TopicPartition, View]:
+        """Where a fetch would find what it asks for, for those who read the files themselves.
+
+        With nothing new in any partition it waits up to `timeout` seconds. Raises as `fetch` does.
+        """
+
+        def locate(tp: TopicPartition, offset: int) -> View:
+            partition = self._partition(tp)
+            return reading.view(partition, offset, max_bytes=max_bytes, isolation=isolation)
+
+        return self._of_each(positions, locate, lambda view: bool(view.pieces), timeout)
+
+    def _of_each(
+        self,
+        positions: Mapping[TopicPartition, int],
+        look: Callable[[TopicPartition, int], T],
+        is_new: Callable[[T], bool],
+        timeout: float,
+    ) -> dict[TopicPartition, T]:
+        """What `look` finds in each partition; waits until something in it is new."""
+        clock, signal = self._environment.clock, self._environment.signal
         deadline = clock.monotonic() + (timeout if self._thread else 0.0)
-        signal = self._environment.signal
         while True:
             self._check_open()
             seen = signal.version
-            fetched = {
-                tp: self._fetch(tp, offset, max_bytes, isolation)
-                for tp, offset in positions.items()
-            }
-            waits = not any(one.batches for one in fetched.values())
+            found = {tp: look(tp, offset) for tp, offset in positions.items()}
             remaining = deadline - clock.monotonic()
-            if not waits or remaining <= 0:
-                return fetched
+            if remaining <= 0 or any(map(is_new, found.values())):
+                return found
             signal.wait(seen, remaining)
-
-    def _fetch(
-        self, tp: TopicPartition, offset: int, max_bytes: int, isolation: Isolation
-    ) -> Fetched:
-        return reading.fetch(self._partition(tp), offset, max_bytes=max_bytes, isolation=isolation)
 
     def offsets(
         self, partitions: Collection[TopicPartition]
@@ -449,7 +456,9 @@ def _identity(producer: ProducerIdentity | None) -> ProducerIdentity:
 
 
 def _begin_epoch(partition: Partition) -> None:
-    if partition.segments and partition.manifest.epochs[-1][1] < partition.log_end:
+    if not partition.segments or partition.epoch_begun:
+        return
+    if partition.manifest.epochs[-1][1] < partition.log_end:
         partition.begin_epoch(partition.log_end)
 
 
@@ -459,23 +468,3 @@ def _sync_quietly(partition: Partition) -> bool:
     except StrandlineError:
         return False
     return True
-
-
-def _folder_meta(environment: Environment) -> FolderMeta:
-    """Read what the folder is, or make it a log folder if it is empty."""
-    storage, clock = environment.storage, environment.clock
-    try:
-        return document.load(storage, FOLDER_META, FOLDER_KIND, FolderMeta)
-    except FileNotFoundError:
-        if storage.exists(CATALOG):
-            raise CorruptLog(
-                f"{FOLDER_META} is missing though there are topics; `strandline repair` makes it anew"
-            ) from None
-        meta = FolderMeta(clock.new_id(), clock.now_ms())
-        document.save(storage, FOLDER_META, FOLDER_KIND, meta)
-        return meta
-
-
-def _lock_note() -> str:
-    started = time.strftime("%Y-%m-%dT%H:%M:%S")
-    return f"pid {os.getpid()}, started {started}\n"

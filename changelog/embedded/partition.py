@@ -77,6 +77,8 @@ class Partition:
         self.synced_end = 0
         self.lock = threading.RLock()
         self._sync_lock = threading.Lock()
+        self.epoch_begun = False
+        """Whether the leader epoch was raised since the log was opened."""
         self.schemas = ValueSchemas()
         """Of the topic's values, kept up to date by the topic."""
         self._refused: StrandlineError | None = None
@@ -139,11 +141,11 @@ class Partition:
                     str(self.topic_partition),
                 )
                 if known is not None:
-                    return known
+                    return known._replace(leader_epoch=self._epoch_at(known.base_offset))
             header = self._write(payload, producer, base_sequence, transactional=transactional)
             self._note_producer(header)
             self._publish_unsynced()
-        return Appended(header.base_offset, header.last_offset)
+        return Appended(header.base_offset, header.last_offset, leader_epoch=header.leader_epoch)
 
     def append_marker(self, producer: ProducerIdentity, *, commit: bool) -> tuple[int, bool]:
         """Write a transaction's end, with the producer's *next* epoch.
@@ -327,6 +329,10 @@ class Partition:
         """Raise the leader epoch from offset `start` on: the log was not closed in order."""
         epochs = [entry for entry in self.manifest.epochs if entry[1] < start]
         self._change_manifest(epochs=[*epochs, (self.manifest.leader_epoch + 1, start)])
+        self.epoch_begun = True
+
+    def _epoch_at(self, offset: int) -> int:
+        return max(epoch for epoch, start in self.manifest.epochs if start <= offset)
 
     def drop_segments(self, count: int, log_start: int) -> list[Segment]:
         """Take the first `count` segments out of the log, durably; their files are still there."""

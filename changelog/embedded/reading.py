@@ -1,172 +1,137 @@
 """Reading a partition: from an offset, or from a time, under an isolation level.
 
-Reads take the list of segments and the bound once and then need no lock: below the high
-watermark nothing changes any more, and a segment that retention drops meanwhile stays open
-for those who hold it.
+A view (view.py) is taken under the partition's lock and says what is to be read, about as much as
+was asked for; then files are read without any lock. Retention may take a file in between:
+then a new view is taken.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from typing import TypeVar
 
-import pyarrow.compute as pc
-
-from changelog.embedded.aborted import AbortedTransactions
-from changelog.embedded.frame import decode, payload_bytes
 from changelog.embedded.partition import Partition
-from changelog.embedded.segment import LocatedFrame, Segment
-from changelog.errors import CorruptLog, OffsetOutOfRange
-from changelog.records import Batch, Fetched, Isolation, PartitionOffsets, TopicPartition
-from changelog.schema import ValueSchemas, upgrade
+from changelog.embedded.segment import Piece
+from changelog.embedded.view import View
+from changelog.errors import REPAIR, CorruptLog, OffsetOutOfRange
+from changelog.records import Fetched, Isolation
 
-MIN_CHUNK = 64 << 10
+SEARCHED = 64 << 10
+"""Bytes read at a time in search of a timestamp."""
 
 T = TypeVar("T")
 
 
-def fetch(
-    partition: Partition,
-    offset: int,
-    *,
-    max_bytes: int,
-    isolation: Isolation,
-) -> Fetched:
+def view(partition: Partition, offset: int, *, max_bytes: int, isolation: Isolation) -> View:
+    """What may be seen from `offset` on, about `max_bytes` of it.
+
+    Raises OffsetOutOfRange, and UnknownTopic if the topic was deleted.
+    """
+    with partition.lock:
+        if partition.retired:
+            partition.check_usable()
+        ends = partition.offsets()
+        if not ends.log_start <= offset <= max(partition.log_end, ends.log_start):
+            raise OffsetOutOfRange(
+                f"{partition.topic_partition} has offsets {ends.log_start} to "
+                f"{ends.high_watermark}, got {offset}; seek to the beginning or the end"
+            )
+        committed = isolation == "read_committed"
+        end = ends.last_stable_offset if committed else ends.high_watermark
+        pieces, limit = _pieces(partition, offset, end, max_bytes)
+        return View(
+            partition.topic_partition,
+            offset,
+            limit,
+            pieces,
+            partition.aborted.among(offset, limit) if committed else None,
+            partition.schemas,
+            ends.log_start,
+            ends.high_watermark,
+            ends.last_stable_offset,
+        )
+
+
+def fetch(partition: Partition, offset: int, *, max_bytes: int, isolation: Isolation) -> Fetched:
     """Records from `offset` on: at least one batch if there is any, then up to `max_bytes`.
 
-    Raises OffsetOutOfRange, CorruptLog.
+    Raises OffsetOutOfRange, UnknownTopic, CorruptLog.
     """
-    return _on_a_view(partition, isolation, lambda view: _fetch(view, offset, max_bytes))
-
-
-def _fetch(view: _View, offset: int, max_bytes: int) -> Fetched:
-    ends, limit = view.ends, view.limit
-    if not ends.log_start <= offset <= max(view.log_end, ends.log_start):
-        raise OffsetOutOfRange(
-            f"{view.partition} has offsets {ends.log_start} to {ends.high_watermark}, "
-            f"got {offset}; seek to the beginning or the end"
+    storage = partition.environment.storage
+    while True:
+        seen, fetched = _read(
+            partition,
+            partial(view, partition, offset, max_bytes=max_bytes, isolation=isolation),
+            lambda seen: seen.fetch(storage, max_bytes),
         )
-    batches: list[Batch] = []
-    position, used = offset, 0
-    for frame in view.frames_from(offset, max_bytes):
-        if used and used + frame.header.length > max_bytes:
-            break
-        position = frame.header.last_offset + 1
-        if view.shows(frame):
-            batches.append(_from_offset(view.batch(frame), offset))
-            used += frame.header.length
-    else:
-        position = max(position, limit)
-    return Fetched(batches, position, ends.log_start, ends.high_watermark, ends.last_stable_offset)
+        if fetched.batches or not seen.pieces:
+            return fetched
+        offset = seen.limit
 
 
 def offset_for_time(partition: Partition, timestamp: int, *, isolation: Isolation) -> int | None:
     """Offset of the first record with at least that timestamp (ms); None if there is none."""
-    return _on_a_view(partition, isolation, lambda view: _offset_for_time(view, timestamp))
-
-
-def _on_a_view(partition: Partition, isolation: Isolation, read: Callable[[_View], T]) -> T:
-    """Read; once more if retention took a segment between the list and the file."""
+    storage = partition.environment.storage
+    offset = 0
     while True:
-        view = _View.of(partition, isolation)
+        seen, found = _read(
+            partition,
+            partial(_view_from_time, partition, offset, timestamp, isolation),
+            lambda seen: seen.offset_for_time(storage, timestamp),
+        )
+        if found is not None or not seen.pieces:
+            return found
+        offset = seen.limit
+
+
+def _view_from_time(
+    partition: Partition, offset: int, timestamp: int, isolation: Isolation
+) -> View:
+    """What may be seen from the first offset that can have the timestamp, at `offset` or later."""
+    with partition.lock:
+        start = partition.log_end
+        for segment in partition.segments:
+            if segment.max_timestamp >= timestamp and segment.end_offset > offset:
+                start = segment.index.offset_of_time(timestamp)
+                break
+        start = max(start, offset, partition.log_start)
+        return view(partition, start, max_bytes=SEARCHED, isolation=isolation)
+
+
+def _read(
+    partition: Partition, take: Callable[[], View], read: Callable[[View], T]
+) -> tuple[View, T]:
+    """Take a view and read by it; once more if retention took a file in between."""
+    while True:
+        segments = partition.segments
+        seen = take()
         try:
-            return read(view)
+            return seen, read(seen)
         except FileNotFoundError as error:
-            if partition.segments is view.segments:
-                raise CorruptLog(f"{partition.folder}: a segment is gone ({error})") from error
+            if partition.segments is segments and not partition.retired:
+                raise CorruptLog(
+                    f"{partition.folder}: a segment is gone ({error}); {REPAIR}"
+                ) from error
 
 
-def _offset_for_time(view: _View, timestamp: int) -> int | None:
-    log_start = view.ends.log_start
-    for segment in view.segments:
-        if segment.max_timestamp < timestamp:
-            continue
-        start = segment.index.position_of_time(timestamp)
-        for frame in segment.frames(start, MIN_CHUNK):
-            header = frame.header
-            if header.base_offset >= view.limit:
-                return None
-            wanted = header.max_timestamp >= timestamp and header.last_offset >= log_start
-            if wanted and view.shows(frame):
-                batch = _from_offset(view.batch(frame), log_start)
-                late_enough = pc.greater_equal(batch.columns.column(0), timestamp)
-                index = pc.index(late_enough, True).as_py()
-                if index >= 0:
-                    return int(batch.offsets[index].as_py())
-    return None
-
-
-@dataclass(frozen=True)
-class _View:
-    """What a reader may see of a partition, taken at one moment."""
-
-    partition: TopicPartition
-    segments: tuple[Segment, ...]
-    ends: PartitionOffsets
-    log_end: int
-    limit: int
-    """First offset that it may not see."""
-    aborted: AbortedTransactions | None
-    """None: aborted records are shown as well."""
-    schemas: ValueSchemas
-
-    @classmethod
-    def of(cls, partition: Partition, isolation: Isolation) -> _View:
-        with partition.lock:
-            ends = partition.offsets()
-            committed = isolation == "read_committed"
-            return cls(
-                partition.topic_partition,
-                partition.segments,
-                ends,
-                partition.log_end,
-                ends.last_stable_offset if committed else ends.high_watermark,
-                partition.aborted if committed else None,
-                partition.schemas,
-            )
-
-    def frames_from(self, offset: int, max_bytes: int) -> Iterator[LocatedFrame]:
-        """The frames that hold offsets in [offset, limit)."""
-        if offset >= self.limit:
-            return
-        bases = [segment.base_offset for segment in self.segments]
-        first = max(0, bisect_right(bases, offset) - 1)
-        for segment in self.segments[first:]:
-            start = segment.index.position_of(offset)
-            for frame in segment.frames(start, max(MIN_CHUNK, max_bytes)):
-                if frame.header.base_offset >= self.limit:
-                    return
-                if frame.header.last_offset >= offset:
-                    yield frame
-
-    def shows(self, frame: LocatedFrame) -> bool:
-        """Whether the frame holds records that the reader may see."""
-        header = frame.header
-        if header.control or header.record_count == 0:
-            return False
-        if self.aborted is None or not header.transactional:
-            return True
-        return not self.aborted.covers(header.producer_id, header.base_offset)
-
-    def batch(self, frame: LocatedFrame) -> Batch:
-        """The frame's records. Raises CorruptLog."""
-        header, where = frame.header, frame.where
-        payload = payload_bytes(frame.data, frame.position, header, where)
-        columns = decode(header, payload, self.schemas.type_of(header.schema_id, where), where)
-        columns = upgrade(columns, self.schemas.latest_type)
-        sparse = None
-        if columns.schema.names[-1] == "offset":
-            sparse = columns.column("offset")
-            columns = columns.select(columns.schema.names[:-1])
-        topic, number = self.partition
-        return Batch(topic, number, header.base_offset, columns, header.leader_epoch, sparse)
-
-
-def _from_offset(batch: Batch, offset: int) -> Batch:
-    if batch.base_offset >= offset:
-        return batch
-    if batch.sparse_offsets is None:
-        return batch.slice(offset - batch.base_offset)
-    return batch.slice(pc.index(pc.greater_equal(batch.offsets, offset), True).as_py())
+def _pieces(
+    partition: Partition, offset: int, end: int, max_bytes: int
+) -> tuple[tuple[Piece, ...], int]:
+    """Where the offsets in [`offset`, `end`) are, about `max_bytes`; and the end of those."""
+    if offset >= end:
+        return (), end
+    pieces: list[Piece] = []
+    size = 0
+    first = bisect_right(partition.segments, offset, key=attrgetter("base_offset")) - 1
+    for segment in partition.segments[max(0, first) :]:
+        for piece in segment.pieces(segment.index.position_of(offset), max_bytes):
+            if piece.base_offset >= end:
+                return tuple(pieces), end
+            if pieces and size + piece.size > max_bytes:
+                return tuple(pieces), piece.base_offset
+            pieces.append(piece)
+            size += piece.size
+    return tuple(pieces), end

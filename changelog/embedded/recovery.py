@@ -19,24 +19,16 @@ import contextlib
 from changelog.config import TopicConfig
 from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.environment import Environment
-from changelog.embedded.format import (
-    ALIGNMENT,
-    HEADER_SIZE,
-    MAGIC,
-    FrameHeader,
-    unpack_header,
-    unpack_marker,
-)
-from changelog.embedded.frame import payload_bytes, walk
+from changelog.embedded.format import unpack_marker
+from changelog.embedded.frame import payload_bytes
 from changelog.embedded.manifest import Manifest, SegmentEntry
 from changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
 from changelog.embedded.partition import Partition
 from changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
+from changelog.embedded.scanning import CHUNK, Broken, durable_end_behind, scan
 from changelog.embedded.segment import LocatedFrame, Segment
-from changelog.errors import CorruptLog, FutureFormat
+from changelog.errors import REPAIR, CorruptLog, FutureFormat, cause
 from changelog.records import ProducerIdentity
-
-_CHUNK = 4 << 20
 
 
 def open_partition(
@@ -80,8 +72,7 @@ def _check_never_written(environment: Environment, folder: str) -> None:
         with contextlib.closing(storage.open(f"{folder}/{name}")) as file:
             if segment_of(name) is not None and file.size():
                 raise CorruptLog(
-                    f"{folder}/{MANIFEST} is missing though {name} holds records; "
-                    f"run `strandline repair`"
+                    f"{folder}/{MANIFEST} is missing though {name} holds records; {REPAIR}"
                 )
 
 
@@ -104,7 +95,7 @@ def _open_segment(partition: Partition, entry: SegmentEntry) -> Segment:
     except FileNotFoundError:
         raise CorruptLog(
             f"{partition.folder}/{entry.name.log_file} is in the manifest and not in the folder; "
-            f"run `strandline repair`"
+            f"{REPAIR}"
         ) from None
     if not active:
         segment.load_index(
@@ -125,14 +116,16 @@ def _recover_tail(partition: Partition, closed_size: int | None) -> None:
     active = partition.segments[-1]
     interval = partition.config.index_interval_bytes
     end, failure = active.file.size(), None
-    position = 0
-    while position < end and failure is None:
-        data = memoryview(active.file.read(position, min(_CHUNK, end - position)))
-        position, failure = _take_frames(active, data, position, end, interval)
+    for found in scan(active, end):
+        if isinstance(found, Broken):
+            failure = cause(found.reason)
+            break
+        active.noted(found.frame.header, interval)
+    position = active.size
     if closed_size not in (None, position):
         raise CorruptLog(
             f"{active.path}: closed in order with {closed_size} bytes, of {end} now only "
-            f"{position} are whole frames ({failure}); `strandline repair` shows what is lost"
+            f"{position} are whole frames ({failure}); {REPAIR}"
         )
     if position < end:
         _check_never_durable(active, position, failure)
@@ -141,76 +134,34 @@ def _recover_tail(partition: Partition, closed_size: int | None) -> None:
     partition.log_end = active.end_offset
 
 
-def _take_frames(
-    segment: Segment, data: memoryview, position: int, end: int, interval: int
-) -> tuple[int, CorruptLog | None]:
-    """Note the good frames of a chunk; the position after them, and why it does not go on."""
-    start = position
-    try:
-        for at, header in walk(data, f"{segment.path} at byte {start}"):
-            where = f"{segment.path} at byte {start + at}"
-            payload_bytes(data, at, header, where)
-            _check_follows(header, segment, where)
-            segment.noted(header, interval)
-            position = start + at + header.length
-    except FutureFormat:
-        raise
-    except CorruptLog as error:
-        return position, error
-    if position == start:
-        return _take_larger(segment, data, position, end, interval)
-    return position, None
-
-
-def _take_larger(
-    segment: Segment, data: memoryview, position: int, end: int, interval: int
-) -> tuple[int, CorruptLog | None]:
-    """The chunk is smaller than the frame: read that frame whole, if the file has it."""
-    cut_off = CorruptLog(f"{segment.path}: the frame at byte {position} is cut off")
-    if len(data) < HEADER_SIZE:
-        return position, cut_off
-    length = unpack_header(data, 0, segment.path).length
-    if position + length > end:
-        return position, cut_off
-    whole = memoryview(segment.file.read(position, length))
-    return _take_frames(segment, whole, position, end, interval)
-
-
-def _check_follows(header: FrameHeader, segment: Segment, where: str) -> None:
-    if header.base_offset < segment.end_offset or header.last_offset < header.base_offset:
+def _check_never_durable(segment: Segment, position: int, failure: str | None) -> None:
+    """Raise if a frame behind the damage says that what was here had been made durable."""
+    durable_end = durable_end_behind(segment, position)
+    if durable_end > segment.end_offset:
         raise CorruptLog(
-            f"{where}: offsets {header.base_offset} to {header.last_offset} after offset "
-            f"{segment.end_offset - 1}"
+            f"{segment.path}: damaged at byte {position} ({failure}), below the offset "
+            f"{durable_end} that was durable; {REPAIR}"
         )
 
 
-def _check_never_durable(segment: Segment, position: int, failure: CorruptLog | None) -> None:
-    """Raise if a frame behind the damage says that what was here had been made durable."""
-    rest = memoryview(segment.file.read(position, segment.file.size() - position))
-    found = bytes(rest)
-    at = found.find(MAGIC, 1)
-    while at >= 0:
-        if at % ALIGNMENT == 0 and len(found) - at >= HEADER_SIZE:
-            try:
-                header = unpack_header(rest, at, segment.path)
-            except CorruptLog:
-                header = None
-            if header is not None and header.durable_end > segment.end_offset:
-                raise CorruptLog(
-                    f"{segment.path}: damaged at byte {position} ({failure}), below the offset "
-                    f"{header.durable_end} that was durable; `strandline repair` shows what is lost"
-                )
-        at = found.find(MAGIC, at + 1)
-
-
 def _recover_state(partition: Partition) -> None:
-    """Producers and aborted transactions: snapshots, then a replay of the frames after them."""
+    """Producers and aborted transactions: snapshots, then a replay of the frames after them.
+
+    Side files of closed segments that were lost or bad are written anew on the way.
+    """
+    # Not the records' time: a backfill of old ones would be forgotten at once.
+    now = partition.environment.clock.now_ms()
     start = _load_snapshots(partition)
+    active = partition.segments[-1]
     for segment in partition.segments:
+        if segment is active and segment.base_offset > start:
+            partition.save_producers(segment.base_offset)
         if segment.end_offset > start:
-            for frame in segment.frames(segment.index.position_of(start), _CHUNK):
+            for frame in segment.frames(segment.index.position_of(start), CHUNK):
                 if frame.header.base_offset >= start:
-                    _replay(partition, frame)
+                    replay(frame, partition.producers, partition.aborted, now)
+        if segment is not active and segment.base_offset >= start:
+            partition.save_aborted(segment)
 
 
 def _load_snapshots(partition: Partition) -> int:
@@ -238,26 +189,27 @@ def _snapshot_offsets(partition: Partition) -> list[int]:
     return sorted((o for o in offsets if o is not None and o in bases), reverse=True)
 
 
-def _replay(partition: Partition, frame: LocatedFrame) -> None:
+def replay(
+    frame: LocatedFrame, producers: ProducerStates, aborted: AbortedTransactions, now_ms: int
+) -> None:
+    """Note what a frame says of its producer. Raises CorruptLog for a damaged marker."""
     header = frame.header
     if header.producer_id < 0:
         return
-    # Not the records' time: a backfill of old ones would be forgotten at once.
-    now = partition.environment.clock.now_ms()
     producer = ProducerIdentity(header.producer_id, header.producer_epoch)
     if header.control:
         payload = payload_bytes(frame.data, frame.position, header, frame.where)
-        ended = partition.producers.ended(producer, header.base_offset, now)
+        ended = producers.ended(producer, header.base_offset, now_ms)
         if ended is not None and unpack_marker(payload, frame.where).type == 0:
-            partition.aborted.add(ended)
+            aborted.add(ended)
         return
     count = header.last_offset - header.base_offset + 1
     last = advance(header.base_sequence, count - 1)
-    partition.producers.appended(
+    producers.appended(
         producer,
         BatchMeta(header.base_sequence, last, header.base_offset, header.last_offset),
         transactional=header.transactional,
-        timestamp=now,
+        timestamp=now_ms,
     )
 
 

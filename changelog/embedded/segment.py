@@ -12,7 +12,7 @@ from changelog.embedded import document
 from changelog.embedded.format import FrameHeader
 from changelog.embedded.frame import walk
 from changelog.embedded.names import SegmentName
-from changelog.errors import CorruptLog
+from changelog.errors import REPAIR, CorruptLog
 from changelog.storage import File, Storage, read_all
 
 INDEX_KIND = "index"
@@ -28,6 +28,34 @@ class LocatedFrame(NamedTuple):
     """Within `data`."""
     where: str
     """File and byte, for messages."""
+
+
+class Piece(NamedTuple):
+    """Whole frames that follow one another in a segment's file, to be read at once."""
+
+    path: str
+    base_offset: int
+    """No frame in it begins before this offset."""
+    start: int
+    """Position of its first byte in the file."""
+    end: int
+    """Position behind its last byte."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.end - self.start
+
+    def frames(self, storage: Storage) -> Iterator[LocatedFrame]:
+        """Its frames. Raises FileNotFoundError, StorageFailed, CorruptLog."""
+        with contextlib.closing(storage.open(self.path)) as file:
+            data = memoryview(file.read(self.start, self.size))
+        seen = 0
+        for frame in _located(data, self.path, self.start):
+            yield frame
+            seen = frame.position + frame.header.length
+        if seen != self.size:
+            raise _cut_off(self.path, self.start + seen)
 
 
 class SparseIndex:
@@ -49,10 +77,21 @@ class SparseIndex:
         index = bisect_right(self.offsets, offset) - 1
         return self.positions[index] if index >= 0 else 0
 
-    def position_of_time(self, timestamp: int) -> int:
-        """Where to start scanning for the first record of at least `timestamp`."""
-        index = bisect_left(self.times_before, timestamp) - 1
-        return self.positions[index] if index >= 0 else 0
+    def offset_of_time(self, timestamp: int) -> int:
+        """From which offset on to look for the first record of at least `timestamp`."""
+        index = bisect_left(self.times_before, timestamp, hi=len(self.offsets)) - 1
+        return self.offsets[index] if index >= 0 else 0
+
+    def cut(self, start: int, size: int) -> tuple[int, int] | None:
+        """A frame before which a reader of `size` bytes from `start` stops: position and base offset.
+
+        It is the last one noted within these bytes, or the next one noted; None: there is none.
+        """
+        known = len(self.offsets)
+        index = bisect_right(self.positions, start + size, hi=known) - 1
+        if index < 0 or self.positions[index] <= start:
+            index += 1
+        return (self.positions[index], self.offsets[index]) if index < known else None
 
     def dump(self) -> bytes:
         return b"".join(a.tobytes() for a in (self.offsets, self.positions, self.times_before))
@@ -131,6 +170,15 @@ class Segment:
         self.size += header.length
         self.end_offset = header.last_offset + 1
 
+    def pieces(self, start: int, size: int) -> Iterator[Piece]:
+        """All frames from file position `start` on, in pieces of about `size` bytes."""
+        base, end = self.base_offset, self.size
+        while start < end:
+            cut = self.index.cut(start, size) if end - start > size else None
+            stop, following = cut if cut is not None and cut[0] < end else (end, base)
+            yield Piece(self.path, base, start, stop)
+            start, base = stop, following
+
     def frames(
         self, position: int, chunk_bytes: int, *, end: int | None = None
     ) -> Iterator[LocatedFrame]:
@@ -140,12 +188,12 @@ class Segment:
         while position < end:
             data = memoryview(file.read(position, min(chunk_bytes, end - position)))
             consumed = 0
-            for at, header in walk(data, f"{self.path} at byte {position}"):
-                yield LocatedFrame(header, data, at, f"{self.path} at byte {position + at}")
-                consumed = at + header.length
+            for frame in _located(data, self.path, position):
+                yield frame
+                consumed = frame.position + frame.header.length
             if consumed == 0:
                 if len(data) == 0 or len(data) >= end - position:
-                    raise CorruptLog(f"{self.path}: the frame at byte {position} is cut off")
+                    raise _cut_off(self.path, position)
                 chunk_bytes = max(chunk_bytes * 2, 1 << 12)
             position += consumed
 
@@ -161,8 +209,7 @@ class Segment:
         """Take over a closed segment's figures from the manifest, and its index from its file."""
         if self.file.size() != size:
             raise CorruptLog(
-                f"{self.path}: closed with {size} bytes, found {self.file.size()}; "
-                f"run `strandline repair`"
+                f"{self.path}: closed with {size} bytes, found {self.file.size()}; {REPAIR}"
             )
         path = f"{self._folder}/{self.name.index_file}"
         try:
@@ -182,3 +229,13 @@ class Segment:
         """Delete the segment's files. Who is reading them goes on: they close with the last one."""
         for name in self.name.files:
             self._storage.unlink(f"{self._folder}/{name}")
+
+
+def _located(data: memoryview, path: str, position: int) -> Iterator[LocatedFrame]:
+    """The whole frames in `data`, which was read from `position` of the file `path`."""
+    for at, header in walk(data, f"{path} at byte {position}"):
+        yield LocatedFrame(header, data, at, f"{path} at byte {position + at}")
+
+
+def _cut_off(path: str, position: int) -> CorruptLog:
+    return CorruptLog(f"{path}: the frame at byte {position} is cut off; {REPAIR}")

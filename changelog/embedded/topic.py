@@ -10,12 +10,21 @@ import pyarrow as pa
 from changelog.config import TopicConfig, check_topic_name
 from changelog.embedded import document
 from changelog.embedded.environment import Environment
+from changelog.embedded.folder import ClosedSizes
 from changelog.embedded.manifest import Manifest
-from changelog.embedded.names import CATALOG, TOPICS, partition_folder, topic_folder
+from changelog.embedded.names import (
+    CATALOG,
+    TOPICS,
+    partition_folder,
+    topic_copy,
+    topic_folder,
+)
 from changelog.embedded.partition import Partition
 from changelog.embedded.recovery import open_partition
 from changelog.errors import (
+    REPAIR,
     CorruptLog,
+    FutureFormat,
     InvalidConfig,
     SchemaMismatch,
     TopicExists,
@@ -24,10 +33,10 @@ from changelog.errors import (
 )
 from changelog.records import TopicInfo
 from changelog.schema import BYTES, ValueSchemas, decode_schemas, encode_schemas
+from changelog.storage import Storage
 
 KIND = "topics"
-ClosedSizes = dict[str, int]
-"""By partition folder, how large the active segment was when the log was closed in order."""
+COPY_KIND = "topic"
 MAX_PARTITIONS = 100_000
 
 
@@ -40,6 +49,16 @@ class TopicMeta(msgspec.Struct, kw_only=True):
     config: dict[str, str]
     schemas: list[bytes] = []
     internal: bool = False
+
+    def save_copy(self, storage: Storage) -> None:
+        """Put it into the topic's own folder, durably, so that a lost catalog can be rebuilt."""
+        storage.make_dir(topic_folder(self.topic_id))
+        document.save(storage, topic_copy(self.topic_id), COPY_KIND, self)
+
+    @staticmethod
+    def load_copy(storage: Storage, topic_id: str) -> TopicMeta:
+        """Read what `save_copy` wrote. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+        return document.load(storage, topic_copy(topic_id), COPY_KIND, TopicMeta)
 
 
 class Topic:
@@ -112,13 +131,17 @@ class Catalog:
         except FileNotFoundError:
             if storage.list_dir(TOPICS):
                 raise CorruptLog(
-                    f"{CATALOG} is missing though there are topics; run `strandline repair`"
+                    f"{CATALOG} is missing though there are topics; {REPAIR}"
                 ) from None
             metas = []
+            self._save(metas)  # before any topic has a folder: from now on it is never missing
         known = {meta.topic_id for meta in metas}
         for topic_id in storage.list_dir(TOPICS):
             if topic_id not in known:  # a deletion that a crash cut short
                 storage.remove_tree(topic_folder(topic_id))
+        for meta in metas:
+            if _copy_of(storage, meta.topic_id) != meta:
+                meta.save_copy(storage)
         self._topics = {meta.name: Topic(environment, meta, closed) for meta in metas}
 
     def __iter__(self) -> Iterator[Topic]:
@@ -174,6 +197,7 @@ class Catalog:
             internal=internal,
         )
         topic = Topic(self._environment, meta, {})
+        meta.save_copy(self._environment.storage)
         self._save([*(other.meta for other in self), meta])
         self._topics[name] = topic
         return topic
@@ -205,6 +229,7 @@ class Catalog:
             partitions=partitions or topic.meta.partitions,
             schemas=encode_schemas(schemas.versions),
         )
+        changed.save_copy(self._environment.storage)
         self._save([changed if other is topic else other.meta for other in self])
         topic.apply(changed)
         return topic
@@ -216,11 +241,23 @@ class Catalog:
         del self._topics[name]
         for partition in topic.partitions:
             partition.retire()
-        self._environment.storage.remove_tree(topic_folder(topic.meta.topic_id))
+        storage, folder = self._environment.storage, topic_folder(topic.meta.topic_id)
+        storage.unlink(topic_copy(topic.meta.topic_id))  # first: nothing may bring it back
+        storage.sync_dir(folder)
+        storage.remove_tree(folder)
         return topic
 
     def _save(self, metas: list[TopicMeta]) -> None:
         document.save(self._environment.storage, CATALOG, KIND, metas)
+
+
+def _copy_of(storage: Storage, topic_id: str) -> TopicMeta | None:
+    try:
+        return TopicMeta.load_copy(storage, topic_id)
+    except FutureFormat:
+        raise
+    except (FileNotFoundError, CorruptLog):
+        return None
 
 
 def _check_count(name: str, partitions: int, present: int = 0) -> None:

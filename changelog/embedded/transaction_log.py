@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
+from changelog.arrays import binaries, int64s
 from changelog.embedded.frame import encode
+from changelog.embedded.names import TRANSACTION_STATE
 from changelog.embedded.partition import Partition
 from changelog.embedded.reading import fetch
-from changelog.errors import CorruptLog
+from changelog.errors import REPAIR, CorruptLog
 from changelog.records import ConsumerRecord
 
 PRODUCER_IDS_KEY = b"\x00producer-ids"
@@ -44,6 +46,14 @@ class TransactionRecord(msgspec.Struct, array_like=True, frozen=True):
     partitions: tuple[PreparedPartition, ...] = ()
 
 
+class Said(NamedTuple):
+    """What a record says of a transactional id."""
+
+    transactional_id: str
+    state: TransactionRecord | None
+    """None: it is forgotten."""
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(TransactionRecord).decode
 _decode_int = msgspec.msgpack.Decoder(int).decode
@@ -61,16 +71,13 @@ class TransactionLog:
         """The last record of each transactional id. Raises CorruptLog."""
         states: dict[str, TransactionRecord] = {}
         for record in read_records(self.partition):
-            where = f"{self.partition.topic_partition} at offset {record.offset}"
-            try:
-                if record.key == PRODUCER_IDS_KEY:
-                    self._next_producer_id = self._block_end = _decode_int(record.value)
-                elif record.key is not None and record.value is None:
-                    states.pop(record.key.decode(), None)
-                elif record.key is not None:
-                    states[record.key.decode()] = _decode(record.value)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise CorruptLog(f"{where}: not a transaction record: {error}") from error
+            said = parsed(record)
+            if isinstance(said, int):
+                self._next_producer_id = self._block_end = said
+            elif said is not None and said.state is None:
+                states.pop(said.transactional_id, None)
+            elif said is not None and said.state is not None:
+                states[said.transactional_id] = said.state
         return states
 
     def write(self, records: Iterable[tuple[str, TransactionRecord]], *, sync: bool) -> None:
@@ -106,6 +113,25 @@ class TransactionLog:
         append_pairs(self.partition, pairs)
 
 
+def parsed(record: ConsumerRecord) -> Said | int | None:
+    """What a record of the log says, or the end of a block of producer ids; None: nothing.
+
+    Raises CorruptLog.
+    """
+    try:
+        if record.key == PRODUCER_IDS_KEY:
+            return _decode_int(record.value)
+        if record.key is None:
+            return None
+        state = None if record.value is None else _decode(record.value)
+        return Said(record.key.decode(), state)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptLog(
+            f"{TRANSACTION_STATE} at offset {record.offset}: not a transaction record: {error}; "
+            f"{REPAIR}"
+        ) from error
+
+
 def append_pairs(
     partition: Partition, pairs: Iterable[tuple[bytes, bytes | None]], **stamp: object
 ) -> int:
@@ -114,9 +140,9 @@ def append_pairs(
     now = partition.environment.clock.now_ms()
     columns = pa.record_batch(
         {
-            "timestamp": pa.array([now] * len(keys), pa.int64()),
-            "key": pa.array(keys, pa.binary()),
-            "value": pa.array(values, pa.binary()),
+            "timestamp": int64s([now] * len(keys)),
+            "key": binaries(keys),
+            "value": binaries(values),
         }
     )
     return partition.append(encode(columns), **stamp).base_offset  # type: ignore[arg-type]

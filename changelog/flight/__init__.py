@@ -7,6 +7,7 @@
     sessions.py     which client is alive, and which transactions it has open
     server.py       FlightEndpoint: a Broker for other processes
     connection.py   one connection: its session stream, its calls and their deadlines
+    files.py        fetching by reading the log's files, where they are within reach
     client.py       FlightBroker: a Broker in another process
     guard.py        a transaction lives and dies with the connection it began on
     failover.py     FailoverBroker: goes on with the next owner when one dies

@@ -96,8 +96,10 @@ class _Folder:
             return None
         name = str(self._folder)
         try:
-            target = Target(endpoint.location, endpoint.token, name, endpoint)
-            broker = FlightBroker(target, deadline=self._deadline, connect_within=left)
+            target = Target(endpoint.location, endpoint.token, name, endpoint, self._folder)
+            broker = FlightBroker(
+                target, deadline=self._deadline, connect_within=left, clock=self._clock
+            )
         except Unauthenticated:
             return None  # the socket has a new owner, whose endpoint file comes next
         return Link(broker, lambda: broker.lost, broker.close)

@@ -14,8 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from changelog.clock import Clock, SystemClock
 from changelog.flight import messages
 from changelog.flight.connection import Connection, Target
+from changelog.flight.files import FileReader
 from changelog.flight.fork import keep_in_child
 from changelog.flight.messages import FetchRequest, Request
 from changelog.records import (
@@ -29,6 +31,7 @@ from changelog.records import (
     TopicInfo,
     TopicPartition,
 )
+from changelog.storage import LocalStorage
 
 DEADLINE = 30.0
 """Seconds a call may take, beyond what a fetch was told to wait."""
@@ -43,10 +46,19 @@ class FlightBroker:
     """
 
     def __init__(
-        self, target: Target, *, deadline: float = DEADLINE, connect_within: float | None = None
+        self,
+        target: Target,
+        *,
+        deadline: float = DEADLINE,
+        connect_within: float | None = None,
+        clock: Clock | None = None,
     ) -> None:
         within = deadline if connect_within is None else connect_within
         self._connection = Connection(target, deadline=deadline, connect_within=within)
+        self._reader: FileReader | Connection = self._connection
+        if target.folder is not None and self._connection.session.welcome.locates:
+            self._reader = FileReader(LocalStorage(target.folder), self._connection)
+        self._clock = clock or SystemClock()
         keep_in_child(self, self._connection)
         self._release = weakref.finalize(self, self._connection.close)
 
@@ -108,8 +120,16 @@ class FlightBroker:
         isolation: Isolation = "read_committed",
         timeout: float = 0.0,
     ) -> dict[TopicPartition, Fetched]:
+        until = self._clock.monotonic() + timeout
         request = FetchRequest(dict(positions), max_bytes, isolation, timeout)
-        return self._connection.fetch(request)
+        while True:
+            fetched = self._reader.fetch(request)
+            following = {tp: one.next_offset for tp, one in fetched.items()}
+            if following == request.positions or any(one.batches for one in fetched.values()):
+                return fetched
+            # What came was only markers and aborted records: that is nothing new to who waits.
+            left = max(0.0, until - self._clock.monotonic())
+            request = FetchRequest(following, max_bytes, isolation, left)
 
     def offsets(
         self, partitions: Collection[TopicPartition]

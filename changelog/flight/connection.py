@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ from changelog.flight.messages import (
     APPEND,
     GOODBYE,
     HELLO,
+    LOCATE,
     MAX_SMALL_APPEND,
     SESSION,
     SESSION_HEADER,
@@ -37,9 +39,11 @@ from changelog.flight.messages import (
     Failure,
     FetchRequest,
     Hello,
+    Located,
     Request,
     SessionEnded,
     Welcome,
+    Wire,
     decode,
     encode,
     error_of,
@@ -59,6 +63,8 @@ class Target:
     """How errors call it: the folder, or the URL."""
     endpoint: Endpoint | None = None
     """What the folder's endpoint file said; None for a remote log."""
+    folder: Path | None = None
+    """The log's folder, where it can be seen from this process."""
     ca: bytes | None = None
     """PEM certificates to trust with TLS; None: the system's."""
 
@@ -86,10 +92,18 @@ class Connection:
     def ask(self, request: Request) -> Any:
         """The answer to a request."""
         kind = type(request)
-        with self._errors_translated(kind.__name__):
-            action = flight.Action(kind.__name__, encode(request))
-            (answer,) = self._client.do_action(action, self._options())
-        return decode(answer.body, kind.answer)
+        return self._act(kind.__name__, request, kind.answer)
+
+    def locate(self, request: FetchRequest) -> Located:
+        """Where a fetch would find its records; may take the fetch's timeout longer."""
+        located: Located = self._act(LOCATE, request, Located, request.timeout)
+        return located
+
+    def _act(self, kind: str, body: Wire, answer: Any, longer: float = 0.0) -> Any:
+        with self._errors_translated(kind):
+            action = flight.Action(kind, encode(body))
+            (result,) = self._client.do_action(action, self._options(longer))
+        return decode(result.body, answer)
 
     def fetch(self, request: FetchRequest) -> dict[TopicPartition, Fetched]:
         """The answer to a fetch, which may take its own timeout longer."""
@@ -153,7 +167,7 @@ class SessionStream:
         self._closing = threading.Lock()
         self.why = f"the log {target.name} was closed by this process"
         self.client = flight.connect(
-            target.location, tls_root_certs=target.ca, generic_options=_CHANNEL_OPTIONS
+            target.location, tls_root_certs=target.ca, generic_options=_channel_options(target)
         )
         try:
             self.welcome = self._begin(deadline)
@@ -226,11 +240,24 @@ class SessionStream:
 
 
 _HANG_UP_SECONDS = 2.0
-# Or a new connection would share the socket of one that is stuck.
-_CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 _MARGIN = 0.1
 """Seconds that gRPC's own deadline, which knows more, is given first."""
 _FOREIGN = (flight.FlightError, pa.ArrowException, OSError)
+
+
+def _channel_options(target: Target) -> list[tuple[str, int]]:
+    # Or a new connection would share the socket of one that is stuck.
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    if target.endpoint is None:
+        # A machine that vanished says nothing. With keepalive gRPC gives a connection up when
+        # what was sent is not acknowledged within the timeout (TCP_USER_TIMEOUT; on macOS when a
+        # ping is not). More than a ping in five minutes the other side takes for an attack.
+        options += [
+            ("grpc.keepalive_time_ms", 330_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
+    return options
 
 
 class _Stuck(Exception):

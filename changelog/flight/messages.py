@@ -3,8 +3,8 @@
 A client says `Hello` on its session stream, with its version first; the owner answers
 `Welcome`. From then on each call carries the session's id as a header. A request is a
 struct named like the Broker's method; as a Flight action its class name is the action's type,
-its fields the body. `FetchRequest` is a Flight ticket, `AppendHeader` and `FetchedHeader` go with
-the batches (see batches.py), errors travel as `Failure` by type name and message.
+its fields the body. `FetchRequest` is a Flight ticket, or the body of LOCATE; `AppendHeader` and
+`FetchedHeader` go with the batches (see batches.py), errors travel as `Failure` by type name and message.
 
 Bodies are decoded into these types and nothing else: no pickles, bounded in size.
 """
@@ -20,6 +20,9 @@ import pyarrow as pa
 
 from changelog import errors
 from changelog.broker import Broker
+from changelog.embedded.aborted import AbortedTransactions
+from changelog.embedded.producer_state import EndedTransaction
+from changelog.embedded.view import View
 from changelog.errors import InvalidRequest, OwnerUnavailable, StrandlineError
 from changelog.records import (
     Appended,
@@ -50,6 +53,8 @@ MAX_SMALL_APPEND = 32 << 10
 """Bytes of batches that go as a SmallAppend."""
 SMALL_APPEND = "SmallAppend"
 """Action that brings one."""
+LOCATE = "Locate"
+"""Action that asks where a fetch would find its records; answered by `Located`."""
 HELLO = "Hello"
 """Action with which a client knocks, before it opens its session stream."""
 GOODBYE = b"goodbye"
@@ -57,6 +62,7 @@ GOODBYE = b"goodbye"
 
 T = TypeVar("T")
 Positions = dict[TopicPartition, int]
+Located = dict[TopicPartition, View]
 
 
 class SessionEnded(OwnerUnavailable):
@@ -81,6 +87,8 @@ class Welcome(Wire, frozen=True):
     version: int
     pid: int
     session: str
+    locates: bool = False
+    """Whether it answers LOCATE."""
 
 
 class Failure(Wire, frozen=True):
@@ -91,7 +99,7 @@ class Failure(Wire, frozen=True):
 
 
 class FetchRequest(Wire, frozen=True):
-    """Broker.fetch; the ticket of a DoGet."""
+    """Broker.fetch; the ticket of a DoGet, or the body of LOCATE."""
 
     positions: Positions
     max_bytes: int
@@ -376,6 +384,8 @@ def _as(kind: type[T], value: Any) -> T:
 def _to_wire(value: Any) -> Any:
     if isinstance(value, pa.Schema):
         return value.serialize().to_pybytes()
+    if isinstance(value, AbortedTransactions):
+        return list(value)
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "__index__"):
@@ -386,6 +396,8 @@ def _to_wire(value: Any) -> Any:
 def _from_wire(kind: type, value: Any) -> Any:
     if kind is pa.Schema and isinstance(value, bytes):
         return pa.ipc.read_schema(pa.py_buffer(value))
+    if kind is AbortedTransactions:
+        return AbortedTransactions(msgspec.convert(value, list[EndedTransaction]))
     raise ValueError(f"expected the bytes of a {kind.__name__}, got a {type(value).__name__}")
 
 

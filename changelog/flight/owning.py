@@ -40,7 +40,11 @@ class ServedOwner:
                 endpoints.remove_socket(left)
         self._endpoint = endpoints.new_endpoint(self._folder)
         self.server = FlightEndpoint(
-            self.owner, self._endpoint.location, token=self._endpoint.token, clock=clock
+            self.owner,
+            self._endpoint.location,
+            token=self._endpoint.token,
+            clock=clock,
+            locate=self.owner.locate,
         )
         with contextlib.suppress(OSError):
             os.chmod(self._endpoint.socket, 0o600)

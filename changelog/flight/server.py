@@ -3,7 +3,7 @@
     DoExchange "session"   held open by each client; its end is how its death is noticed
     DoPut      "append"    a stream of batches, appended and acknowledged together (small ones: DoAction)
     DoGet                  the ticket is a FetchRequest; waits here when there is nothing new
-    DoAction               every other call, by the name of its request type
+    DoAction               every other call, by the name of its request type; LOCATE waits as DoGet does
 
 Every call carries the token, which is looked at before anything else is, and, but for Hello and the
 session stream, the id of a session. What a client sends is bounded, decoded into known types only, and
@@ -18,14 +18,15 @@ import logging
 import os
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from pyarrow import flight
 
 from changelog.broker import Broker
 from changelog.clock import Clock, SystemClock
+from changelog.embedded.view import View
 from changelog.errors import InvalidRequest, StrandlineError, Unauthenticated
 from changelog.flight import fork
 from changelog.flight.batches import (
@@ -40,6 +41,7 @@ from changelog.flight.messages import (
     APPEND,
     GOODBYE,
     HELLO,
+    LOCATE,
     MAX_FETCH,
     REQUESTS,
     SESSION,
@@ -51,6 +53,7 @@ from changelog.flight.messages import (
     EndTransaction,
     FetchRequest,
     InitProducer,
+    Located,
     Request,
     SessionEnded,
     SmallAppend,
@@ -61,9 +64,11 @@ from changelog.flight.messages import (
     failure_of,
 )
 from changelog.flight.sessions import Session, Sessions
-from changelog.records import Append, Fetched, TopicPartition
+from changelog.records import Append, Fetched, Isolation, TopicPartition
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 POLL_SLICE = 0.2
 """Seconds after which a waiting fetch looks whether its client is still there."""
@@ -77,10 +82,24 @@ class Tls:
     key: bytes
 
 
+class Locate(Protocol):
+    """`Owner.locate`."""
+
+    def __call__(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_bytes: int,
+        isolation: Isolation,
+        timeout: float,
+    ) -> Located: ...
+
+
 class FlightEndpoint:
     """Serves `broker` at `location` ("grpc+unix:///…", "grpc+tcp://host:port", "grpc+tls://host:port").
 
     It runs from construction until `close`, in threads of its own. Clients must show `token`.
+    `locate` serves those who see the log's files; without it all get records.
     """
 
     def __init__(
@@ -91,6 +110,7 @@ class FlightEndpoint:
         token: str,
         clock: Clock | None = None,
         tls: Tls | None = None,
+        locate: Locate | None = None,
     ) -> None:
         self.sessions = Sessions(broker, clock or SystemClock())
         self._service = _Service(
@@ -98,7 +118,7 @@ class FlightEndpoint:
             tls_certificates=[(tls.certificate, tls.key)] if tls else None,
             middleware={_GATE: _Gate(token)},
         )
-        self._service.bind(broker, self.sessions, clock or SystemClock())
+        self._service.bind(broker, self.sessions, clock or SystemClock(), locate)
         self._closing = threading.Lock()
         self._closed = False
         fork.keep_in_child(self, self._service)
@@ -130,8 +150,9 @@ class FlightEndpoint:
 class _Service(flight.FlightServerBase):  # type: ignore[misc]
     """Flight's side of it; every method runs in a thread of the server's pool."""
 
-    def bind(self, broker: Broker, sessions: Sessions, clock: Clock) -> None:
+    def bind(self, broker: Broker, sessions: Sessions, clock: Clock, locate: Locate | None) -> None:
         self._broker = broker
+        self._locate = locate
         self._sessions = sessions
         self._clock = clock
         self._streams: dict[str, _Goodbye] = {}
@@ -154,7 +175,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             session = self._sessions.start(hello)
             goodbye = _Goodbye(writer)
             try:
-                welcome = Welcome(WIRE_VERSION, os.getpid(), session.id)
+                locates = self._locate is not None
+                welcome = Welcome(WIRE_VERSION, os.getpid(), session.id, locates)
                 writer.write_metadata(encode(welcome))
                 self._register(session, goodbye)
                 _until_it_ends(reader)
@@ -173,6 +195,9 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             if action.type == SMALL_APPEND:
                 sent: SmallAppend = decode(action.body, SmallAppend)
                 return [encode(self._append(session, read_small_append(sent)))]
+            if action.type == LOCATE and self._locate is not None:
+                wanted: FetchRequest = decode(action.body, FetchRequest)
+                return [encode(self._waited(context, wanted, self._locate, _has_pieces))]
             kind = REQUESTS.get(action.type)
             if kind is None:
                 raise InvalidRequest(f"the log's owner has no call named {action.type!r}")
@@ -190,7 +215,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         with _failures_sent():
             self._session(context)
             request: FetchRequest = decode(ticket.ticket, FetchRequest)
-            return stream_of(_with_failures_sent(fetched_rows(self._fetch(context, request))))
+            fetched = self._waited(context, request, self._broker.fetch, _has_news)
+            return stream_of(_with_failures_sent(fetched_rows(fetched)))
 
     def _session(self, context: Any) -> Session:
         if self._closing:
@@ -199,9 +225,10 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
 
     def _register(self, session: Session, goodbye: _Goodbye) -> None:
         with self._streams_lock:
-            if self._closing:
-                raise SessionEnded("the log's owner is closing")
             self._streams[session.id] = goodbye
+            closing = self._closing
+        if closing:  # the others have been told already
+            goodbye.say()
 
     def _run(self, session: Session, request: Request) -> Any:
         if isinstance(request, InitProducer):
@@ -224,19 +251,27 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         with session.changing(*opening):
             return AppendAnswer(self._broker.append(appends))
 
-    def _fetch(self, context: Any, request: FetchRequest) -> dict[TopicPartition, Fetched]:
+    def _waited(
+        self,
+        context: Any,
+        request: FetchRequest,
+        look: Callable[..., dict[TopicPartition, T]],
+        is_new: Callable[[T, int], bool],
+    ) -> dict[TopicPartition, T]:
+        """What `look` finds, once there is something new, the time is up, or the client is gone."""
+        positions = request.positions
         deadline = self._clock.monotonic() + request.timeout
         while True:
             left = max(0.0, deadline - self._clock.monotonic())
-            fetched = self._broker.fetch(
-                request.positions,
+            found = look(
+                positions,
                 max_bytes=min(request.max_bytes, MAX_FETCH),
                 isolation=request.isolation,
                 timeout=min(left, POLL_SLICE),
             )
             over = left <= POLL_SLICE or context.is_cancelled() or self._closing
-            if over or _has_news(fetched, request.positions):
-                return fetched
+            if over or any(is_new(one, positions[tp]) for tp, one in found.items()):
+                return found
 
 
 class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -294,11 +329,12 @@ def _until_it_ends(reader: Any) -> None:
             reader.read_chunk()
 
 
-def _has_news(fetched: dict[TopicPartition, Fetched], positions: dict[TopicPartition, int]) -> bool:
-    return any(
-        part.batches or part.next_offset != positions[partition]
-        for partition, part in fetched.items()
-    )
+def _has_news(fetched: Fetched, position: int) -> bool:
+    return bool(fetched.batches) or fetched.next_offset != position
+
+
+def _has_pieces(view: View, _position: int) -> bool:
+    return bool(view.pieces)
 
 
 @contextlib.contextmanager

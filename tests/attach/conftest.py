@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -94,7 +95,8 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
 @pytest.fixture
 def endpoint(owner: Owner, tmp_path: Path) -> Iterator[FlightEndpoint]:
-    endpoint = FlightEndpoint(owner, f"grpc+unix://{tmp_path}/s", token=TOKEN)
+    location = f"grpc+unix://{tmp_path}/s"
+    endpoint = FlightEndpoint(owner, location, token=TOKEN, locate=owner.locate)
     yield endpoint
     endpoint.close()
 
@@ -105,10 +107,26 @@ def target(endpoint: FlightEndpoint, tmp_path: Path) -> Target:
 
 
 @pytest.fixture
-def attached(target: Target) -> Iterator[FlightBroker]:
+def beside(target: Target, tmp_path: Path) -> Iterator[FlightBroker]:
+    """Attached where the log's files can be read."""
+    broker = FlightBroker(replace(target, folder=tmp_path / "log"), deadline=10)
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def afar(target: Target) -> Iterator[FlightBroker]:
+    """Attached where they cannot."""
     broker = FlightBroker(target, deadline=10)
     yield broker
     broker.close()
+
+
+@pytest.fixture(params=["beside", "afar"])
+def attached(request: pytest.FixtureRequest) -> FlightBroker:
+    """Attached in either way."""
+    broker: FlightBroker = request.getfixturevalue(request.param)
+    return broker
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_what_is_appended_attached_is_fetched_by_the_owner_and_the_other_way_rou
     producer = attached.init_producer()
     appended = attached.append([Append("t", 0, columns(3), producer, 0)])
     appended += owner.append([Append("t", 0, columns(2, 3), producer, 3)])
-    assert [(a.base_offset, a.last_offset) for a in appended] == [(0, 2), (3, 4)]
+    assert appended == [(0, 2, False, 0), (3, 4, False, 0)]
     fetched = attached.fetch({T0: 0})[T0]
     assert fetched == owner.fetch({T0: 0})[T0]
     values = [record.value for batch in fetched.batches for record in batch.records()]

@@ -340,6 +340,7 @@ def test_a_tool_goes_on_when_its_background_owner_is_killed(tmp_path):
     tool.close()
 
 
+@pytest.mark.damages
 def test_a_background_owner_that_cannot_open_the_log_says_why(tmp_path):
     folder = tmp_path / "log"
     attach_or_own(folder).close()

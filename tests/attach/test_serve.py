@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -154,3 +155,52 @@ def test_the_token_is_in_no_error(served):
     with pytest.raises(OwnerUnavailable) as caught:
         connect("strandline://127.0.0.1:1?token=secretsecret", deadline=1)
     assert "secretsecret" not in str(caught.value)
+
+
+ALONE = ["unshare", "--user", "--map-root-user", "--net"]
+"""Runs a program in a network of its own, where that is allowed."""
+
+VANISHING = """
+import os, subprocess, sys, time
+from changelog.errors import OwnerUnavailable
+from changelog.flight.connection import Connection, Target
+from changelog.flight.messages import Topics
+from changelog.flight.serve import serve
+
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+served = serve(sys.argv[1], listen="127.0.0.1:0")
+location = served.url.replace("strandline", "grpc+tcp")
+connection = Connection(Target(location, served.token, "far"), deadline=1, connect_within=10)
+connection.ask(Topics())
+subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
+end = time.monotonic() + 40
+while not connection.session.lost and time.monotonic() < end:
+    start = time.monotonic()
+    try:
+        connection.ask(Topics())
+    except OwnerUnavailable as error:
+        print(f"{time.monotonic() - start:.0f} {error}")
+print("lost" if connection.session.lost else "not lost", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_machine_that_vanishes_is_noticed(tmp_path, repository):
+    try:
+        subprocess.run([*ALONE, "ip", "link", "set", "lo", "up"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network of its own here: {error}")
+    done = subprocess.run(
+        [*ALONE, sys.executable, "-c", VANISHING, str(tmp_path / "log")],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *refused, last = done.stdout.splitlines()
+    assert last == "lost"
+    assert refused[0] == "1 far did not answer within 1 s"
+    assert all(int(line.split()[0]) <= 1 for line in refused)

@@ -10,7 +10,7 @@ import pytest
 
 import strandline as sl
 from changelog.errors import Fenced, OwnerUnavailable, ProducerFenced, TransactionAborted
-from framework import worker
+from framework.container import worker
 from framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
 

@@ -11,3 +11,8 @@ def world() -> World:
     world = World()
     world.owner.create_topic("t", 2)
     return world
+
+
+@pytest.fixture
+def groups_are_put_by_hand() -> bool:
+    return True

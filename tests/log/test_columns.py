@@ -148,7 +148,13 @@ def test_a_misspelt_column_is_answered_with_the_right_one() -> None:
 @pytest.mark.parametrize(
     ("data", "topic", "named", "problem"),
     [
-        ([{"carrier": "AA", "hour": HOUR}], FLIGHTS, {}, "column 'delay' is missing"),
+        ([{"delay": 5, "hour": HOUR}], FLIGHTS, {}, "column 'carrier' is missing"),
+        (pl.DataFrame({"delay": [5]}), FLIGHTS, {}, "column 'carrier' is missing"),
+        ([ROWS[0], {"delay": 5}], FLIGHTS, {}, "(string not null) is null in row 1"),
+        ([{"carrier": "AA"}], FLIGHTS, {"key": "delay"}, "key='delay' names no column"),
+        ([{"carrier": "AA"}], FLIGHTS, {"timestamp": "hour"}, "timestamp='hour' names no column"),
+        ([{"carrier": "AA", "offset": 5}], FLIGHTS, {}, "there is no column 'offset'"),
+        ([{}], BYTES, {}, "column 'value' is missing"),
         (ROWS, FLIGHTS, {"key": "origin"}, "key='origin' names no column"),
         (ROWS, FLIGHTS, {"timestamp": "carrier"}, "must hold datetimes or integer milliseconds"),
         ([{**ROWS[0], "hour": None}], FLIGHTS, {"timestamp": "hour"}, "is null in row 0"),
@@ -175,6 +181,43 @@ def test_missing_and_unusable_columns_are_refused(
 def test_what_is_no_data_is_refused(data: Any) -> None:
     with pytest.raises(InvalidRecord, match="topic 'bytes'"):
         converted(data, BYTES)
+
+
+@pytest.mark.parametrize("form", [list, pl.DataFrame, pd.DataFrame, pa.Table.from_pylist])
+def test_nullable_columns_that_are_left_out_are_null(form: Callable[[Any], Any]) -> None:
+    assert converted(form([{"carrier": "AA"}])) == [
+        {"timestamp": NOW, "key": None, "value": {"carrier": "AA", "delay": None, "hour": None}}
+    ]
+
+
+def test_rows_need_not_have_the_same_columns_and_an_empty_one_is_a_record() -> None:
+    loose = TopicInfo("loose", "id", 1, {}, pa.schema([("a", pa.int64()), ("b", pa.string())]), 1)
+    assert [row["value"] for row in converted([{"a": 1}, {"b": "x"}, {}], loose)] == [
+        {"a": 1, "b": None},
+        {"a": None, "b": "x"},
+        {"a": None, "b": None},
+    ]
+    assert [row["value"] for row in converted([{}, {}], loose)] == [{"a": None, "b": None}] * 2
+
+
+@pytest.mark.parametrize("form", [list, pl.DataFrame, pd.DataFrame, pa.Table.from_pylist])
+@pytest.mark.parametrize("named", [{}, {"key": "user", "timestamp": "at"}])
+def test_key_and_timestamp_may_stand_beside_the_columns_of_the_value(
+    form: Callable[[Any], Any], named: dict[str, str]
+) -> None:
+    key, timestamp = named.get("key", "key"), named.get("timestamp", "timestamp")
+    rows = [{"carrier": "AA", key: user, timestamp: 7} for user in (1, 2)]
+    value = {"carrier": "AA", "delay": None, "hour": None}
+    assert converted(form(rows), **named) == [
+        {"timestamp": 7, "key": bytes(7) + bytes([user]), "value": value} for user in (1, 2)
+    ]
+
+
+def test_a_column_of_the_value_called_key_keys_nothing_unless_it_is_named() -> None:
+    own = TopicInfo("own", "id", 1, {}, pa.schema([("key", pa.string())]), 1)
+    [row] = converted([{"key": "a"}], own)
+    assert row == {"timestamp": NOW, "key": None, "value": {"key": "a"}}
+    assert converted([{"key": "a"}], own, key="key")[0]["key"] == b"a"
 
 
 def test_no_rows_give_no_batches() -> None:

@@ -438,6 +438,7 @@ def test_a_segment_left_behind_without_a_manifest_is_no_obstacle() -> None:
     assert world.values() == [b"a"]
 
 
+@pytest.mark.damages
 @pytest.mark.parametrize("lost", [CATALOG, FOLDER_META, "manifest.meta"])
 @pytest.mark.parametrize("how", ["crash", "reopen"])
 def test_a_log_that_has_lost_a_file_it_cannot_do_without_is_refused_and_left_alone(
@@ -455,6 +456,7 @@ def test_a_log_that_has_lost_a_file_it_cannot_do_without_is_refused_and_left_alo
     assert set(records) <= set(world.storage.paths())
 
 
+@pytest.mark.damages
 def test_damage_in_the_last_record_of_a_log_closed_in_order_is_refused() -> None:
     world = a_world(1)
     Client(world).append(b"a", b"b")
@@ -621,6 +623,28 @@ def test_a_reader_whose_segment_is_removed_reads_that_segment_or_is_told(tmp_pat
     world.owner.close()
 
 
+def test_a_segment_removed_before_its_file_is_opened_is_out_of_range(tmp_path: Path) -> None:
+    storage = WatchedStorage(tmp_path)
+    world = World(storage)
+    config = {"segment.bytes": "4096", "file.delete.delay.ms": "0"}
+    world.owner.create_topic("t", 1, config=config)
+    client = Client(world)
+    for _ in range(3):
+        client.append(b"x" * 3000)
+
+    def remove() -> None:
+        world.owner.delete_records(T0, 2)
+        world.owner.tick()
+
+    storage.before_open = remove
+    with pytest.raises(OffsetOutOfRange, match="offsets 2 to 3, got 0"):
+        world.owner.fetch({T0: 0})
+    storage.before_open = lambda: world.owner.delete_topic("t")
+    with pytest.raises(UnknownTopic):
+        world.owner.offset_for_time(T0, 0)
+    world.owner.close()
+
+
 def test_at_the_last_stable_offset_nothing_is_read() -> None:
     world = a_world(1)
     Client(world).append(b"a")
@@ -662,6 +686,7 @@ def test_a_schema_that_is_extended_while_a_reader_reads_is_no_obstacle() -> None
     assert [*world.values()] == [{"n": 1, "m": None}, {"n": 2, "m": 2}]
 
 
+@pytest.mark.damages
 def test_a_file_cut_short_behind_the_logs_back_is_an_error_and_no_endless_loop(
     tmp_path: Path,
 ) -> None:
@@ -679,8 +704,9 @@ def test_a_file_cut_short_behind_the_logs_back_is_an_error_and_no_endless_loop(
 
 
 class WatchedStorage(LocalStorage):
-    """A real folder in which something happens before the next read or append of records."""
+    """A real folder in which something happens before the next opening, read or append of records."""
 
+    before_open: Callable[[], object] | None = None
     before_read: Callable[[], object] | None = None
     before_append: Callable[[], object] | None = None
 
@@ -688,6 +714,7 @@ class WatchedStorage(LocalStorage):
         return cast("File", WatchedFile(self, super().create(path), path))
 
     def open(self, path: str, *, writable: bool = False) -> File:
+        self.happens("before_open", path)
         return cast("File", WatchedFile(self, super().open(path, writable=writable), path))
 
     def happens(self, before: str, path: str) -> None:

@@ -89,6 +89,21 @@ def test_columns_that_are_called_like_ours_are_kept_apart(log: Log) -> None:
     assert frame.row(0)[-2:] == (7, 8)
 
 
+def test_a_tombstone_is_no_row_of_nulls(log: Log) -> None:
+    log.create_topic("typed", schema=SCHEMA)
+    log.append("typed", [{"carrier": "AA", "delay": None}], key="carrier")
+    with log.producer() as producer:
+        producer.send("typed", None, key="AA")
+        producer.send("t", None, key="AA")
+    assert log.read("typed")["value"].to_pylist() == [{"carrier": "AA", "delay": None}, None]
+    assert log.to_polars("typed").select("offset", "carrier").rows() == [(0, "AA")]
+    every = log.to_polars("typed", tombstones=True)
+    assert every.columns[3:] == ["key", "tombstone", "carrier", "delay"]
+    assert every.select("tombstone", "carrier").rows() == [(False, "AA"), (True, None)]
+    assert len(log.to_polars("t")) == 0
+    assert log.to_polars("t", tombstones=True).select("tombstone", "value").rows() == [(True, None)]
+
+
 def test_old_records_have_nulls_in_columns_added_later(log: Log) -> None:
     log.create_topic("typed", schema=SCHEMA)
     log.append("typed", ROWS)

@@ -585,6 +585,7 @@ def first_violation(storage: type[PowerStorage] = PowerStorage) -> str | None:
     return None
 
 
+@pytest.mark.damages
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -598,6 +599,7 @@ def test_the_checker_finds_out_a_disk_that_lies(kind: str, name: str) -> None:
     assert first_violation(lying(kind, name))
 
 
+@pytest.mark.damages
 def test_the_checker_finds_out_a_commit_without_the_fsync_of_its_prepare(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -607,6 +609,7 @@ def test_the_checker_finds_out_a_commit_without_the_fsync_of_its_prepare(
     assert "Violation" in found
 
 
+@pytest.mark.damages
 def test_the_checker_finds_out_producers_whose_retries_are_written_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from changelog.embedded import document
+from changelog.embedded.folder import FOLDER_KIND
 from changelog.embedded.names import FOLDER_META, partition_folder
-from changelog.embedded.owner import FOLDER_KIND, Owner
+from changelog.embedded.owner import Owner
 from changelog.errors import (
     CorruptLog,
     DiskFull,
@@ -65,6 +66,7 @@ def test_debris_behind_the_end_never_comes_back() -> None:
     assert world.values() == [b"a", b"B"]
 
 
+@pytest.mark.damages
 def test_damage_below_a_durable_offset_is_refused_not_cut_off() -> None:
     world = World()
     world.owner.create_topic("t")
@@ -77,6 +79,7 @@ def test_damage_below_a_durable_offset_is_refused_not_cut_off() -> None:
         world.crash()
 
 
+@pytest.mark.damages
 def test_a_commit_whose_data_is_gone_is_refused() -> None:
     world = World()
     world.owner.create_topic("t")
@@ -114,6 +117,7 @@ def test_lost_indexes_and_snapshots_are_made_anew() -> None:
     assert client.append(b"99", sequence=99).duplicate
 
 
+@pytest.mark.damages
 @pytest.mark.parametrize("suffix", [".index", ".aborted", ".producers"])
 def test_a_damaged_side_file_is_made_anew(suffix: str) -> None:
     world = World()
@@ -146,6 +150,33 @@ def test_each_unclean_start_raises_the_leader_epoch_and_a_clean_one_does_not() -
     assert (ends.epoch_end(0), ends.epoch_end(1)) == (1, 2)
 
 
+def test_an_append_is_answered_with_the_leader_epoch_it_was_written_in() -> None:
+    world = World()
+    world.owner.create_topic("t")
+    client = Client(world)
+    assert client.append(b"a").leader_epoch == 0
+    world.crash()
+    assert client.append(b"b").leader_epoch == 1
+    assert client.append(b"a", sequence=0) == (0, 0, True, 0)
+
+
+def test_with_durability_os_it_rises_by_one_too_from_the_end_that_was_found() -> None:
+    world = World(durability="os")
+    world.owner.create_topic("t")
+    world.owner.create_topic("open")
+    client, tx = Client(world), Client(world, "tx")
+    client.append(b"a", b"b")
+    tx.append(b"never committed", topic="open")
+    open_0 = TopicPartition("open", 0)
+    for lives in (1, 2):
+        found = world.owner.offsets([T0])[T0].high_watermark
+        world.crash()
+        ends = world.owner.offsets([T0, open_0])
+        assert [end.leader_epoch for end in ends.values()] == [lives, lives]
+        assert ends[T0].epoch_end(lives - 1) == found
+        Client(world).append(b"c")
+
+
 def test_with_durability_os_an_offset_once_seen_is_never_used_again() -> None:
     world = World(durability="os")
     world.owner.create_topic("t")
@@ -161,6 +192,7 @@ def test_with_durability_os_an_offset_once_seen_is_never_used_again() -> None:
     assert world.owner.fetch({T0: seen_end})[T0].batches[0].base_offset == offset
 
 
+@pytest.mark.damages
 def test_a_folder_of_a_future_format_is_refused() -> None:
     world = World()
     content = document.pack(FOLDER_KIND, b"{}").replace(b"strandline log 1", b"strandline log 2")
@@ -170,6 +202,7 @@ def test_a_folder_of_a_future_format_is_refused() -> None:
         world.crash()
 
 
+@pytest.mark.damages
 def test_a_frame_of_a_future_version_is_refused() -> None:
     import crc32c
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from changelog.embedded.names import partition_folder
 from changelog.errors import OffsetOutOfRange
 from changelog.records import Fetched, TopicPartition
+from changelog.storage import Bytes, MemoryFile
 from tests.log.kit import START_MS, Client, World
 
 T0 = TopicPartition("t", 0)
@@ -28,6 +29,11 @@ def segments_of(world: World) -> list[str]:
     return [name for name in names if name.endswith(".log")]
 
 
+def segment_paths(world: World) -> list[str]:
+    folder = partition_folder(world.owner.topic("t").topic_id, 0)
+    return [f"{folder}/{name}" for name in segments_of(world)]
+
+
 def fetch(world: World, offset: int, **options: int) -> Fetched:
     return world.owner.fetch({T0: offset}, **options)[T0]  # type: ignore[arg-type]
 
@@ -37,8 +43,7 @@ def test_a_segment_rolls_before_it_would_exceed_its_size() -> None:
     client = Client(world)
     for _ in range(40):
         client.append(b"x" * 200)
-    folder = partition_folder(world.owner.topic("t").topic_id, 0)
-    sizes = [world.storage.open(f"{folder}/{name}").size() for name in segments_of(world)]
+    sizes = [world.storage.open(path).size() for path in segment_paths(world)]
     assert len(sizes) > 2
     assert max(sizes) <= 4096
 
@@ -85,6 +90,29 @@ def test_a_fetch_at_the_end_is_empty_and_beyond_it_out_of_range() -> None:
     assert fetch(world, 1).batches == []
     with pytest.raises(OffsetOutOfRange, match="offsets 0 to 1, got 2"):
         fetch(world, 2)
+
+
+@pytest.mark.parametrize("max_bytes", [1_000, 10_000, 64_000, 1_000_000])
+def test_reading_on_reads_every_byte_once(max_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_with(segment_bytes="100000")
+    client = Client(world)
+    for n in range(60):
+        client.append(b"x" * (5_000 + 97 * n))
+    sizes = [world.storage.open(path).size() for path in segment_paths(world)]
+    read: list[int] = []
+    true_read = MemoryFile.read
+
+    def counted(file: MemoryFile, position: int, size: int) -> Bytes:
+        read.append(size)
+        return true_read(file, position, size)
+
+    monkeypatch.setattr(MemoryFile, "read", counted)
+    at = 0
+    while batches := fetch(world, at, max_bytes=max_bytes).batches:
+        at = batches[-1].last_offset + 1
+    assert at == 60
+    assert sum(read) == sum(sizes)
+    assert max(read) <= max(max_bytes, 11_000)
 
 
 def test_a_batch_larger_than_max_bytes_comes_whole() -> None:

@@ -1,0 +1,262 @@
+"""A whole log folder: what it is, its catalog, its folders, and then every partition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from changelog.clock import Clock, SystemClock
+from changelog.config import TopicConfig
+from changelog.embedded import document
+from changelog.embedded.checking.findings import Report, Severity
+from changelog.embedded.checking.groups import GroupFacts, check_groups, read_groups
+from changelog.embedded.checking.partition import Scene, check_partition
+from changelog.embedded.checking.rebuilding import (
+    RebuiltCatalog,
+    partition_numbers,
+    rebuilt_catalog,
+)
+from changelog.embedded.checking.scanned import ScannedPartition
+from changelog.embedded.checking.transactions import (
+    Place,
+    Reach,
+    TransactionFacts,
+    check_reaches,
+    check_transactions,
+    read_transactions,
+)
+from changelog.embedded.folder import CLEAN_KIND, FOLDER_KIND, ClosedSizes, FolderMeta
+from changelog.embedded.names import (
+    CATALOG,
+    CLEAN,
+    CONSUMER_OFFSETS,
+    FOLDER_META,
+    TOPICS,
+    TRANSACTION_STATE,
+    partition_folder,
+    topic_copy,
+    topic_folder,
+)
+from changelog.embedded.topic import KIND as CATALOG_KIND
+from changelog.embedded.topic import TopicMeta
+from changelog.errors import CorruptLog, FutureFormat, InvalidConfig, cause
+from changelog.schema import decode_schemas
+from changelog.storage import Storage
+
+OnProgress = Callable[[int, int], None]
+"""Called with how many bytes of segments were read, and how many there are."""
+
+
+@dataclass
+class Checked:
+    """A log folder, checked: the report, and what repair goes by."""
+
+    report: Report
+    metas: list[TopicMeta] = field(default_factory=list)
+    partitions: dict[Place, ScannedPartition] = field(default_factory=dict)
+    transactions: TransactionFacts = field(default_factory=TransactionFacts)
+    groups: GroupFacts = field(default_factory=dict)
+    reaches: dict[Place, Reach] = field(default_factory=dict)
+    """How far partitions must go, as other files say."""
+    meta_lost: bool = False
+    catalog: RebuiltCatalog | None = None
+    """How the catalog was made up, if it is lost."""
+    clean_wrong: bool = False
+    bad_copies: list[TopicMeta] = field(default_factory=list)
+
+    def named(self, topic: str, number: int = 0) -> ScannedPartition | None:
+        """A partition by its topic's name."""
+        for scanned in self.partitions.values():
+            if (scanned.meta.name, scanned.number) == (topic, number):
+                return scanned
+        return None
+
+
+def check_log(
+    storage: Storage,
+    *,
+    clock: Clock | None = None,
+    on_progress: OnProgress | None = None,
+) -> Checked:
+    """Read the whole log in a folder that nobody has open, and change nothing.
+
+    Raises FutureFormat for files of a later version, StorageFailed.
+    """
+    checked = Checked(Report())
+    _check_meta(storage, checked)
+    closed = _read_closed(storage, checked)
+    checked.metas = _read_catalog(storage, checked)
+    _check_folders(storage, checked, closed)
+    total = sum(_log_bytes(storage, meta) for meta in checked.metas)
+    done = 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        if on_progress is not None:
+            on_progress(done, total)
+
+    scene = Scene(storage, clock or SystemClock(), checked.report, on_bytes, closed)
+    for meta in checked.metas:
+        _check_topic(scene, checked, meta)
+    _check_across(checked)
+    return checked
+
+
+def _check_across(checked: Checked) -> None:
+    report, partitions = checked.report, checked.partitions
+    checked.transactions = read_transactions(report, checked.named(TRANSACTION_STATE))
+    check_transactions(report, partitions, checked.transactions)
+    checked.groups = read_groups(checked.named(CONSUMER_OFFSETS))
+    checked.reaches = dict(checked.transactions.reaches)
+    for place, scanned in partitions.items():
+        start = Reach(scanned.manifest.log_start, "its own start")
+        checked.reaches[place] = max(start, checked.reaches.get(place, start))
+    check_reaches(report, partitions, checked.reaches)
+    for place, reach in check_groups(report, partitions, checked.groups).items():
+        checked.reaches[place] = max(reach, checked.reaches.get(place, reach))
+
+
+def _check_meta(storage: Storage, checked: Checked) -> None:
+    try:
+        document.load(storage, FOLDER_META, FOLDER_KIND, FolderMeta)
+    except FileNotFoundError:
+        if not storage.exists(CATALOG) and not storage.list_dir(TOPICS):
+            return  # nothing was ever there
+        problem = "is missing"
+    except FutureFormat:
+        raise
+    except CorruptLog as error:
+        problem = f"cannot be read: {cause(error)}"
+    else:
+        return
+    checked.meta_lost = True
+    checked.report.add(
+        Severity.REPAIRABLE,
+        "folder",
+        FOLDER_META,
+        problem,
+        way_out="run `strandline repair`, which makes it anew with a new log id",
+    )
+
+
+def _read_closed(storage: Storage, checked: Checked) -> ClosedSizes | None:
+    try:
+        closed = document.load(storage, CLEAN, CLEAN_KIND, ClosedSizes)
+    except FileNotFoundError:
+        return None
+    except FutureFormat:
+        raise
+    except CorruptLog as error:
+        checked.clean_wrong = True
+        checked.report.add(Severity.REPAIRABLE, "clean", CLEAN, f"cannot be read: {cause(error)}")
+        return None
+    checked.report.closed_in_order = True
+    return closed
+
+
+# The catalog ---------------------------------------------------------------------------
+
+
+def _read_catalog(storage: Storage, checked: Checked) -> list[TopicMeta]:
+    """The topics as the catalog has them, or as they can be made up without it."""
+    try:
+        metas = document.load(storage, CATALOG, CATALOG_KIND, list[TopicMeta])
+        for meta in metas:
+            TopicConfig.parse(meta.config)
+            decode_schemas(meta.schemas, f"topic {meta.name}")
+        return metas
+    except FileNotFoundError:
+        if not storage.list_dir(TOPICS):
+            return []
+        problem = "is missing though there are topics"
+    except FutureFormat:
+        raise
+    except InvalidConfig as error:
+        problem = f"cannot be read: {error}"
+    except CorruptLog as error:
+        problem = f"cannot be read: {cause(error)}"
+    checked.catalog = rebuilt = rebuilt_catalog(storage)
+    lost = [meta.name for meta in rebuilt.made_up]
+    checked.report.add(
+        Severity.DAMAGE if lost or rebuilt.left else Severity.REPAIRABLE,
+        "catalog",
+        CATALOG,
+        problem + (f"; the settings of {', '.join(lost)} are lost" if lost else ""),
+    )
+    for folder, why in rebuilt.left.items():
+        checked.report.add(Severity.DAMAGE, "topic", folder, f"cannot be in the catalog: {why}")
+    return rebuilt.metas
+
+
+def _check_folders(storage: Storage, checked: Checked, closed: ClosedSizes | None) -> None:
+    report = checked.report
+    known = {meta.topic_id for meta in checked.metas}
+    left = checked.catalog.left if checked.catalog is not None else {}
+    for topic_id in storage.list_dir(TOPICS):
+        folder = topic_folder(topic_id)
+        if topic_id not in known and folder not in left:
+            what = (
+                "is of no topic in the catalog: a deletion, or a creation, that a crash cut short"
+            )
+            report.add(Severity.NOTE, "unlisted topic", folder, what)
+    folders = {partition_folder(m.topic_id, n) for m in checked.metas for n in range(m.partitions)}
+    unknown = sorted((closed or {}).keys() - folders)
+    if unknown:
+        checked.clean_wrong = True
+        what = f"has a size for {unknown[0]}, which is no partition"
+        report.add(Severity.REPAIRABLE, "clean", CLEAN, what)
+
+
+def _check_topic(scene: Scene, checked: Checked, meta: TopicMeta) -> None:
+    scene.report.topics += 1
+    _check_copy(scene, checked, meta)
+    schemas = decode_schemas(meta.schemas, f"topic {meta.name}")
+    for number in range(meta.partitions):
+        scanned = check_partition(scene, meta, number, schemas)
+        checked.partitions[meta.topic_id, number] = scanned
+        checked.clean_wrong |= _is_clean_wrong(scanned)
+    for number in partition_numbers(scene.storage, meta.topic_id):
+        if number >= meta.partitions:
+            scene.report.add(
+                Severity.DAMAGE,
+                "unlisted partition",
+                partition_folder(meta.topic_id, number),
+                f"is beyond the {meta.partitions} partitions of topic {meta.name!r} in the catalog",
+                way_out="put the catalog back that has it; `strandline repair` leaves it",
+            )
+
+
+def _is_clean_wrong(scanned: ScannedPartition) -> bool:
+    """Whether an active segment has another size than was noted."""
+    active = scanned.segments[-1] if scanned.segments else None
+    return scanned.closed and active is not None and active.file_size != active.expected_size
+
+
+def _check_copy(scene: Scene, checked: Checked, meta: TopicMeta) -> None:
+    path = topic_copy(meta.topic_id)
+    try:
+        copy = TopicMeta.load_copy(scene.storage, meta.topic_id)
+    except FileNotFoundError:
+        scene.report.add(Severity.NOTE, "topic copy", path, "is missing")
+    except FutureFormat:
+        raise
+    except CorruptLog as error:
+        checked.bad_copies.append(meta)
+        scene.report.add(Severity.REPAIRABLE, "topic copy", path, f"cannot be read: {cause(error)}")
+    else:
+        if copy != meta:
+            what = "differs from the catalog: a crash came in the middle of a change"
+            scene.report.add(Severity.NOTE, "topic copy", path, what)
+
+
+def _log_bytes(storage: Storage, meta: TopicMeta) -> int:
+    total = 0
+    for number in range(meta.partitions):
+        folder = partition_folder(meta.topic_id, number)
+        for name in storage.list_dir(folder):
+            if name.endswith(".log"):
+                with closing(storage.open(f"{folder}/{name}")) as file:
+                    total += file.size()
+    return total

@@ -1,0 +1,372 @@
+"""One partition: its manifest, its files, and every frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+
+from changelog.clock import Clock
+from changelog.embedded.checking.findings import Report, Severity
+from changelog.embedded.checking.producers import Ages, ProducerRules
+from changelog.embedded.checking.rebuilding import rebuilt_manifest
+from changelog.embedded.checking.scanned import Gap, ScannedPartition, ScannedSegment
+from changelog.embedded.checking.side_files import (
+    IndexCheck,
+    Lost,
+    SideFile,
+    StateFiles,
+    load_index,
+)
+from changelog.embedded.checking.walking import judge_of, schema_is_missing, walk
+from changelog.embedded.format import FrameHeader
+from changelog.embedded.manifest import STILL_OPEN, Manifest
+from changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
+from changelog.embedded.scanning import Whole
+from changelog.embedded.segment import Segment, SparseIndex
+from changelog.embedded.topic import TopicMeta
+from changelog.errors import CorruptLog, FutureFormat, cause
+from changelog.schema import ValueSchemas
+from changelog.storage import Storage
+
+OnBytes = Callable[[int], None]
+"""Called with how many more bytes were read."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the check of every partition is given."""
+
+    storage: Storage
+    clock: Clock
+    report: Report
+    on_bytes: OnBytes
+    closed: dict[str, int] | None
+    """Size of every active segment by partition folder, if the log was closed in order."""
+
+
+def check_partition(
+    scene: Scene, meta: TopicMeta, number: int, schemas: ValueSchemas
+) -> ScannedPartition:
+    """Read a partition from end to end. Raises FutureFormat, StorageFailed."""
+    scanned = ScannedPartition(meta, number, schemas, _fresh(meta, number))
+    scanned.closed = scene.closed is not None
+    scene.report.partitions += 1
+    names = scene.storage.list_dir(scanned.folder)
+    scanned.manifest = _manifest(scene, scanned, names)
+    scanned.state_files = [name for name in names if name.endswith((".producers", ".aborted"))]
+    _note_strays(scene, scanned, names)
+    _FrameCheck(scene, scanned, names).run()
+    return scanned
+
+
+# The manifest --------------------------------------------------------------------------
+
+
+def _fresh(meta: TopicMeta, number: int) -> Manifest:
+    return Manifest(topic=meta.name, topic_id=meta.topic_id, partition=number)
+
+
+def _manifest(scene: Scene, scanned: ScannedPartition, names: list[str]) -> Manifest:
+    """The manifest of a partition, or one made up from its files."""
+    try:
+        manifest = Manifest.load(scene.storage, scanned.folder)
+        problem = _inconsistency(manifest, scanned)
+        if problem is None:
+            return manifest
+    except FileNotFoundError:
+        if not _was_written(scene.storage, scanned.folder, names):
+            return scanned.manifest
+        problem = "is missing though there are records"
+    except FutureFormat:
+        raise
+    except CorruptLog as error:
+        problem = f"cannot be read: {cause(error)}"
+    scanned.rebuilt = True
+    scene.report.add(
+        Severity.REPAIRABLE,
+        "manifest",
+        f"{scanned.folder}/{MANIFEST}",
+        problem,
+        partition=scanned.topic_partition,
+        way_out="run `strandline repair`, which rebuilds it from the segment files; records that "
+        "had been deleted may be back",
+    )
+    return rebuilt_manifest(scene.storage, scanned.meta, scanned.number)
+
+
+def _was_written(storage: Storage, folder: str, names: list[str]) -> bool:
+    """Whether there is more than what a crash before the first manifest leaves."""
+    for name in names:
+        if segment_of(name) is not None:
+            with closing(storage.open(f"{folder}/{name}")) as file:
+                if file.size() or not name.endswith(".log"):
+                    return True
+        elif snapshot_offset(name) is not None:
+            return True
+    return False
+
+
+def _inconsistency(manifest: Manifest, scanned: ScannedPartition) -> str | None:
+    """What in a manifest contradicts itself, or its place."""
+    place = (scanned.meta.name, scanned.meta.topic_id, scanned.number)
+    if (manifest.topic, manifest.topic_id, manifest.partition) != place:
+        return (
+            f"is of partition {manifest.partition} of topic {manifest.topic!r}, id "
+            f"{manifest.topic_id}, in the place of {place}"
+        )
+    if any(
+        epoch >= later or start >= end for (epoch, start), (later, end) in pairwise(manifest.epochs)
+    ):
+        return f"has leader epochs that do not ascend: {manifest.epochs}"
+    first = manifest.segments[0].base_offset if manifest.segments else manifest.log_start
+    if not manifest.epochs or manifest.epochs[0][1] > first:
+        return f"has no leader epoch for its first offset: {manifest.epochs}"
+    return _segments_inconsistency(manifest)
+
+
+def _segments_inconsistency(manifest: Manifest) -> str | None:
+    entries = manifest.segments
+    generations = [entry.generation for entry in entries]
+    if (
+        len(set(generations)) < len(entries)
+        or max(generations, default=0) >= manifest.next_generation
+    ):
+        return f"has generations {generations}, next {manifest.next_generation}"
+    for entry, following in pairwise(entries):
+        if not entry.base_offset <= entry.end_offset <= following.base_offset or entry.size < 0:
+            return f"has segments that do not follow one another: {entry}, {following}"
+    if entries and entries[-1].size != STILL_OPEN:
+        return f"has no active segment: {entries[-1]}"
+    if entries and manifest.log_start < entries[0].base_offset:
+        return (
+            f"begins at offset {manifest.log_start}, its first segment at {entries[0].base_offset}"
+        )
+    return None
+
+
+def _note_strays(scene: Scene, scanned: ScannedPartition, names: list[str]) -> None:
+    listed = {entry.name for entry in scanned.manifest.segments}
+    for name in names:
+        segment = segment_of(name)
+        if name.endswith(".tmp") or (segment is not None and segment not in listed):
+            scene.report.add(
+                Severity.NOTE,
+                "stray",
+                f"{scanned.folder}/{name}",
+                "is in no manifest: a crash came before it was named, or removed",
+                partition=scanned.topic_partition,
+            )
+
+
+# Frames --------------------------------------------------------------------------------
+
+
+class _FrameCheck:
+    """Goes through all segments of a partition, and says what is wrong in them."""
+
+    def __init__(self, scene: Scene, scanned: ScannedPartition, names: list[str]) -> None:
+        self._scene = scene
+        self._scanned = scanned
+        self._snapshots = {snapshot_offset(name) for name in names}
+        entries = scanned.manifest.segments
+        ages = Ages(entries, scene.clock.now_ms())
+        self._end = entries[0].base_offset if entries else 0
+        """One past the last offset met."""
+        self._durable_end = 0
+        """The highest offset that a frame has called durable."""
+        self._rules = ProducerRules(scanned.topic_partition, scanned.folder, ages, scene.report)
+        self._states = StateFiles(scene.storage, scanned.folder, self._end, self._rules, ages)
+        self._judge = judge_of(scanned.topic_partition, scanned.schemas)
+
+    def run(self) -> None:
+        scanned, rules = self._scanned, self._rules
+        for entry in scanned.manifest.segments:
+            one = ScannedSegment(entry)
+            scanned.segments.append(one)
+            self._scene.report.segments += 1
+            self._check_snapshot(one)
+            self._check_segment(one)
+        rules.finish()
+        scanned.producers, scanned.aborted = rules.producers, rules.aborted
+        scanned.last_markers, scanned.lost_ends = rules.last_markers, rules.lost_ends
+        first = scanned.manifest.segments[0].base_offset if scanned.segments else 0
+        scanned.contiguous = first == 0 and not rules.has_holes
+
+    def _check_segment(self, one: ScannedSegment) -> None:
+        storage, folder, entry = self._scene.storage, self._scanned.folder, one.entry
+        closed = self._scene.closed
+        active_size = 0 if closed is None else closed.get(folder, 0)
+        one.expected_size = entry.size if one.closed else active_size
+        try:
+            segment = Segment.open(storage, folder, entry.name, entry.created_ms, writable=False)
+        except FileNotFoundError:
+            until = entry.end_offset if one.closed else None
+            path = f"{folder}/{entry.name.log_file}"
+            gap = Gap(path, max(self._end, entry.base_offset), until, "the file is missing")
+            gap.missing_bytes = one.expected_size
+            self._add_gap(gap)
+            return
+        one.segment, one.file_size = segment, segment.file.size()
+        index = self._index_of(one)
+        for found in walk(one, segment, max(self._end, entry.base_offset), self._judge):
+            if isinstance(found, Gap):
+                self._add_gap(found)
+            else:
+                index.frame(found.position, found.frame.header, segment.max_timestamp)
+                self._take(one, segment, found)
+        self._check_size(one, segment)
+        if one.closed:
+            self._check_figures(one, segment)
+            self._check_closed(one, index)
+        segment.let_go()
+
+    def _take(self, one: ScannedSegment, segment: Segment, found: Whole) -> None:
+        """A frame that can be read."""
+        header, report = found.frame.header, self._scene.report
+        if header.base_offset > self._end:
+            self._rules.skipped(self._end, header.base_offset)
+        self._check_header(segment.path, header)
+        self._rules.frame(found.frame)
+        segment.noted(header, _NO_INDEX)
+        self._end = header.last_offset + 1
+        self._durable_end = max(self._durable_end, header.durable_end)
+        report.frames += 1
+        report.records += 0 if header.control else header.record_count
+        report.bytes += header.length
+        self._scene.on_bytes(header.length)
+
+    def _check_header(self, path: str, header: FrameHeader) -> None:
+        manifest, schemas = self._scanned.manifest, self._scanned.schemas
+        offsets = (header.base_offset, header.last_offset + 1)
+        epoch = next(e for e, start in reversed(manifest.epochs) if start <= header.base_offset)
+        if header.leader_epoch != epoch and not self._scanned.rebuilt:
+            what = (
+                f"has leader epoch {header.leader_epoch} at offset {offsets[0]}, the manifest has "
+                f"{epoch} there"
+            )
+            self._add(Severity.DAMAGE, "leader epoch", path, what, offsets, _LEFT)
+        if not self._durable_end <= header.durable_end <= header.base_offset:
+            what = (
+                f"calls offset {header.durable_end} durable, after {self._durable_end}, at offset "
+                f"{header.base_offset}"
+            )
+            self._add(Severity.DAMAGE, "durable end", path, what, offsets, _LEFT)
+        if schema_is_missing(header, schemas):
+            what = (
+                f"has schema id {header.schema_id} at offset {offsets[0]}, the topic has "
+                f"{schemas.latest_id}: its records cannot be decoded"
+            )
+            way_out = "put the catalog back that has this schema; `strandline repair` leaves it"
+            self._add(Severity.DAMAGE, "schema", path, what, offsets, way_out)
+
+    def _add_gap(self, gap: Gap) -> None:
+        """Records are gone."""
+        self._scanned.gaps.append(gap)
+        self._rules.gap(gap)
+        end = "the end of the log" if gap.until is None else f"offset {gap.until - 1}"
+        deleted = gap.until is not None and gap.until <= self._scanned.manifest.log_start
+        self._add(
+            Severity.REPAIRABLE if deleted else Severity.DAMAGE,
+            "records",
+            gap.file,
+            f"nothing can be read from offset {gap.first} to {end} ({gap.reason})",
+            gap.offsets,
+        )
+        if gap.until is not None:
+            self._rules.skipped(gap.first, gap.until)
+            self._end = max(self._end, gap.until)
+
+    # What goes with the segments ------------------------------------------------------
+
+    def _check_size(self, one: ScannedSegment, segment: Segment) -> None:
+        known = one.closed or self._scene.closed is not None
+        if known and one.file_size > one.expected_size:
+            one.bad_figures = one.closed
+            what = f"had {one.expected_size} bytes when it was closed, and has {one.file_size}"
+            self._add(Severity.REPAIRABLE, "size", segment.path, what)
+        elif one.debris_at is not None:
+            self._add(
+                Severity.NOTE,
+                "torn tail",
+                segment.path,
+                f"no whole frame follows from byte {one.debris_at} on: a write that a crash cut "
+                f"short, and of which nobody had been told",
+            )
+
+    def _check_figures(self, one: ScannedSegment, segment: Segment) -> None:
+        entry = one.entry
+        found = (segment.end_offset, segment.max_timestamp)
+        if found != (entry.end_offset, entry.max_timestamp):
+            one.bad_figures = True
+            if one.intact:
+                what = (
+                    f"ends at offset {found[0]}, largest timestamp {found[1]}; the manifest says "
+                    f"{entry.end_offset}, {entry.max_timestamp}"
+                )
+                self._add(Severity.REPAIRABLE, "figures", segment.path, what)
+
+    def _index_of(self, one: ScannedSegment) -> IndexCheck:
+        if not one.closed:
+            return IndexCheck(SparseIndex())
+        folder = self._scanned.folder
+        try:
+            return IndexCheck(load_index(self._scene.storage, folder, one.entry.name))
+        except Lost as lost:
+            self._add(Severity.NOTE, "index", f"{folder}/{one.entry.name.index_file}", str(lost))
+            return IndexCheck(SparseIndex())
+
+    def _check_closed(self, one: ScannedSegment, index: IndexCheck) -> None:
+        index.finish()
+        entry, folder = one.entry, self._scanned.folder
+        if index.problem is not None and one.intact:
+            self._bad("index", f"{folder}/{entry.name.index_file}", index.problem)
+        file = self._states.aborted_of(entry.name, entry.base_offset, entry.end_offset)
+        self._check_side_file("aborted index", file)
+
+    def _check_snapshot(self, one: ScannedSegment) -> None:
+        base = one.entry.base_offset
+        # Only the last two are kept, and the first segment needs none.
+        if base in self._snapshots or (not one.closed and len(self._scanned.segments) > 1):
+            self._check_side_file("producer snapshot", self._states.snapshot_at(base))
+
+    def _check_side_file(self, kind: str, file: SideFile) -> None:
+        try:
+            problem = file.check()
+        except FileNotFoundError:
+            self._add(Severity.NOTE, kind, file.path, "is missing")
+        except FutureFormat:
+            raise
+        except CorruptLog as error:
+            self._bad(kind, file.path, f"cannot be read: {cause(error)}")
+        else:
+            if problem is not None and not self._scanned.gaps:
+                self._bad(kind, file.path, problem)
+
+    def _bad(self, kind: str, path: str, problem: str) -> None:
+        self._scanned.bad_side_files.append(path)
+        self._add(Severity.REPAIRABLE, kind, path, problem)
+
+    def _add(
+        self,
+        severity: Severity,
+        kind: str,
+        file: str,
+        what: str,
+        offsets: tuple[int, int] | None = None,
+        way_out: str = "",
+    ) -> None:
+        self._scene.report.add(
+            severity,
+            kind,
+            file,
+            what,
+            partition=self._scanned.topic_partition,
+            offsets=offsets,
+            way_out=way_out,
+        )
+
+
+_NO_INDEX = 1 << 62
+_LEFT = "`strandline repair` cannot tell what is right and leaves it"

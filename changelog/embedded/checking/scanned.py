@@ -1,0 +1,175 @@
+"""What a scan of one partition has brought to light: for further checks, and for repair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from changelog.embedded.aborted import AbortedTransactions
+from changelog.embedded.batches import batch_of
+from changelog.embedded.format import FrameHeader
+from changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
+from changelog.embedded.names import partition_folder
+from changelog.embedded.producer_state import ProducerStates
+from changelog.embedded.scanning import CHUNK, Broken
+from changelog.embedded.segment import LocatedFrame, Segment
+from changelog.embedded.topic import TopicMeta
+from changelog.records import Batch, TopicPartition
+from changelog.schema import ValueSchemas
+
+
+@dataclass(eq=False)
+class Gap:
+    """A place in which records were and cannot be read."""
+
+    file: str
+    first: int
+    """No record before this offset is lost here."""
+    until: int | None
+    """Nor one from this offset on; None: it reaches to the end of the log, wherever that was."""
+    reason: str
+    headers: list[FrameHeader] = field(default_factory=list)
+    """Of those frames in it whose header can still be read."""
+    missing_bytes: int = 0
+    """How many bytes of records are known to be gone or unreadable."""
+
+    @property
+    def offsets(self) -> tuple[int, int]:
+        """The offsets that it may have held, as far as they are known."""
+        return self.first, self.first if self.until is None else self.until
+
+    def add(self, broken: Broken) -> None:
+        """Another place of it where no frame can be read."""
+        if broken.header is not None:
+            self.headers.append(broken.header)
+            self.missing_bytes += broken.header.length
+
+    def closed_by(self, until: int | None) -> Gap:
+        """The gap, now that it is known how far it reaches."""
+        self.until = until
+        return self
+
+
+@dataclass(eq=False)
+class LostEnd:
+    """A transaction whose marker is not where it must have been."""
+
+    producer_id: int
+    epoch: int
+    first_offset: int
+    gaps: list[Gap]
+    """Where the marker may have been; empty if there is no damage to explain it."""
+    certain: bool
+    """Whether it must have ended; else it may just be open at the end of the log."""
+
+
+@dataclass(eq=False)
+class ScannedSegment:
+    """A segment that the manifest lists."""
+
+    entry: SegmentEntry
+    expected_size: int = 0
+    """Bytes that it must have had at the least."""
+    file_size: int = 0
+    segment: Segment | None = None
+    """With the figures and the index of what was found; None if the file is missing."""
+    pieces: list[tuple[int, int]] = field(default_factory=list)
+    """File positions from where to where there are frames that can be read."""
+    debris_at: int | None = None
+    """From where on the file holds nothing that was ever durable."""
+    bad_figures: bool = False
+    """Whether the manifest says otherwise than what was found."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether another segment follows it."""
+        return self.entry.size != STILL_OPEN
+
+    @property
+    def intact(self) -> bool:
+        """Whether the file holds whole frames up to its end, as many bytes as it had."""
+        known = max(self.expected_size, self.file_size)
+        return self.segment is not None and self.segment.size == known
+
+    def add_piece(self, start: int, end: int) -> None:
+        """There is a frame that can be read."""
+        if self.pieces and self.pieces[-1][1] == start:
+            start = self.pieces.pop()[0]
+        self.pieces.append((start, end))
+
+
+@dataclass(eq=False)
+class ScannedPartition:
+    """A partition of a topic in the catalog."""
+
+    meta: TopicMeta
+    number: int
+    schemas: ValueSchemas
+    manifest: Manifest
+    closed: bool = False
+    """Whether the log was closed in order, so that opening it trusts what it finds."""
+    rebuilt: bool = False
+    """Whether the manifest had to be made up from the files."""
+    segments: list[ScannedSegment] = field(default_factory=list)
+    producers: ProducerStates = field(default_factory=ProducerStates)
+    aborted: AbortedTransactions = field(default_factory=AbortedTransactions)
+    last_markers: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    """By producer id: the epoch and the outcome that the last marker says."""
+    gaps: list[Gap] = field(default_factory=list)
+    lost_ends: list[LostEnd] = field(default_factory=list)
+    bad_side_files: list[str] = field(default_factory=list)
+    """Paths of those that must go."""
+    state_files: list[str] = field(default_factory=list)
+    """Names of all producer snapshots and aborted indexes."""
+    contiguous: bool = True
+    """Whether every offset from 0 to the end is in a frame."""
+
+    @property
+    def folder(self) -> str:
+        return partition_folder(self.meta.topic_id, self.number)
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.meta.name, self.number)
+
+    @property
+    def end(self) -> int:
+        """One past the last offset found."""
+        found = [s.segment.end_offset for s in self.segments if s.segment is not None]
+        last = [self.segments[-1].entry.base_offset] if self.segments else []
+        return max(found + last, default=0)
+
+    @property
+    def next_offset(self) -> int:
+        """The offset at which the log goes on when it is opened, as far as its files say."""
+        return self.end if self.closed else max(self.end, self.manifest.reserved_end)
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it every transaction has ended."""
+        first_open = self.producers.first_open_offset
+        return self.end if first_open is None else min(self.end, first_open)
+
+    def frames(self) -> Iterator[LocatedFrame]:
+        """Every whole frame that can be decoded, in order."""
+        for scanned in self.segments:
+            if scanned.segment is not None:
+                for start, end in scanned.pieces:
+                    yield from scanned.segment.frames(start, CHUNK, end=end)
+
+    def committed(self, end: int | None = None) -> Iterator[Batch]:
+        """What a reader of committed records would get, up to `end`. Raises CorruptLog."""
+        limit = self.last_stable_offset if end is None else min(end, self.last_stable_offset)
+        for frame in self.frames():
+            header = frame.header
+            if header.base_offset >= limit:
+                return
+            if header.last_offset >= self.manifest.log_start and self._shows(header):
+                yield batch_of(frame, self.topic_partition, self.schemas)
+
+    def _shows(self, header: FrameHeader) -> bool:
+        if header.control or header.record_count == 0:
+            return False
+        return not (
+            header.transactional and self.aborted.covers(header.producer_id, header.base_offset)
+        )

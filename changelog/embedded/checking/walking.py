@@ -1,0 +1,114 @@
+"""Going through one segment: frames that can be read, gaps between them, debris behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from changelog.embedded import offsets, transaction_log
+from changelog.embedded.batches import batch_of
+from changelog.embedded.checking.scanned import Gap, ScannedSegment
+from changelog.embedded.format import FrameHeader, Kind, unpack_marker
+from changelog.embedded.frame import payload_bytes
+from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from changelog.embedded.scanning import Broken, Whole, durable_end_behind, scan
+from changelog.embedded.segment import LocatedFrame, Segment
+from changelog.errors import REPAIR, CorruptLog, cause
+from changelog.records import Batch, ConsumerRecord, TopicPartition
+from changelog.schema import ValueSchemas
+
+Judge = Callable[[LocatedFrame], CorruptLog | None]
+"""Says why the records of a frame cannot be read; None: they can."""
+
+
+def walk(
+    scanned: ScannedSegment, segment: Segment, offset: int, judge: Judge
+) -> Iterator[Whole | Gap]:
+    """Frames that can be read, and gaps, in order; then `scanned.debris_at` is set.
+
+    `offset` is what the first frame may begin at. Raises FutureFormat.
+    """
+    gap: Gap | None = None
+    end = scanned.entry.size if scanned.closed else scanned.file_size
+    for found in scan(segment, end):
+        if isinstance(found, Whole):
+            header = found.frame.header
+            problem = judge(found.frame)
+            if problem is None:
+                if gap is not None:
+                    yield gap.closed_by(header.base_offset)
+                    gap = None
+                scanned.add_piece(found.position, found.end)
+                yield found
+                offset = header.last_offset + 1
+                continue
+            found = Broken(found.position, problem, header)
+        if gap is None and _is_debris(scanned, segment, found, offset):
+            scanned.debris_at = found.position
+            return
+        gap = gap or Gap(segment.path, offset, None, cause(found.reason))
+        gap.add(found)
+    missing = scanned.expected_size - scanned.file_size
+    if missing > 0:
+        reason = f"it had {scanned.expected_size} bytes and has {scanned.file_size}"
+        gap = gap or Gap(segment.path, offset, None, reason)
+        gap.missing_bytes += missing
+    if gap is not None:
+        yield gap.closed_by(scanned.entry.end_offset if scanned.closed else None)
+
+
+def _is_debris(scanned: ScannedSegment, segment: Segment, found: Broken, offset: int) -> bool:
+    """Whether nothing says that what was at that place had been durable (see recovery)."""
+    if scanned.closed or found.position < scanned.expected_size:
+        return False
+    return durable_end_behind(segment, found.position) <= offset
+
+
+def judge_of(partition: TopicPartition, schemas: ValueSchemas) -> Judge:
+    """A judge of the frames of a topic with these schemas."""
+    parse = _SYSTEM_RECORDS.get(partition.topic)
+
+    def judge(frame: LocatedFrame) -> CorruptLog | None:
+        try:
+            batch = _content(frame, partition, schemas)
+            if parse is not None and batch is not None:
+                for record in batch.records():
+                    parse(record)
+        except CorruptLog as error:
+            return error
+        return None
+
+    return judge
+
+
+_SYSTEM_RECORDS: dict[str, Callable[[ConsumerRecord], object]] = {
+    TRANSACTION_STATE: transaction_log.parsed,
+    CONSUMER_OFFSETS: offsets.parsed,
+}
+
+
+def schema_is_missing(header: FrameHeader, schemas: ValueSchemas) -> bool:
+    """Whether records cannot be decoded for want of their schema, and are not damaged."""
+    return header.schema_id > schemas.latest_id
+
+
+def _content(frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchemas) -> Batch | None:
+    """The records of a frame, or None for one that has none. Raises CorruptLog."""
+    header, where = frame.header, frame.where
+    if header.control:
+        payload = payload_bytes(frame.data, frame.position, header, where)
+        if unpack_marker(payload, where).type not in (0, 1):
+            raise CorruptLog(f"{where}: a marker that neither commits nor aborts; {REPAIR}")
+        return None
+    if header.kind == Kind.EMPTY or schema_is_missing(header, schemas):
+        return None
+    batch = batch_of(frame, partition, schemas)
+    try:
+        batch.columns.validate(full=True)
+    except ValueError as error:
+        raise CorruptLog(
+            f"{where}: its columns are not what they say: {error}; {REPAIR}"
+        ) from error
+    span = header.last_offset - header.base_offset + 1
+    if batch.sparse_offsets is None and span != len(batch):
+        raise CorruptLog(f"{where}: {len(batch)} records for {span} offsets; {REPAIR}")
+    return batch

@@ -1,0 +1,61 @@
+"""What a log folder says of itself: which log it is, how it was closed, who has it open."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+
+from changelog.embedded import document
+from changelog.embedded.environment import Environment
+from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META
+from changelog.errors import REPAIR, CorruptLog
+from changelog.storage import Storage
+
+FOLDER_KIND = "log"
+CLEAN_KIND = "clean"
+
+ClosedSizes = dict[str, int]
+"""By partition folder, how large the active segment was when the log was closed in order."""
+
+
+class FolderMeta(msgspec.Struct):
+    """What a log folder is."""
+
+    log_id: str
+    created_ms: int
+
+
+def folder_meta(environment: Environment) -> FolderMeta:
+    """Read what the folder is, or make it a log folder if it is empty."""
+    storage, clock = environment.storage, environment.clock
+    try:
+        return document.load(storage, FOLDER_META, FOLDER_KIND, FolderMeta)
+    except FileNotFoundError:
+        if storage.exists(CATALOG):
+            raise CorruptLog(
+                f"{FOLDER_META} is missing though there are topics; {REPAIR}"
+            ) from None
+        meta = FolderMeta(clock.new_id(), clock.now_ms())
+        document.save(storage, FOLDER_META, FOLDER_KIND, meta)
+        return meta
+
+
+def closed_sizes(storage: Storage) -> ClosedSizes | None:
+    """What the log noted when it was closed in order; None if it was not."""
+    try:
+        return document.load(storage, CLEAN, CLEAN_KIND, ClosedSizes)
+    except FileNotFoundError:
+        return None
+
+
+def save_closed_sizes(storage: Storage, sizes: ClosedSizes) -> None:
+    """Note that the log is being closed in order."""
+    document.save(storage, CLEAN, CLEAN_KIND, sizes)
+
+
+def lock_note() -> str:
+    """What the lock file says while this process holds the lock."""
+    started = time.strftime("%Y-%m-%dT%H:%M:%S")
+    return f"pid {os.getpid()}, started {started}\n"

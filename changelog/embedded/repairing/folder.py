@@ -1,0 +1,154 @@
+"""From a folder that was checked to a plan for it. Nothing is changed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from changelog.clock import Clock
+from changelog.embedded import document
+from changelog.embedded.checking.folder import Checked
+from changelog.embedded.checking.rebuilding import partition_numbers
+from changelog.embedded.checking.transactions import Place, Reach
+from changelog.embedded.folder import FOLDER_KIND, FolderMeta
+from changelog.embedded.frame import Payload, encode
+from changelog.embedded.names import (
+    CATALOG,
+    CLEAN,
+    FOLDER_META,
+    TRANSACTION_STATE,
+    partition_folder,
+    topic_copy,
+    topic_folder,
+)
+from changelog.embedded.repairing.losses import losses_of
+from changelog.embedded.repairing.outcomes import outcomes_of, write_ends
+from changelog.embedded.repairing.plan import Plan, remove
+from changelog.embedded.repairing.surgery import Surgery
+from changelog.embedded.topic import COPY_KIND
+from changelog.embedded.topic import KIND as CATALOG_KIND
+from changelog.embedded.transaction_log import PRODUCER_IDS_KEY
+from changelog.storage import Storage
+
+IDS_SKIPPED = 1_000_000
+"""Producer ids that are stepped over where the record of those given out is lost."""
+
+LEFT = (
+    "producer",
+    "transaction",
+    "outcome",
+    "epoch",
+    "leader epoch",
+    "durable end",
+    "schema",
+    "unlisted partition",
+)
+"""Kinds of findings that nothing in the folder could put right."""
+
+
+def plan_of(
+    checked: Checked, storage: Storage, clock: Clock, reaches: Mapping[Place, Reach] | None = None
+) -> Plan:
+    """What puts the folder right; `reaches` says how far stores have seen its partitions."""
+    plan = Plan()
+    for place, far in (reaches or {}).items():
+        checked.reaches[place] = max(far, checked.reaches.get(place, far))
+    _add_folder(plan, checked, storage, clock)
+    _add_side_files(plan, checked)
+    outcomes = outcomes_of(checked)
+    unknown: list[str] = []
+    surgeries = []
+    for place, scanned in checked.partitions.items():
+        surgery = Surgery(scanned)
+        surgery.reach = checked.reaches[place].offset
+        unknown += write_ends(checked, surgery, outcomes)
+        if scanned.meta.name == TRANSACTION_STATE:
+            surgery.records += _producer_ids(checked, clock)
+        surgeries += [surgery] if surgery.is_needed else []
+    if checked.clean_wrong or (surgeries and checked.report.closed_in_order):
+        what = f"remove {CLEAN}: the log is opened as after a crash"
+        plan.add(what, partial(_remove, [CLEAN]), [CLEAN])
+    for surgery in surgeries:
+        surgery.add_to(plan, clock)
+    plan.losses = [*losses_of(checked, outcomes), *unknown]
+    plan.left = [
+        f"{finding.file}: {finding.what}"
+        for finding in checked.report.findings
+        if finding.kind in LEFT
+    ]
+    return plan
+
+
+def _add_folder(plan: Plan, checked: Checked, storage: Storage, clock: Clock) -> None:
+    if checked.meta_lost:
+        meta = FolderMeta(clock.new_id(), clock.now_ms())
+        save = partial(_save, FOLDER_META, FOLDER_KIND, meta)
+        plan.add(f"make {FOLDER_META} anew", save, [FOLDER_META])
+    for topic in checked.bad_copies:
+        path = topic_copy(topic.topic_id)
+        what = f"write the copy of topic {topic.name!r} anew"
+        plan.add(what, partial(_save, path, COPY_KIND, topic), [path])
+    if checked.catalog is not None:
+        metas = checked.catalog.metas
+        names = ", ".join(sorted(topic.name for topic in metas))
+        save = partial(_save, CATALOG, CATALOG_KIND, metas)
+        plan.add(f"rebuild the catalog: {names}", save, [CATALOG])
+        for folder in checked.catalog.left:
+            files = _files_of(storage, folder.rpartition("/")[2])
+            plan.add(f"move {folder} away", partial(_remove_tree, folder), files)
+
+
+def _save(path: str, kind: str, value: Any, storage: Storage, _: str) -> None:
+    document.save(storage, path, kind, value)
+
+
+def _remove(paths: list[str], storage: Storage, _: str) -> None:
+    remove(storage, paths)
+
+
+def _remove_tree(folder: str, storage: Storage, _: str) -> None:
+    storage.remove_tree(folder)
+
+
+def _files_of(storage: Storage, topic_id: str) -> list[str]:
+    """All files of a topic's folder."""
+    numbers = partition_numbers(storage, topic_id)
+    folders = [partition_folder(topic_id, number) for number in numbers]
+    own = [name for name in storage.list_dir(topic_folder(topic_id)) if not name.isdecimal()]
+    files = [f"{topic_folder(topic_id)}/{name}" for name in own]
+    return files + [f"{folder}/{name}" for folder in folders for name in storage.list_dir(folder)]
+
+
+def _add_side_files(plan: Plan, checked: Checked) -> None:
+    for scanned in checked.partitions.values():
+        bad = scanned.bad_side_files
+        if bad:
+            names = ", ".join(path.rpartition("/")[2] for path in bad)
+            plan.add(
+                f"{scanned.topic_partition}: remove {names}",
+                partial(_remove, bad),
+                bad,
+            )
+
+
+def _producer_ids(checked: Checked, clock: Clock) -> list[Payload]:
+    """A record that steps over all producer ids that may have been given out."""
+    log = checked.named(TRANSACTION_STATE)
+    lost = any(finding.kind == "producer ids" for finding in checked.report.findings)
+    if not lost and (log is None or not log.gaps):
+        return []
+    seen = [max(p.producers.entries, default=-1) for p in checked.partitions.values()]
+    highest = max([*seen, *checked.transactions.names, checked.transactions.block_end])
+    value = msgspec.msgpack.encode(highest + IDS_SKIPPED)
+    columns = pa.record_batch(
+        {
+            "timestamp": pa.array([clock.now_ms()], pa.int64()),
+            "key": pa.array([PRODUCER_IDS_KEY], pa.binary()),
+            "value": pa.array([value], pa.binary()),
+        }
+    )
+    return [encode(columns)]

@@ -1,0 +1,93 @@
+"""What a damaged log has lost, in words: records, transactions, offsets of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from changelog.embedded.checking.folder import Checked
+from changelog.embedded.checking.scanned import Gap, ScannedPartition
+from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from changelog.embedded.repairing.outcomes import Outcomes
+
+AT_MOST = 20
+"""Names that are listed; of more there is only the number."""
+
+
+def losses_of(checked: Checked, outcomes: Outcomes) -> Iterator[str]:
+    """Everything that cannot be had again."""
+    for place, scanned in checked.partitions.items():
+        for gap in scanned.gaps:
+            if gap.until is None or gap.until > scanned.manifest.log_start:
+                yield _records(checked, scanned, gap)
+        reach = checked.reaches.get(place)
+        if reach is not None and reach.offset > scanned.next_offset:
+            yield (
+                f"{scanned.topic_partition}: what was between offset {scanned.end} and "
+                f"{reach.offset}, where {reach.because} ends"
+            )
+    yield from _transactions(checked, outcomes)
+    yield from _groups(checked)
+    yield from _topics(checked)
+
+
+def _records(checked: Checked, scanned: ScannedPartition, gap: Gap) -> str:
+    end = "the end of the log" if gap.until is None else f"offset {gap.until - 1}"
+    names = {
+        checked.transactions.name(header.producer_id)
+        for header in gap.headers
+        if header.producer_id >= 0
+    }
+    by = f", of {_listed(names)}" if names else ""
+    return f"{scanned.topic_partition}: the records from offset {gap.first} to {end}{by}"
+
+
+def _transactions(checked: Checked, outcomes: Outcomes) -> Iterator[str]:
+    log = checked.named(TRANSACTION_STATE)
+    if log is None or not log.gaps:
+        return
+    yield (
+        f"{log.topic_partition}: what was committed in those records counts where its markers "
+        f"were written, and in all other partitions of a transaction that has one"
+    )
+    for scanned in checked.partitions.values():
+        for producer_id in scanned.producers.open_producers:
+            epoch = scanned.producers.epoch(producer_id)
+            if (producer_id, epoch) not in outcomes.known:
+                first = scanned.producers.open_since(producer_id)
+                yield (
+                    f"{scanned.topic_partition}: the transaction of "
+                    f"{checked.transactions.name(producer_id)} from offset {first} on, should it "
+                    f"have been committed: it will be aborted"
+                )
+
+
+def _groups(checked: Checked) -> Iterator[str]:
+    log = checked.named(CONSUMER_OFFSETS)
+    for gap in log.gaps if log is not None else ():
+        old = {
+            f"{group} in {tp} (at {value.offset})"
+            for (group, tp), (offset, value) in checked.groups.items()
+            if value is not None and offset < gap.first
+        }
+        yield (
+            "committed offsets: these groups may go on from an earlier offset, and handle records "
+            f"twice: {_listed(old) or 'none that are known'}; a group whose only commit was lost "
+            "begins anew"
+        )
+
+
+def _topics(checked: Checked) -> Iterator[str]:
+    if checked.catalog is not None:
+        for meta in checked.catalog.made_up:
+            yield (
+                f"topic {meta.name!r}: its settings and schemas, and partitions that were never "
+                f"written to beyond {meta.partitions}; set them with `strandline topics alter`"
+            )
+        for folder, why in checked.catalog.left.items():
+            yield f"{folder}: a topic that cannot be in the catalog again: {why}"
+
+
+def _listed(names: set[str]) -> str:
+    shown = sorted(names)[:AT_MOST]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -1,0 +1,257 @@
+"""The segments of one partition written anew where they are damaged, and a manifest for them.
+
+    1  segments with damage are written to new files, without it
+    2  producer snapshots and aborted indexes are removed: opening makes them anew
+    3  the manifest names the new files                              from here on it is done
+    4  the old files are removed
+
+A crash before 3 leaves strays that nobody reads, one after it files that nobody lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from changelog.clock import Clock
+from changelog.embedded.checking.scanned import Gap, ScannedPartition, ScannedSegment
+from changelog.embedded.frame import Payload, encode_marker, frame_parts
+from changelog.embedded.manifest import STILL_OPEN, SegmentEntry
+from changelog.embedded.names import MANIFEST, SegmentName, segment_of
+from changelog.embedded.partition import RESERVATION
+from changelog.embedded.repairing.plan import Plan, remove
+from changelog.embedded.scanning import CHUNK
+from changelog.embedded.segment import Segment
+from changelog.records import ProducerIdentity
+from changelog.storage import Storage
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The end of a transaction, to be written in the place of one that is lost."""
+
+    producer: ProducerIdentity
+    """With the epoch of the next transaction, as markers have it."""
+    commit: bool
+
+
+@dataclass
+class Surgery:
+    """What one partition needs."""
+
+    scanned: ScannedPartition
+    in_gaps: dict[Gap, list[Marker]] = field(default_factory=dict)
+    """Ends that belong into gaps with frames behind them."""
+    at_end: list[Marker] = field(default_factory=list)
+    records: list[Payload] = field(default_factory=list)
+    """Batches to be added at the end."""
+    reach: int = 0
+    """An offset below which none may be given again."""
+
+    @property
+    def tail_is_lost(self) -> bool:
+        """Whether records may have been seen at offsets behind those that were found."""
+        scanned = self.scanned
+        open_gap = any(gap.until is None for gap in scanned.gaps)
+        return open_gap or self.reach > scanned.next_offset or bool(self.at_end or self.records)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything must be changed."""
+        scanned = self.scanned
+        wrong = any(one.bad_figures for one in scanned.segments)
+        return bool(scanned.rebuilt or scanned.gaps or wrong or self.tail_is_lost)
+
+    @property
+    def goes_on_at(self) -> int:
+        """The first offset of the new active segment, if the tail is lost.
+
+        Above everything that is mentioned anywhere, with room for what is not: a million offsets,
+        or one for each byte that is missing.
+        """
+        scanned = self.scanned
+        headers = [header for gap in scanned.gaps for header in gap.headers]
+        seen = [max(header.last_offset + 1, header.durable_end) for header in headers]
+        highest = max([scanned.next_offset, self.reach, *seen])
+        missing = sum(gap.missing_bytes for gap in scanned.gaps if gap.until is None)
+        return highest + max(RESERVATION, missing)
+
+    def add_to(self, plan: Plan, clock: Clock) -> None:
+        """Say what is going to be done."""
+        scanned = self.scanned
+        what = ", ".join(self._in_words()) or "correct the manifest"
+        plan.add(
+            f"{scanned.topic_partition}: {what}",
+            lambda storage, _: _Operation(self, storage, clock).run(),
+            self._touched(),
+        )
+
+    def markers_of(self, one: ScannedSegment) -> list[tuple[int, Marker]]:
+        """The markers to be written into a segment, each with its offset."""
+        return [
+            (gap.first + index, marker)
+            for gap in self.scanned.gaps
+            if gap.file.endswith("/" + one.entry.name.log_file)
+            for index, marker in enumerate(self.in_gaps.get(gap, ()))
+        ]
+
+    def is_rewritten(self, one: ScannedSegment) -> bool:
+        """Whether a segment's file holds something else than it should."""
+        whole = one.segment is not None and one.segment.size == one.file_size
+        return not whole or bool(self.markers_of(one))
+
+    def _in_words(self) -> Iterator[str]:
+        for one in self.scanned.segments:
+            if self.is_rewritten(one):
+                rest = bool(one.pieces or self.markers_of(one))
+                name = one.entry.name.log_file
+                yield f"write {name} anew" if rest else f"take {name} out of the log"
+        if self.scanned.rebuilt:
+            yield "rebuild the manifest"
+        if self.tail_is_lost:
+            yield f"go on at offset {self.goes_on_at}"
+
+    def _touched(self) -> list[str]:
+        scanned = self.scanned
+        changed = [one.entry.name for one in scanned.segments if self.is_rewritten(one)]
+        names = [name for segment in changed for name in segment.files]
+        return [f"{scanned.folder}/{name}" for name in [MANIFEST, *names, *scanned.state_files]]
+
+
+class _Operation:
+    """A surgery being carried out."""
+
+    def __init__(self, surgery: Surgery, storage: Storage, clock: Clock) -> None:
+        self._surgery = surgery
+        self._scanned = surgery.scanned
+        self._folder = surgery.scanned.folder
+        self._storage = storage
+        self._now = clock.now_ms()
+        self._manifest = msgspec.structs.replace(surgery.scanned.manifest)
+        self._durable_end = 0
+
+    def run(self) -> None:
+        storage, surgery = self._storage, self._surgery
+        storage.make_dir(self._folder)
+        entries = [entry for one in self._scanned.segments for entry in self._entries(one)]
+        if surgery.tail_is_lost or not entries:
+            entries = self._with_new_active(entries)
+        storage.sync_dir(self._folder)
+        remove(storage, [f"{self._folder}/{name}" for name in self._scanned.state_files])
+        manifest = self._manifest
+        manifest.log_start = max(manifest.log_start, entries[0].base_offset)
+        manifest.segments = entries
+        manifest.save(storage, self._folder)
+        self._remove_old(entries)
+
+    def _entries(self, one: ScannedSegment) -> list[SegmentEntry]:
+        """What stands in the place of a segment: nothing, if nothing of it is left."""
+        surgery, last = self._surgery, one is self._scanned.segments[-1]
+        created = one.entry.created_ms or self._now
+        if not surgery.is_rewritten(one):
+            assert one.segment is not None
+            segment = one.segment
+            self._durable_end = max(self._durable_end, segment.end_offset)
+            return [self._entry(segment, one.entry.generation, created, last=last)]
+        markers = surgery.markers_of(one)
+        if not one.pieces and not markers and not last:
+            return []
+        segment = self._new_segment(one.entry.base_offset, created)
+        self._copy(one, segment, markers)
+        return [self._finished(segment, created, last=last)]
+
+    def _copy(
+        self, one: ScannedSegment, target: Segment, markers: Sequence[tuple[int, Marker]]
+    ) -> None:
+        waiting = list(markers)
+        for start, end in one.pieces:
+            assert one.segment is not None
+            for frame in one.segment.frames(start, CHUNK, end=end):
+                header = frame.header
+                while waiting and waiting[0][0] < header.base_offset:
+                    self._mark(target, *waiting.pop(0))
+                data = frame.data[frame.position : frame.position + header.length]
+                target.append(header, [data], _INDEX_INTERVAL)
+                self._durable_end = header.durable_end
+        for offset, marker in waiting:
+            self._mark(target, offset, marker)
+
+    def _mark(self, target: Segment, offset: int, marker: Marker) -> None:
+        timestamp = max(0, target.max_timestamp)
+        payload = encode_marker(commit=marker.commit, coordinator_epoch=0, timestamp=timestamp)
+        self._write(target, payload, offset, marker.producer)
+
+    def _write(
+        self, target: Segment, payload: Payload, offset: int, producer: ProducerIdentity | None
+    ) -> None:
+        epochs = self._manifest.epochs
+        header, parts = frame_parts(
+            payload,
+            base_offset=offset,
+            producer_id=producer.producer_id if producer else -1,
+            producer_epoch=producer.epoch if producer else -1,
+            transactional=producer is not None,
+            leader_epoch=next(epoch for epoch, start in reversed(epochs) if start <= offset),
+            durable_end=min(self._durable_end, offset),
+        )
+        target.append(header, parts, _INDEX_INTERVAL)
+
+    def _with_new_active(self, entries: list[SegmentEntry]) -> list[SegmentEntry]:
+        """The log goes on far above, in a new leader epoch, with what must be added to it."""
+        surgery, manifest = self._surgery, self._manifest
+        base, end = surgery.goes_on_at, self._scanned.end
+        epochs = [entry for entry in manifest.epochs if entry[1] < end]
+        manifest.epochs = [*epochs, (manifest.leader_epoch + 1, end)]
+        if entries and entries[-1].size == STILL_OPEN:
+            entries = [*entries[:-1], *self._closed(entries[-1])]
+        active = self._new_segment(base, self._now)
+        for index, marker in enumerate(surgery.at_end):
+            self._mark(active, base + index, marker)
+        for payload in surgery.records:
+            self._write(active, payload, active.end_offset, None)
+        return [*entries, self._finished(active, self._now, last=True)]
+
+    def _closed(self, entry: SegmentEntry) -> list[SegmentEntry]:
+        """The entry of the segment that was active; none if it is empty."""
+        name, folder = entry.name, self._folder
+        segment = Segment.open(self._storage, folder, name, entry.created_ms, writable=False)
+        for frame in segment.frames(0, CHUNK, end=segment.file.size()):
+            segment.noted(frame.header, _INDEX_INTERVAL)
+        if segment.size == 0:
+            return []
+        return [self._entry(segment, entry.generation, entry.created_ms, last=False)]
+
+    def _new_segment(self, base: int, created: int) -> Segment:
+        name = SegmentName(base, self._manifest.next_generation)
+        self._manifest.next_generation += 1
+        for file in name.files:  # a run that crashed may have got so far
+            self._storage.unlink(f"{self._folder}/{file}")
+        return Segment.create(self._storage, self._folder, name, created)
+
+    def _finished(self, segment: Segment, created: int, *, last: bool) -> SegmentEntry:
+        segment.file.sync()
+        return self._entry(segment, segment.name.generation, created, last=last)
+
+    @staticmethod
+    def _entry(segment: Segment, generation: int, created: int, *, last: bool) -> SegmentEntry:
+        return SegmentEntry(
+            base_offset=segment.base_offset,
+            generation=generation,
+            created_ms=created,
+            size=STILL_OPEN if last else segment.size,
+            end_offset=STILL_OPEN if last else segment.end_offset,
+            max_timestamp=STILL_OPEN if last else segment.max_timestamp,
+        )
+
+    def _remove_old(self, entries: Iterable[SegmentEntry]) -> None:
+        listed = {entry.name for entry in entries}
+        names = self._storage.list_dir(self._folder)
+        old = [name for name in names if segment_of(name) is not None]
+        unlisted = [name for name in old if segment_of(name) not in listed]
+        remove(self._storage, [f"{self._folder}/{name}" for name in unlisted])
+
+
+_INDEX_INTERVAL = 1 << 62
+"""Opening makes the indexes of new files."""

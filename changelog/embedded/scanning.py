@@ -1,0 +1,132 @@
+"""A walk over a segment that damage does not end: whole frames, and the places where none is.
+
+Behind a damaged place it goes on where the next frame is: where the header says, if the header
+is good and only its payload is not; else at the next multiple of 64 with a whole frame that
+can follow. A record may hold what looks like a frame, so a header alone is not enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from changelog.embedded.format import ALIGNMENT, HEADER_SIZE, MAGIC, FrameHeader, unpack_header
+from changelog.embedded.frame import payload_bytes
+from changelog.embedded.segment import LocatedFrame, Segment
+from changelog.errors import REPAIR, CorruptLog, FutureFormat
+
+CHUNK = 4 << 20
+"""Bytes read at a time; a larger frame is read whole."""
+
+
+class Whole(NamedTuple):
+    """A frame whose checksums are right and whose offsets follow."""
+
+    position: int
+    """In the file."""
+    frame: LocatedFrame
+
+    @property
+    def end(self) -> int:
+        """Position behind it."""
+        return self.position + self.frame.header.length
+
+
+class Broken(NamedTuple):
+    """A position at which there is no whole frame."""
+
+    position: int
+    reason: CorruptLog
+    header: FrameHeader | None = None
+    """The header, if that much of it can be read."""
+
+
+def scan(segment: Segment, end: int) -> Iterator[Whole | Broken]:
+    """What is in the first `end` bytes of a segment's file, whole frames in ascending order.
+
+    Raises FutureFormat.
+    """
+    end = min(end, segment.file.size())
+    position, offset = 0, segment.base_offset
+    data, start = memoryview(b""), 0
+    while position < end:
+        found = _found_at(segment, data, start, position, end, offset)
+        if isinstance(found, int):
+            data, start = memoryview(segment.file.read(position, max(found, CHUNK))), position
+            continue
+        yield found
+        if isinstance(found, Whole):
+            position, offset = found.end, found.frame.header.last_offset + 1
+        else:
+            position = _behind(segment, found, end, offset)
+
+
+def durable_end_behind(segment: Segment, position: int) -> int:
+    """The largest offset that a frame behind `position` calls durable; 0 if there is none."""
+    headers = _headers(segment, position + ALIGNMENT, segment.file.size())
+    return max((header.durable_end for _, header in headers), default=0)
+
+
+def _found_at(
+    segment: Segment, data: memoryview, start: int, position: int, end: int, offset: int
+) -> Whole | Broken | int:
+    """What is at `position`, or how many bytes must be read to tell; `data` is from `start`."""
+    at, left = position - start, end - position
+    if len(data) - at < min(HEADER_SIZE, left):
+        return HEADER_SIZE
+    where = f"{segment.path} at byte {position}"
+    header: FrameHeader | None = None
+    try:
+        header = unpack_header(data if left >= HEADER_SIZE else data[: at + left], at, where)
+        if header.length > left:
+            return Broken(position, CorruptLog(f"{where}: the frame is cut off; {REPAIR}"), header)
+        if header.length > len(data) - at:
+            return header.length
+        payload_bytes(data, at, header, where)
+        _check_follows(header, offset, where)
+    except FutureFormat:
+        raise
+    except CorruptLog as error:
+        return Broken(position, error, header)
+    return Whole(position, LocatedFrame(header, data, at, where))
+
+
+def _check_follows(header: FrameHeader, offset: int, where: str) -> None:
+    if header.base_offset < offset or header.last_offset < header.base_offset:
+        raise CorruptLog(
+            f"{where}: offsets {header.base_offset} to {header.last_offset} after offset "
+            f"{offset - 1}; {REPAIR}"
+        )
+
+
+def _behind(segment: Segment, broken: Broken, end: int, offset: int) -> int:
+    """Where to go on; `end` if there is nothing more."""
+    if broken.header is not None:
+        return min(end, broken.position + broken.header.length)
+    for position, header in _headers(segment, broken.position + ALIGNMENT, end):
+        if position + header.length <= end:
+            data = memoryview(segment.file.read(position, header.length))
+            if isinstance(_found_at(segment, data, position, position, end, offset), Whole):
+                return position
+    return end
+
+
+def _headers(segment: Segment, position: int, end: int) -> Iterator[tuple[int, FrameHeader]]:
+    """Every good header at a multiple of 64 from `position` on, whatever lies in between."""
+    while position < end:
+        data = bytes(segment.file.read(position, min(CHUNK, end - position) + HEADER_SIZE))
+        at = data.find(MAGIC)
+        while 0 <= at < CHUNK:
+            if (position + at) % ALIGNMENT == 0:
+                header = _header(data, at, segment.path)
+                if header is not None:
+                    yield position + at, header
+            at = data.find(MAGIC, at + 1)
+        position += CHUNK
+
+
+def _header(data: bytes, at: int, path: str) -> FrameHeader | None:
+    try:
+        return unpack_header(data, at, path)
+    except CorruptLog:
+        return None

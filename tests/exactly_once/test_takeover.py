@@ -1,0 +1,62 @@
+"""The log's owner dies under a running worker, and another one takes over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import strandline as sl
+from changelog.embedded.owner import Owner
+from changelog.storage import MemoryStorage
+from framework.container import running
+from framework.container.restore import RestoreProgress
+from statestore.spec import StoreLimits
+
+
+class TakenOver:
+    """A log whose owner can be lost; the next one opens what it left."""
+
+    def __init__(self) -> None:
+        self.storage = MemoryStorage()
+        self.owner = Owner(self.storage, background=False)
+
+    def lose_owner(self) -> None:
+        self.storage.crash()
+        self.owner = Owner(self.storage, background=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.owner, name)
+
+
+def test_a_store_goes_on_from_its_checkpoint_after_a_takeover_under_its_worker(
+    tmp_path: Path,
+) -> None:
+    log = TakenOver()
+    app = sl.App("app", log=log, state_dir=tmp_path)  # type: ignore[arg-type]
+    words = app.topic("words", value=int)
+    often = StoreLimits(checkpoint_interval_ms=0)
+    seen = app.store("seen", value=int, default=0, limits=often)
+    taken_over = False
+
+    @app.task(words, stores=[seen])
+    def count(record: sl.Record[str, int]) -> None:
+        nonlocal taken_over
+        seen[record.key] += 1
+        if record.value == 7 and not taken_over:
+            taken_over = True
+            log.lose_owner()
+
+    words.append([("a", 1)])
+    app.run(until="idle")
+    words.append([("a", 2), ("b", 7)])
+    app.run(until="idle")
+    assert taken_over
+    assert app.query(seen).to_dict() == {"a": 2, "b": 1}
+
+    said: list[RestoreProgress] = []
+    worker = running.worker_for(app)
+    worker._on_restore = said.append
+    worker.start()
+    worker.close()
+    assert said[-1].done
+    assert said[-1].records == 0

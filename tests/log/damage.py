@@ -1,0 +1,93 @@
+"""Damage to a log in memory, one place at a time; and what `check` says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from changelog.embedded import document
+from changelog.embedded.checking.findings import Finding, Report, Severity
+from changelog.embedded.checking.folder import check_log
+from changelog.embedded.frame import encode, frame_parts
+from changelog.embedded.manifest import Manifest
+from changelog.embedded.names import partition_folder
+from changelog.storage import MemoryStorage
+from tests.log.kit import World, columns
+
+SMALL = {"segment.bytes": "4096", "index.interval.bytes": "512"}
+
+
+def files(world: World) -> dict[str, bytearray]:
+    """Every file of the world, by its path."""
+    assert isinstance(world.storage, MemoryStorage)
+    return world.storage._files
+
+
+def folder_of(world: World, topic: str = "t", partition: int = 0) -> str:
+    """The folder of a partition, whether or not its owner is alive."""
+    return partition_folder(world.owner._catalog.get(topic).meta.topic_id, partition)
+
+
+def paths(world: World, suffix: str, topic: str = "t", partition: int = 0) -> list[str]:
+    """The files of a partition whose names end so, in order."""
+    inside = folder_of(world, topic, partition) + "/"
+    return sorted(p for p in files(world) if p.startswith(inside) and p.endswith(suffix))
+
+
+def log_file(world: World, number: int = -1, topic: str = "t", partition: int = 0) -> bytearray:
+    """A segment file of a partition; the last one if no number is given."""
+    return files(world)[paths(world, ".log", topic, partition)[number]]
+
+
+def positions(content: bytes | bytearray) -> list[int]:
+    """Where the frames of a segment begin."""
+    found, at = [], 0
+    while at < len(content):
+        found.append(at)
+        at += int.from_bytes(content[at + 12 : at + 16], "little")
+    return found
+
+
+def rewrite(world: World, path: str, kind: str, change: Any) -> None:
+    """Change the body of a document, with the right checksum."""
+    body = document.unpack(kind, bytes(files(world)[path]), path)
+    files(world)[path][:] = document.pack(kind, change(body))
+
+
+def change_manifest(world: World, change: Any, topic: str = "t", partition: int = 0) -> None:
+    """Save the manifest of a partition with a change."""
+    folder = folder_of(world, topic, partition)
+    manifest = Manifest.load(world.storage, folder)
+    change(manifest)
+    manifest.save(world.storage, folder)
+
+
+def append_frame(
+    world: World,
+    *values: bytes | None,
+    topic: str = "t",
+    batch: pa.RecordBatch | None = None,
+    **header: Any,
+) -> None:
+    """Put a frame behind the last one of a partition, past all rules."""
+    encoded = encode(batch or columns(values), schema_id=header.pop("schema_id", 0))
+    parts = frame_parts(encoded, **header)[1]
+    log_file(world, topic=topic).extend(b"".join(bytes(part) for part in parts))
+
+
+def report(world: World) -> Report:
+    """What a check of the world's folder says, whoever holds it."""
+    return check_log(world.storage, clock=world.clock).report
+
+
+def found(world: World) -> list[tuple[str, str]]:
+    """Severity and kind of each finding, each pair once."""
+    pairs = [(one.severity.name.lower(), one.kind) for one in report(world).findings]
+    return sorted(set(pairs))
+
+
+def only(world: World, severity: Severity) -> Finding:
+    """The one finding of that severity."""
+    (finding,) = report(world).of(severity)
+    return finding

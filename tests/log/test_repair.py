@@ -1,0 +1,615 @@
+"""`repair` salvages what can be had, names the rest, and never answers wrongly without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+import pyarrow as pa
+import pytest
+
+from changelog.embedded.checking.findings import Severity
+from changelog.embedded.checking.folder import check_log
+from changelog.embedded.manifest import Manifest
+from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, REPAIRED, topic_copy
+from changelog.embedded.repairing.folder import LEFT, plan_of
+from changelog.embedded.repairing.plan import Plan, carry_out
+from changelog.errors import CorruptLog, StrandlineError
+from changelog.records import CommittedOffset, TopicPartition
+from changelog.storage import MemoryStorage
+from tests.log.damage import SMALL, change_manifest, files, folder_of, log_file, paths, positions
+from tests.log.kit import Client, World
+from tests.log.power import Died, PowerStorage, PowerWorld, stopping_after
+
+pytestmark = pytest.mark.damages
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+SYSTEM = ("__transaction_state", "__consumer_offsets")
+
+
+def a_log(storage: MemoryStorage | PowerStorage | None = None, records: int = 40) -> World:
+    """Two partitions; plain records, and transactions over both, every third of them aborted."""
+    world = (
+        PowerWorld(storage)
+        if isinstance(storage, PowerStorage)
+        else World(storage or MemoryStorage())
+    )
+    world.owner.create_topic("t", 2, config=SMALL)
+    plain, tx = Client(world), Client(world, "tx")
+    for n in range(records):
+        plain.append(b"p%d" % n)
+        tx.append(b"x%d" % n)
+        tx.append(b"y%d" % n, partition=1)
+        world.owner.add_offsets(tx.identity, "g", {T1: CommittedOffset(n)})
+        tx.commit() if n % 3 else tx.abort()
+    return world
+
+
+def plan(world: World) -> Plan:
+    checked = check_log(world.storage, clock=world.clock)
+    return plan_of(checked, world.storage, world.clock)
+
+
+def repair(world: World) -> Plan:
+    """Repair the world's folder, see that nothing is wrong with it any more, and open it."""
+    made = plan(world)
+    carry_out(made, world.storage, world.clock)
+    expect_sound(world)
+    world.crash()
+    expect_sound(world)
+    return made
+
+
+def expect_sound(world: World) -> None:
+    said = check_log(world.storage, clock=world.clock).report
+    wrong = [one for one in said.findings if one.severity > Severity.NOTE and one.kind not in LEFT]
+    assert wrong == []
+
+
+def all_values(world: World) -> dict[TopicPartition, list[bytes | None]]:
+    return {tp: world.values(*tp) for tp in (T0, T1)}
+
+
+def records_of(world: World) -> dict[TopicPartition, dict[int, bytes | None]]:
+    """What a reader of committed records sees, by offset."""
+    seen: dict[TopicPartition, dict[int, bytes | None]] = {}
+    for tp in (T0, T1):
+        seen[tp] = {}
+        position = world.owner.offsets([tp])[tp].log_start
+        while True:
+            fetched = world.owner.fetch({tp: position})[tp]
+            for batch in fetched.batches:
+                seen[tp] |= {record.offset: record.value for record in batch.records()}
+            if fetched.next_offset == position:
+                break
+            position = fetched.next_offset
+    return seen
+
+
+def test_nothing_is_done_to_a_log_in_order() -> None:
+    world = a_log()
+    made = plan(world)
+    assert (made.steps, made.losses, made.left) == ([], [], [])
+    world.owner.close()
+    assert plan(world).steps == []
+
+
+# Single frames ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("byte", [5, 110], ids=["header", "payload"])
+@pytest.mark.parametrize("number", [0, 1], ids=["one partition", "the other"])
+def test_of_each_damaged_frame_its_own_records_are_lost_and_no_others(
+    byte: int, number: int
+) -> None:
+    """A marker's loss, too, loses nothing: how the transaction ended is known elsewhere."""
+    world = a_log(records=12)
+    tp = TopicPartition("t", number)
+    before = records_of(world)
+    storage = world.storage
+    assert isinstance(storage, MemoryStorage)
+    original = {path: bytes(content) for path, content in storage._files.items()}
+    damaged = 0
+    for path in paths(world, ".log", partition=number):
+        content = original[path]
+        for position in positions(content)[:-2]:  # of the last ones nothing says they were durable
+            storage._files = {name: bytearray(data) for name, data in original.items()}
+            storage._files[path][position + byte] ^= 1
+            first = int.from_bytes(content[position + 24 : position + 32], "little")
+            made = repair(world)
+            assert made.steps
+            assert any(f"{tp}: the records from offset {first}" in loss for loss in made.losses)
+            after = records_of(world)
+            before_here = {o: v for o, v in before[tp].items() if o != first}
+            assert after == {**before, tp: before_here}
+            damaged += 1
+    assert damaged > 20
+
+
+def test_after_a_repair_producers_and_transactions_go_on() -> None:
+    world = a_log()
+    data = log_file(world, 1)
+    data[positions(data)[1] + 5] ^= 1
+    repair(world)
+    end = world.owner.offsets([T0])[T0].high_watermark
+    tx = Client(world, "tx")
+    appended = tx.append(b"new")
+    tx.commit()
+    assert appended.base_offset == end
+    assert world.values()[-1] == b"new"
+    world.reopen()
+    assert world.values()[-1] == b"new"
+    expect_sound(world)
+
+
+def test_every_file_that_is_changed_or_removed_is_kept_as_it_was() -> None:
+    world = a_log()
+    data = log_file(world, 1)
+    data[positions(data)[1] + 5] ^= 1
+    del files(world)[FOLDER_META]
+    world.owner.close()
+    before = {path: bytes(content) for path, content in files(world).items()}
+    made = repair_only(world)
+    after = {path: bytes(content) for path, content in files(world).items()}
+    kept = {p.split("/", 2)[2]: content for p, content in after.items() if p.startswith(REPAIRED)}
+    changed = {path for path, content in before.items() if after.get(path) != content}
+    assert changed
+    assert changed <= kept.keys()
+    assert all(kept[path] == before[path] for path in kept)
+    assert len(made.steps) == 3
+
+
+def repair_only(world: World) -> Plan:
+    made = plan(world)
+    carry_out(made, world.storage, world.clock)
+    return made
+
+
+def test_a_second_repair_at_the_same_time_keeps_its_copies_apart() -> None:
+    world = a_log()
+    for _ in range(2):
+        del files(world)[FOLDER_META]
+        files(world)[f"{folder_of(world)}/manifest.meta"][-3] ^= 1
+        repair_only(world)
+    folders = {path.split("/")[1] for path in files(world) if path.startswith(REPAIRED)}
+    assert len(folders) == 2
+
+
+# Files --------------------------------------------------------------------------------
+
+
+def test_without_any_one_file_a_repaired_log_shows_what_it_did_or_says_what_is_lost() -> None:
+    world = a_log()
+    world.owner.close()
+    without(world, 1)
+
+
+@pytest.mark.slow
+def test_without_any_two_files_a_repaired_log_shows_what_it_did_or_says_what_is_lost() -> None:
+    world = a_log(records=10)
+    world.owner.close()
+    without(world, 2)
+
+
+def without(world: World, count: int) -> None:
+    storage = world.storage
+    assert isinstance(storage, MemoryStorage)
+    world.open()
+    before = records_of(world)
+    world.owner.close()
+    original = {path: bytes(content) for path, content in storage._files.items()}
+    lossy = 0
+    for lost in combinations(sorted(original), count):
+        storage._files = {p: bytearray(c) for p, c in original.items() if p not in lost}
+        made = repair(world)
+        after = {tp: records_or_nothing(world, tp) for tp in (T0, T1)}
+        for tp in (T0, T1):
+            assert after[tp].items() <= before[tp].items()
+        if after != before:
+            lossy += 1
+            assert made.losses, lost
+    assert lossy
+
+
+def records_or_nothing(world: World, tp: TopicPartition) -> dict[int, bytes | None]:
+    try:
+        return records_of(world)[tp]
+    except StrandlineError:
+        return {}  # the topic is gone, and was named
+
+
+def test_with_any_document_damaged_nothing_is_lost() -> None:
+    world = a_log()
+    before = all_values(world)
+    storage = world.storage
+    assert isinstance(storage, MemoryStorage)
+    world.owner.close()
+    original = {path: bytes(content) for path, content in storage._files.items()}
+    for path in sorted(original):
+        if not path.endswith(".log") and path != "lock":
+            storage._files = {name: bytearray(data) for name, data in original.items()}
+            storage._files[path][-4] ^= 1
+            repair(world)
+            assert all_values(world) == before, path
+
+
+def test_a_missing_closed_segment_is_taken_out_of_the_log() -> None:
+    world = a_log()
+    before = records_of(world)
+    entry = Manifest.load(world.storage, folder_of(world)).segments[1]
+    del files(world)[f"{folder_of(world)}/{entry.name.log_file}"]
+    made = repair(world)
+    lost = range(entry.base_offset, entry.end_offset)
+    expected = {o: v for o, v in before[T0].items() if o not in lost}
+    assert records_of(world)[T0] == expected
+    assert f"from offset {lost[0]} to offset {lost[-1]}" in made.losses[0]
+
+
+def test_a_missing_first_segment_moves_the_start_of_the_log() -> None:
+    world = a_log()
+    entries = Manifest.load(world.storage, folder_of(world)).segments
+    del files(world)[f"{folder_of(world)}/{entries[0].name.log_file}"]
+    repair(world)
+    assert world.owner.offsets([T0])[T0].log_start == entries[1].base_offset
+
+
+def test_a_missing_active_segment_never_gives_an_offset_again() -> None:
+    world = a_log()
+    ends = world.owner.offsets([T0])[T0]
+    del files(world)[paths(world, ".log")[-1]]
+    made = repair(world)
+    assert any("go on at offset" in step.what for step in made.steps)
+    after = world.owner.offsets([T0])[T0]
+    assert after.leader_epoch > ends.leader_epoch
+    assert Client(world).append(b"new").base_offset > 1 << 20
+    assert after.epoch_end(ends.leader_epoch) <= ends.high_watermark
+
+
+def test_a_tail_that_was_durable_when_the_log_was_closed() -> None:
+    world = a_log()
+    before = records_of(world)[T0]
+    end = world.owner.offsets([T0])[T0].high_watermark
+    world.owner.close()
+    data = log_file(world)
+    del data[positions(data)[-3] + 7 :]
+    made = repair(world)
+    assert any("to the end of the log" in loss for loss in made.losses)
+    after = records_of(world)[T0]
+    assert after.items() <= before.items()
+    assert max(before.keys() - after.keys()) >= end - 3
+    assert Client(world).append(b"new").base_offset > end
+
+
+def test_a_prepare_that_reaches_further_no_longer_keeps_the_log_from_opening() -> None:
+    world = World()
+    world.owner.create_topic("t", 2)
+    tx = Client(world, "tx")
+    tx.append(b"a")
+    tx.append(b"b", partition=1)
+    tx.commit()
+    log_file(world, partition=1).clear()
+    with pytest.raises(CorruptLog, match="committed transaction"):
+        world.crash()
+    assert isinstance(world.storage, MemoryStorage)
+    world.storage.crash()
+    made = repair(world)
+    assert "t-1: what was between offset 0 and 1" in made.losses[0]
+    assert "'tx'" in made.losses[0]
+    assert world.values() == [b"a"]
+    assert world.values(partition=1) == []
+    tx = Client(world, "tx")
+    tx.append(b"c", partition=1)
+    tx.commit()
+    assert world.values(partition=1) == [b"c"]
+
+
+def test_a_group_that_has_read_further_misses_nothing_new() -> None:
+    world = World()
+    world.owner.create_topic("t")
+    client = Client(world)
+    for _ in range(3):
+        client.append(b"a")
+    world.owner.commit_offsets("g", {T0: CommittedOffset(3)})
+    data = log_file(world)
+    del data[positions(data)[1] :]
+    made = repair(world)
+    assert "group 'g'" in made.losses[0]
+    assert Client(world).append(b"new").base_offset > 3
+
+
+# Lost ends of transactions ------------------------------------------------------------
+
+
+def spoil_marker(world: World, partition: int, number: int) -> None:
+    """Damage a marker; `number` counts them."""
+    data = log_file(world, partition=partition)
+    markers = [at for at in positions(data) if data[at + 17] == 3]
+    data[markers[number] + 5] ^= 1
+
+
+def two_transactions(*, first_commits: bool, then: bool = True) -> World:
+    """t-0: a (first) M [b (second) M] and a plain record; t-1: the same transactions."""
+    world = World()
+    world.owner.create_topic("t", 2)
+    tx = Client(world, "tx")
+    for word, commit in ((b"a", first_commits), (b"b", True))[: 1 + then]:
+        tx.append(word)
+        tx.append(word, partition=1)
+        tx.commit() if commit else tx.abort()
+    plain = Client(world)
+    for _ in range(2):
+        plain.append(b"plain")
+    Client(world, "tx")  # settles, so that no Prepare is live
+    return world
+
+
+@pytest.mark.parametrize("first_commits", [True, False])
+@pytest.mark.parametrize("then", [True, False], ids=["another follows", "the last one"])
+def test_the_end_of_a_transaction_that_is_lost_is_written_as_it_was(
+    *, first_commits: bool, then: bool
+) -> None:
+    world = two_transactions(first_commits=first_commits, then=then)
+    before = world.values()
+    spoil_marker(world, 0, 0)
+    repair(world)
+    assert world.values() == before
+    assert world.values(partition=1) == before[:-2]
+
+
+def test_where_the_transaction_log_is_damaged_other_partitions_say_how_it_ended() -> None:
+    for commits in (True, False):
+        world = two_transactions(first_commits=commits)
+        before = world.values()
+        spoil_marker(world, 0, 0)
+        data = log_file(world, topic="__transaction_state")
+        for position in positions(data)[:-1]:
+            data[position + 5] ^= 1
+        made = repair(world)
+        assert world.values() == before
+        assert not any("not known" in loss for loss in made.losses)
+
+
+def test_where_nothing_says_how_it_ended_it_counts_as_aborted_and_is_named() -> None:
+    world = two_transactions(first_commits=True)
+    spoil_marker(world, 0, 0)
+    spoil_marker(world, 1, 0)
+    data = log_file(world, topic="__transaction_state")
+    for position in positions(data)[:-1]:
+        data[position + 5] ^= 1
+    made = repair(world)
+    named = [loss for loss in made.losses if "not known" in loss]
+    assert [loss.partition(":")[0] for loss in named] == ["t-0", "t-1"]
+    assert world.values() == [b"b", b"plain", b"plain"]
+
+
+def test_a_commit_whose_prepare_is_lost_is_completed_where_its_markers_are_missing() -> None:
+    world = World()
+    world.owner.create_topic("t", 2)
+    tx = Client(world, "tx")
+    tx.append(b"a")
+    tx.append(b"b", partition=1)
+    tx.commit()
+    Client(world, "tx2"), Client(world, "tx3")
+    data = log_file(world, partition=1)
+    del data[positions(data)[-1] :]
+    log = log_file(world, topic="__transaction_state")
+    ids, started, prepared, completed, *others = positions(log)
+    assert len(others) == 2
+    for position in (prepared, completed):
+        log[position + 5] ^= 1
+    assert ids < started
+    repair(world)
+    assert world.values() == [b"a"]
+    assert world.values(partition=1) == [b"b"]
+
+
+# System topics ------------------------------------------------------------------------
+
+
+def test_each_damaged_frame_of_a_system_topic_is_survived_and_named() -> None:
+    world = a_log(records=8)
+    before = all_values(world)
+    storage = world.storage
+    assert isinstance(storage, MemoryStorage)
+    original = {path: bytes(content) for path, content in storage._files.items()}
+    for topic in SYSTEM:
+        path = paths(world, ".log", topic)[0]
+        for position in positions(original[path])[:-2]:
+            storage._files = {name: bytearray(data) for name, data in original.items()}
+            storage._files[path][position + 5] ^= 1
+            made = repair(world)
+            assert any(topic in loss for loss in made.losses)
+            assert all_values(world) == before
+            tx = Client(world, "tx")
+            tx.append(b"new")
+            tx.commit()
+
+
+def test_no_producer_id_is_given_twice_after_the_transaction_log_was_damaged() -> None:
+    world = a_log(records=4)
+    known = Client(world).identity.producer_id
+    data = log_file(world, topic="__transaction_state")
+    data[positions(data)[0] + 5] ^= 1
+    repair(world)
+    assert Client(world).identity.producer_id > known + 1000
+
+
+def test_groups_whose_commit_was_lost_are_named_and_others_are_not() -> None:
+    world = World()
+    world.owner.create_topic("t")
+    Client(world).append(*[b"%d" % n for n in range(9)])
+    for group, offset in (("old", 1), ("lost", 2), ("lost", 5), ("fine", 3), ("fine", 4)):
+        world.owner.commit_offsets(group, {T0: CommittedOffset(offset)})
+    data = log_file(world, topic="__consumer_offsets")
+    data[positions(data)[2] + 5] ^= 1
+    made = repair(world)
+    (named,) = [loss for loss in made.losses if "groups" in loss]
+    assert "lost in t-0 (at 2)" in named
+    assert "old in t-0 (at 1)" in named
+    assert "fine" not in named
+    assert world.owner.committed("lost")[T0].offset == 2
+    assert world.owner.committed("fine")[T0].offset == 4
+
+
+# The catalog --------------------------------------------------------------------------
+
+
+def test_a_lost_catalog_comes_back_with_settings_and_schemas() -> None:
+    world = a_log()
+    world.owner.create_topic("typed", schema=pa.schema([("n", pa.int64())]))
+    world.owner.alter_topic("t", config={"retention.ms": "12345"}, partitions=3)
+    before = [(info.name, info.topic_id, info.config) for info in world.owner.topics()]
+    values = all_values(world)
+    del files(world)[CATALOG]
+    repair(world)
+    after = [(info.name, info.topic_id, info.config) for info in world.owner.topics()]
+    assert after == before
+    assert world.owner.topic("t").partitions == 3
+    assert world.owner.topic("typed").schema == pa.schema([("n", pa.int64())])
+    assert all_values(world) == values
+
+
+def test_a_topic_whose_copy_is_lost_too_keeps_its_records_and_loses_its_settings() -> None:
+    world = a_log()
+    values = all_values(world)
+    del files(world)[CATALOG]
+    del files(world)[topic_copy(world.owner.topic("t").topic_id)]
+    made = repair(world)
+    assert any("topic 't': its settings" in loss for loss in made.losses)
+    assert world.owner.topic("t").config == {"retention.ms": "-1"}
+    assert all_values(world) == values
+
+
+def test_a_topic_that_was_deleted_does_not_come_back() -> None:
+    world = a_log()
+    world.owner.create_topic("gone")
+    Client(world).append(b"a", topic="gone")
+    world.owner.delete_topic("gone")
+    del files(world)[CATALOG]
+    repair(world)
+    assert [info.name for info in world.owner.topics()] == sorted(["t", *SYSTEM])
+
+
+def test_of_two_folders_with_one_name_the_fuller_stays_and_the_other_is_kept_aside() -> None:
+    world = a_log()
+    values = all_values(world)
+    copy = bytes(files(world)[topic_copy(world.owner.topic("t").topic_id)])
+    other = "f" * 32
+    meta = world.owner._catalog.get("t").meta
+    import msgspec
+
+    msgspec.structs.replace(meta, topic_id=other).save_copy(world.storage)
+    del files(world)[CATALOG]
+    made = repair(world)
+    assert any(other in loss for loss in made.losses)
+    assert world.owner.topic("t").topic_id == meta.topic_id
+    assert all_values(world) == values
+    kept = [p for p in files(world) if p.startswith(REPAIRED) and p.endswith(topic_copy(other))]
+    assert len(kept) == 1
+    assert copy
+
+
+def test_a_folder_of_which_nothing_can_be_told_is_kept_aside() -> None:
+    world = a_log()
+    files(world)[f"topics/{'e' * 32}/0/{0:020d}-00000001.log"] = bytearray(b"who am I?")
+    del files(world)[CATALOG]
+    made = repair(world)
+    assert any("e" * 32 in loss for loss in made.losses)
+    kept = [path for path in files(world) if path.startswith(REPAIRED) and "e" * 32 in path]
+    assert len(kept) == 1
+
+
+def test_what_contradicts_itself_is_named_and_left() -> None:
+    world = a_log()
+    change_manifest(world, lambda m: setattr(m, "epochs", [(0, 0), (1, 20)]))
+    made = plan(world)
+    assert made.steps == []
+    assert any("leader epoch" in left for left in made.left)
+
+
+def test_a_note_of_an_orderly_end_that_is_wrong_is_removed() -> None:
+    world = a_log()
+    before = all_values(world)
+    world.owner.close()
+    files(world)[CLEAN][-4] ^= 1
+    repair(world)
+    assert all_values(world) == before
+
+
+# Crashes ------------------------------------------------------------------------------
+
+
+def several_wounds(world: PowerWorld) -> None:
+    storage = world.storage
+    world.owner.close()
+    storage.crash()
+    segments = storage.paths(folder_of(world), ".log")
+    storage.flip(segments[1], 200)
+    storage.lose(storage.paths(folder_of(world, partition=1), ".log")[-1])
+    storage.flip(f"{folder_of(world, '__consumer_offsets')}/manifest.meta", -5)
+    storage.lose(CATALOG)
+
+
+@pytest.mark.parametrize("death", ["crash", "power_cut"])
+def test_a_repair_that_dies_anywhere_can_be_run_again(death: str) -> None:
+    def wounded() -> PowerWorld:
+        world = a_log(PowerStorage(), records=14)
+        assert isinstance(world, PowerWorld)
+        several_wounds(world)
+        return world
+
+    world = wounded()
+    repair(world)
+    expected = all_values(world)
+    deaths = 0
+    for count in range(0, 1000, 3):
+        world = wounded()
+        world.storage.hook = stopping_after(count)
+        try:
+            repair_only(world)
+        except Died:
+            getattr(world.storage, death)()
+            deaths += 1
+        else:
+            break
+        repair(world)
+        assert all_values(world) == expected, count
+    assert deaths > 20
+
+
+def wounds() -> list[Callable[[World], object]]:
+    """Damage that keeps a log from opening, one for each way it can be said."""
+
+    def flip(path: Callable[[World], str], at: int) -> Callable[[World], object]:
+        def wound(world: World) -> None:
+            files(world)[path(world)][at] ^= 1
+
+        return wound
+
+    return [
+        lambda world: files(world).pop(FOLDER_META),
+        flip(lambda _: FOLDER_META, -2),
+        flip(lambda _: FOLDER_META, 0),
+        lambda world: files(world).pop(CATALOG),
+        flip(lambda _: CATALOG, -2),
+        lambda world: files(world).pop(f"{folder_of(world)}/manifest.meta"),
+        flip(lambda world: f"{folder_of(world)}/manifest.meta", -2),
+        lambda world: files(world).pop(paths(world, ".log")[0]),
+        lambda world: files(world).pop(paths(world, ".log")[-1]),
+        lambda world: files(world)[paths(world, ".log")[0]].extend(b"x"),
+        lambda world: files(world)[paths(world, ".log")[0]].pop(),
+        flip(lambda world: paths(world, ".log")[-1], 120),
+        flip(lambda world: paths(world, ".log", "__transaction_state")[-1], 120),
+        flip(lambda world: paths(world, ".log", "__consumer_offsets")[-1], 120),
+    ]
+
+
+@pytest.mark.parametrize("number", range(len(wounds())))
+def test_what_an_error_calls_a_case_for_repair_is_one(number: int) -> None:
+    world = a_log()
+    wounds()[number](world)
+    with pytest.raises(CorruptLog, match="strandline repair"):
+        world.crash()
+    assert isinstance(world.storage, MemoryStorage)
+    world.storage.crash()
+    repair(world)
