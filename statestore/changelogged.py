@@ -4,9 +4,10 @@ A committed change waits in memory until a checkpoint moves it to the engine: fi
 batch it was committed with, then folded with many others into layers. Reads look through the
 layers, then into the engine. A crash loses only what waits, and that the changelog has.
 
-Batches stay loose until a scan, a checkpoint or their number asks for folding, as a key that
-changes in many of them is then folded once. A look-up of one key does not see them: the store
-above has the keys of all loose batches at hand, and calls `fold` before it drops any.
+Batches stay loose, as columns, until a scan, a checkpoint or their size asks for folding. Now and
+then they are thinned to one batch with the last value of each key: keys that change often then
+take little room, however many commits wait. A look-up of one key does not see loose batches: the
+store above has all their keys at hand, and calls `fold` before it drops any.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ import numpy as np
 import pyarrow as pa
 
 from changelog.records import columns_schema
-from statestore.engine import Engine, Entry, Position
+from statestore.cache import ENTRY_BYTES
+from statestore.engine import Column, Engine, Entry, Position
 from statestore.layers import MISSING, Change, Layer, Layers, overlaid
 
+THIN_BYTES = 2 << 20
+"""How much waits in loose batches before they are thinned for the first time."""
 LOOSE_BYTES = 8 << 20
-"""How much may wait in loose batches."""
+"""How much may wait in them at most."""
+THIN_FACTOR = 4
+"""They are thinned again when there is so many times as much as was left."""
 
-SortedChanges = tuple[list[bytes], list[bytes | None]]
+SortedChanges = tuple[Column[bytes], Column[bytes | None]]
 """Keys in ascending order, each once, and the value of each; None is a deletion."""
 
 
@@ -68,6 +74,7 @@ class Changelogged:
         self._layers = Layers()
         self._loose: list[ChangelogBatch] = []
         self._loose_bytes = 0
+        self._thin_at = THIN_BYTES
         self._position: Position | None = engine.position()
         self._moving: tuple[Layer, Position] | None = None
         self._applying = threading.Lock()
@@ -118,8 +125,8 @@ class Changelogged:
             self._loose.append(batch)
             self._loose_bytes += batch.nbytes
             self._position = position
-            if self._loose_bytes > LOOSE_BYTES:
-                self._fold()
+            if self._loose_bytes > self._thin_at:
+                self._thin()
 
     def fold(self) -> None:
         """Let look-ups see everything that was applied."""
@@ -172,17 +179,28 @@ class Changelogged:
         self._clear()
         self.engine.close()
 
+    def _thin(self) -> None:
+        """Let one batch stand for the loose ones; fold it if too many keys are left."""
+        self._set_loose([_latest(self._loose)])
+        if self._loose_bytes > LOOSE_BYTES // 2:
+            self._fold()
+
     def _fold(self) -> None:
         # First into the layers, then no more loose: a reader in between finds it twice.
         if self._loose:
-            keys, values = _latest(self._loose)
-            share = len(keys) / sum(map(len, self._loose))
-            self._layers.add(keys.to_pylist(), values.to_pylist(), int(self._loose_bytes * share))
-            self._loose, self._loose_bytes = [], 0
+            batch = _latest(self._loose)
+            nbytes = batch.nbytes + ENTRY_BYTES * len(batch)
+            self._layers.add(batch.keys.to_pylist(), batch.values.to_pylist(), nbytes)
+            self._set_loose([])
+
+    def _set_loose(self, batches: list[ChangelogBatch]) -> None:
+        self._loose = batches
+        self._loose_bytes = sum(batch.nbytes for batch in batches)
+        self._thin_at = min(max(THIN_BYTES, THIN_FACTOR * self._loose_bytes), LOOSE_BYTES)
 
     def _clear(self) -> None:
         with self._applying:
-            self._loose, self._loose_bytes = [], 0
+            self._set_loose([])
             self._layers.clear()
 
     def _hold(self) -> tuple[Layer, Position] | None:
@@ -192,15 +210,15 @@ class Changelogged:
             return None if layer is None or self._position is None else (layer, self._position)
 
 
-def _latest(batches: Sequence[ChangelogBatch]) -> tuple[pa.Array, pa.Array]:
+def _latest(batches: Sequence[ChangelogBatch]) -> ChangelogBatch:
     """The last value of each key of several batches."""
     if len(batches) == 1:
-        return batches[0].keys, batches[0].values
+        return batches[0]
     keys = pa.concat_arrays([batch.keys for batch in batches]).dictionary_encode()
     values = pa.concat_arrays([batch.values for batch in batches])
     last = np.empty(len(keys.dictionary), np.int64)
     last[keys.indices.to_numpy()] = np.arange(len(keys))  # of equal indices the last one stays
-    return keys.dictionary, values.take(pa.array(last))
+    return ChangelogBatch(keys.dictionary, values.take(pa.array(last)))
 
 
 def later(position: Position, offset: int, leader_epoch: int | None) -> Position:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ POSITION_KEY = b"\x00position"
 """Where an engine keeps its position: below every key of a store."""
 
 Entry = tuple[bytes, bytes]
+Item_co = TypeVar("Item_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,14 @@ class Position:
             raise CorruptLog(f"a state folder's position is damaged: {data!r}") from error
 
 
+class Column(Protocol[Item_co]):
+    """What has a length and is gone through in order: a list, or one made while it is read."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Item_co]: ...
+
+
 class Engine(Protocol):
     """Sorted bytes, and the position up to which they reach.
 
@@ -84,9 +93,7 @@ class Engine(Protocol):
         """The entries of [lower, upper) as they are at the call, in the order of their keys."""
         ...
 
-    def write(
-        self, keys: Sequence[bytes], values: Sequence[bytes | None], position: Position
-    ) -> None:
+    def write(self, keys: Column[bytes], values: Column[bytes | None], position: Position) -> None:
         """Set (None: delete) strictly ascending keys and the position, in one durable step."""
         ...
 

@@ -2,13 +2,19 @@
 
 Sorting is what a large restore would spend most of its time on. Byte strings are compared as
 machine words: behind the prefix that all keys share, each key is cut into 8-byte big-endian
-words, padded with zeros, and its length decides between keys that differ only in padding.
-Most keys need one or two words. Longer ones are left to Arrow's sort, which is stable too.
+words, padded with zeros. Where keys differ in length, the last byte of the last word is its
+length, which decides between keys that differ only in padding. Most keys need one word, which
+is sorted without regard to the order of equal keys: the last of them has the highest position.
+
+Nothing becomes an object of Python here. A restore does this beside writing, which holds the
+interpreter; each numpy call on a column has to wait for it, so there are few of them.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,86 +23,103 @@ import pyarrow.compute as pc
 
 Octets = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
+Lengths = npt.NDArray[np.int32]
 Order = npt.NDArray[np.int64]
 
+WORD = 8
 MAX_WORDS = 4
+"""Of longer keys Arrow finds the order faster."""
 
 
-def latest_per_key(keys: pa.Array, values: pa.Array) -> tuple[list[bytes], list[bytes | None]]:
+def latest_per_key(keys: pa.Array, values: pa.Array) -> tuple[pa.Array, pa.Array]:
     """The last value of each key, by ascending keys.
 
     >>> keys = pa.array([b"b", b"a", b"b"])
-    >>> latest_per_key(keys, pa.array([b"1", b"2", None], pa.binary()))
+    >>> names, latest = latest_per_key(keys, pa.array([b"1", b"2", None], pa.binary()))
+    >>> names.to_pylist(), latest.to_pylist()
     ([b'a', b'b'], [b'2', None])
     """
-    if len(keys) < _SMALL:
-        last = dict(zip(keys.to_pylist(), values.to_pylist(), strict=True))
-        names = sorted(last)
-        return names, [last[name] for name in names]
-    keys = keys.cast(pa.binary()) if keys.type != pa.binary() else keys
-    order = pa.array(_stable_order(keys))
-    ordered = keys.take(order)
-    is_last = pa.concat_arrays([pc.not_equal(ordered[:-1], ordered[1:]), pa.array([True])])
-    if is_last.false_count:
-        ordered, order = ordered.filter(is_last), order.filter(is_last)
-    return ordered.to_pylist(), values.take(order).to_pylist()
+    if not len(keys):
+        return keys, values
+    strings = _Strings.of(keys.cast(pa.binary()))
+    words = _words(strings)
+    order = np.argsort(words[0]) if len(words) == 1 else np.lexsort(words[::-1])
+    is_first = _is_first(words, order)
+    last = order if is_first.all() else np.maximum.reduceat(order, np.flatnonzero(is_first))
+    return strings.take(last), values.take(pa.array(last))
 
 
-def _stable_order(keys: pa.Array) -> Order:
-    """Positions of the keys in ascending order, those of equal keys ascending too."""
-    data, starts, lengths = _buffers(keys)
-    skip = _shared_prefix(keys)
-    starts, lengths = starts + skip, lengths - skip
-    longest = int(lengths.max())
-    if longest > 8 * MAX_WORDS:
-        return np.asarray(pc.sort_indices(keys)).astype(np.int64)
-    if int(lengths.min()) == longest:
-        return _lexical(
-            _words_of_one_length(data, int(starts[0]), skip + longest, longest, len(keys))
-        )
-    words = [_word(data, starts, lengths, at) for at in range(0, longest, 8)]
-    return _lexical([*words, lengths.astype(np.uint64)])
+@dataclass(frozen=True, slots=True)
+class _Strings:
+    """A column of byte strings, taken apart."""
+
+    column: pa.Array
+    data: Octets
+    """One string after another, and zeros enough to read words behind the last."""
+    starts: Lengths
+    lengths: Lengths
+    shortest: int
+    longest: int
+
+    @classmethod
+    def of(cls, column: pa.Array) -> _Strings:
+        _, offset_buffer, data_buffer = column.buffers()
+        offsets = np.frombuffer(offset_buffer, np.int32)[column.offset :][: len(column) + 1]
+        data = np.frombuffer(data_buffer or b"", np.uint8)[: offsets[-1]]
+        padded = np.concatenate([data, np.zeros(WORD * (MAX_WORDS + 1), np.uint8)])
+        lengths = np.diff(offsets)
+        return cls(column, padded, offsets[:-1], lengths, int(lengths.min()), int(lengths.max()))
+
+    def shared_prefix(self) -> int:
+        """How many leading bytes all have in common: those that the least and the greatest do."""
+        extremes = pc.min_max(self.column)
+        pairs = zip(extremes["min"].as_py(), extremes["max"].as_py(), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    def words(self, at: int) -> Words:
+        """Bytes `at` … `at + 8` of each as a number, zeros where it has ended."""
+        if self.shortest == self.longest:
+            word = self._numbers(len(self.starts), int(self.starts[0]) + at, self.longest)
+            return word.astype(np.uint64) >> np.uint64(8 * max(0, at + WORD - self.longest))
+        anywhere = self._numbers(len(self.data) - WORD + 1, 0, 1)
+        word = anywhere[self.starts + at].astype(np.uint64)
+        beyond = (8 * np.clip(at + WORD - self.lengths, 0, WORD)).astype(np.uint64)
+        return (word >> beyond) << beyond
+
+    def _numbers(self, count: int, first: int, stride: int) -> npt.NDArray[Any]:
+        """The 8-byte numbers that begin at every `stride`-th byte from `first` on."""
+        return np.ndarray((count,), ">u8", self.data, first, (stride,))
+
+    def take(self, positions: Order) -> pa.Array:
+        """Those at `positions`; of one length, several times faster than Arrow."""
+        length = self.longest
+        if not 0 < length == self.shortest:
+            return self.column.take(pa.array(positions))
+        every = np.ndarray((len(self.starts),), f"V{length}", self.data, int(self.starts[0]))
+        taken = every.take(positions)
+        offsets = np.arange(0, taken.nbytes + 1, length, dtype=np.int32)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(taken)]
+        return pa.Array.from_buffers(pa.binary(), len(taken), buffers)
 
 
-def _lexical(words: list[Words]) -> Order:
-    if len(words) <= 1:
-        return np.argsort(words[0], kind="stable")
-    return np.lexsort(words[::-1])
+def _words(keys: _Strings) -> list[Words]:
+    """Numbers that compare as the keys do, the first of each key before the second."""
+    skip = keys.shared_prefix()
+    varied = keys.shortest != keys.longest
+    end = max(keys.longest + varied, skip + 1)
+    if end - skip > WORD * MAX_WORDS:
+        return [pc.rank(keys.column, tiebreaker="dense").to_numpy()]
+    words = [keys.words(at) for at in range(skip, end, WORD)]
+    if varied:
+        words[-1] |= (keys.lengths - skip).astype(np.uint64)  # at most 8 * MAX_WORDS: one byte
+    return words
 
 
-def _buffers(keys: pa.Array) -> tuple[Octets, Order, Order]:
-    _, offset_buffer, data_buffer = keys.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1]
-    wide = offsets.astype(np.int64)
-    data = np.frombuffer(data_buffer or b"", np.uint8)
-    return data if len(data) else np.zeros(1, np.uint8), wide[:-1], np.diff(wide)
-
-
-def _shared_prefix(keys: pa.Array) -> int:
-    """How many leading bytes all keys share: those that the least and the greatest do."""
-    extremes = pc.min_max(keys)
-    pairs = zip(extremes["min"].as_py(), extremes["max"].as_py(), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _words_of_one_length(
-    data: Octets, start: int, stride: int, length: int, count: int
-) -> list[Words]:
-    """The words of `count` keys, each `length` bytes long and `stride` from the last."""
-    padded = np.zeros((count, max(8, -(-length // 8) * 8)), np.uint8)
-    for place in range(length):
-        padded[:, place] = data[start + place :: stride][:count]
-    return list(padded.view(">u8").astype(np.uint64).T)
-
-
-def _word(data: Octets, starts: Order, lengths: Order, at: int) -> Words:
-    """Bytes `at` … `at + 8` of each key as a number; zeros where it has ended."""
-    word = np.zeros(len(starts), np.uint64)
-    last = len(data) - 1
-    for place in range(at, at + 8):
-        byte = np.where(place < lengths, data[np.minimum(starts + place, last)], 0)
-        word = (word << np.uint64(8)) | byte.astype(np.uint64)
-    return word
-
-
-_SMALL = 1_000
+def _is_first(words: list[Words], order: Order) -> npt.NDArray[np.bool_]:
+    """For each place of `order` whether another key is before it."""
+    is_first = np.zeros(len(order), np.bool_)
+    is_first[0] = True
+    for word in words:
+        ordered = word[order]
+        is_first[1:] |= ordered[1:] != ordered[:-1]
+    return is_first

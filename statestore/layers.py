@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
+
+from statestore.engine import Column
 
 Change = tuple[bytes, bytes | None]
 
@@ -32,7 +34,7 @@ class Layer:
         self.nbytes = nbytes
         self._index: list[bytes] | None = None
 
-    def add(self, keys: Collection[bytes], values: Iterable[bytes | None], nbytes: int) -> None:
+    def add(self, keys: Column[bytes], values: Iterable[bytes | None], nbytes: int) -> None:
         """Put changes of about `nbytes` into a layer that is not sealed yet."""
         before = len(self.data)
         self.data.update(zip(keys, values, strict=True))
@@ -93,7 +95,7 @@ class Layers:
                 return value
         return MISSING
 
-    def add(self, keys: Collection[bytes], values: Iterable[bytes | None], nbytes: int) -> None:
+    def add(self, keys: Column[bytes], values: Iterable[bytes | None], nbytes: int) -> None:
         """Put changes on top."""
         with self._lock:
             self._open.add(keys, values, nbytes)

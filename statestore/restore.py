@@ -8,7 +8,9 @@
 The end is where the reader's position arrives, not a record's offset: the last records before
 it may be markers, aborted, or compacted away. Each chunk is reduced to the last record of each
 key, sorted, and written together with the position it reaches, so a restore that is cut short
-goes on from there. Reading and sorting the next chunk runs beside writing this one.
+goes on from there. Reading and sorting the next chunk runs beside writing this one: a chunk is
+sorted as columns, without the interpreter, and its keys and values become objects of Python
+only where they are written, which cannot do without it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import pyarrow as pa
 
@@ -38,6 +41,9 @@ CHUNK_BYTES = 64 << 20
 
 CHUNK_RECORDS = 500_000
 FETCH_BYTES = 8 << 20
+PIECE = 2_000
+"""Records of a chunk that are objects of Python at the same time."""
+
 STALLED_POLLS = 30
 """After so many long polls of a second without progress a restore gives up."""
 
@@ -117,6 +123,12 @@ def _why_not(found: Position, log: PartitionOffsets, epoch_before: int | None) -
         return f"it is of leader epoch {found.leader_epoch}, the log only of {log.leader_epoch}"
     if found.offset > log.high_watermark:
         return f"it reaches to offset {found.offset}, the log only to {log.high_watermark}"
+    epoch_end = log.epoch_end(found.leader_epoch)
+    if found.offset > epoch_end:
+        return (
+            f"it reaches to offset {found.offset} of leader epoch {found.leader_epoch}, which the "
+            f"log has only to {epoch_end}"
+        )
     if found.offset < log.log_start:
         return f"it reaches to offset {found.offset}, the log begins at {log.log_start}"
     if epoch_before is not None and epoch_before > found.leader_epoch:
@@ -234,13 +246,31 @@ class _Replay:
         self.records += len(keys)
         self._report()
         position = Position(self._log.topic_id, self._log.leader_epoch, self.position)
-        return latest_per_key(keys, values), position
+        names, latest = latest_per_key(keys, values)
+        return (ArrowColumn[bytes](names), ArrowColumn[bytes | None](latest)), position
 
     def _report(self) -> None:
         if self._progress is not None:
             remaining = max(0, self._log.last_stable_offset - self.position)
             seconds = self._clock.monotonic() - self._begun
             self._progress(Progress(self._partition, self.records, remaining, seconds))
+
+
+class ArrowColumn(Generic[T]):
+    """A column whose items become objects of Python a piece at a time, as they are used.
+
+    They take several times the room of the column, and the memory of one piece serves the next.
+    """
+
+    def __init__(self, array: pa.Array) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __iter__(self) -> Iterator[T]:
+        starts = range(0, len(self._array), PIECE)
+        return chain.from_iterable(self._array[at : at + PIECE].to_pylist() for at in starts)
 
 
 def _ahead(items: Iterator[T]) -> Iterator[T]:

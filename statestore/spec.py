@@ -80,7 +80,7 @@ class StoreSpec(Generic[K, V]):
 
     def changelog_topic(self, app: str) -> str:
         """The name of its changelog's topic."""
-        return f"{app}-{self.name}-changelog"
+        return changelog_topic(app, self.name)
 
     def _check_default(self) -> None:
         codec = ValueCodec(self.value)
@@ -100,6 +100,15 @@ class StoreSpec(Generic[K, V]):
 
     def _refusal(self, why: str) -> InvalidConfig:
         return InvalidConfig(f"store {self.name!r}: {why}")
+
+
+def changelog_topic(app: str, store: str) -> str:
+    """The name of the topic that is the changelog of a store.
+
+    >>> changelog_topic("flights", "totals")
+    'flights-totals-changelog'
+    """
+    return f"{app}-{store}-changelog"
 
 
 def _cannot_change(value: object) -> bool:

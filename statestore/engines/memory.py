@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 
-from statestore.engine import Entry, Position
+from statestore.engine import Column, Entry, Position
 from statestore.layers import MISSING, Change, Layers, overlaid
 
 
@@ -42,9 +42,7 @@ class MemoryEngine:
         )
         return ((key, value) for key, value in merged if value is not None)
 
-    def write(
-        self, keys: Sequence[bytes], values: Sequence[bytes | None], position: Position
-    ) -> None:
+    def write(self, keys: Column[bytes], values: Column[bytes | None], position: Position) -> None:
         self._layers.add(keys, values, 0)
         self._position = position
 

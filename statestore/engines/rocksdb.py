@@ -26,7 +26,6 @@ import logging
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -45,7 +44,7 @@ from changelog.errors import (
     StrandlineError,
 )
 from changelog.storage import LocalStorage
-from statestore.engine import POSITION_KEY, Entry, Position
+from statestore.engine import POSITION_KEY, Column, Entry, Position
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -130,9 +129,7 @@ class RocksEngine:
         self._scans.add(scan)
         return scan
 
-    def write(
-        self, keys: Sequence[bytes], values: Sequence[bytes | None], position: Position
-    ) -> None:
+    def write(self, keys: Column[bytes], values: Column[bytes | None], position: Position) -> None:
         self._wait_for_compaction()
         store = self._ingest if len(keys) >= self._sst_from else self._write_batch
         self._guarded("write", store, keys, values, position)
@@ -201,48 +198,27 @@ class RocksEngine:
         probe.status()
 
     def _write_batch(
-        self, keys: Sequence[bytes], values: Sequence[bytes | None], position: Position
+        self, keys: Column[bytes], values: Column[bytes | None], position: Position
     ) -> None:
         batch = rocksdict.WriteBatch(raw_mode=True)
-        batch[POSITION_KEY] = position.to_bytes()
-        for key, value in zip(keys, values, strict=True):
-            if value is None:
-                del batch[key]
-            else:
-                batch[key] = value
+        _put_all(batch, keys, values, position)
         self._db.write(batch)
         self._db.flush()
 
     def _ingest(
-        self, keys: Sequence[bytes], values: Sequence[bytes | None], position: Position
+        self, keys: Column[bytes], values: Column[bytes | None], position: Position
     ) -> None:
         self._files_written += 1
         name = f"tmp/{self._files_written}.sst"
+        path = str(self.folder / name)
         try:
-            self._write_file(str(self.folder / name), keys, values, position)
-            self._db.ingest_external_file([str(self.folder / name)], _ingest_options())
+            file = rocksdict.SstFileWriter(_options())
+            file.open(path)
+            _put_all(file, keys, values, position)
+            file.finish()
+            self._db.ingest_external_file([path], _ingest_options())
         finally:
             self._storage.unlink(name)  # ingesting has moved it, unless it failed
-
-    def _write_file(
-        self,
-        path: str,
-        keys: Sequence[bytes],
-        values: Sequence[bytes | None],
-        position: Position,
-    ) -> None:
-        file = rocksdict.SstFileWriter(_options())
-        file.open(path)
-        file[POSITION_KEY] = position.to_bytes()
-        if None in values:
-            for key, value in zip(keys, values, strict=True):
-                if value is None:
-                    del file[key]
-                else:
-                    file[key] = value
-        else:
-            deque(map(file.__setitem__, keys, values), maxlen=0)
-        file.finish()
 
     def _wait_for_compaction(self) -> None:
         if self.level0_files() <= MAX_LEVEL0_FILES:
@@ -293,6 +269,21 @@ class RocksEngine:
                 self._damage_mark.touch()
             return CorruptLog(f"{what}; start again: it is rebuilt from the changelog")
         return StorageFailed(what)
+
+
+def _put_all(
+    target: rocksdict.WriteBatch | rocksdict.SstFileWriter,
+    keys: Column[bytes],
+    values: Column[bytes | None],
+    position: Position,
+) -> None:
+    target[POSITION_KEY] = position.to_bytes()
+    # A loop of Python's: unlike one in C it lets other threads have the interpreter.
+    for key, value in zip(keys, values, strict=True):
+        if value is None:
+            del target[key]
+        else:
+            target[key] = value
 
 
 def _down_to(lower: bytes, items: Iterator[Any]) -> Iterator[Any]:

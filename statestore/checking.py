@@ -1,0 +1,252 @@
+"""Checking the stores of a log folder: each engine against the fold of its changelog.
+
+Nothing is changed: the engine is opened read-only. Its content and the fold of the committed
+changelog up to its position are compared in one pass over both, sorted. The fold is kept in
+memory up to FOLD_BYTES of keys and values, beyond that in a RocksDB in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+
+from changelog.embedded.checking.findings import Severity
+from changelog.embedded.checking.folder import Checked
+from changelog.embedded.checking.scanned import ScannedPartition
+from changelog.embedded.checking.transactions import Place, Reach
+from changelog.embedded.names import STATE
+from changelog.errors import CorruptLog, FutureFormat, StrandlineError
+from changelog.records import Batch, PartitionOffsets
+from statestore.engine import Engine, Entry, Position
+from statestore.engines.inspection import DATABASE, inspected
+from statestore.engines.memory import MemoryEngine
+from statestore.engines.rocksdb import RocksEngine
+from statestore.keys import decode_key
+from statestore.latest import latest_per_key
+from statestore.ordered import FIRST_KEY
+from statestore.restore import ArrowColumn, plan_restore
+from statestore.spec import changelog_topic
+
+FOLD_BYTES = 64 << 20
+"""Of keys and values that a fold keeps in memory, and that are sorted at once."""
+
+MOVED_AT_ONCE = 100_000
+
+
+@dataclass
+class CheckedStores:
+    """What the check of the stores leaves for repair."""
+
+    bad: dict[str, str] = field(default_factory=dict)
+    """Folders that must be made anew, within the log folder, and why."""
+    reaches: dict[Place, Reach] = field(default_factory=dict)
+    """How far changelog partitions must go, since a store has been there."""
+
+
+def check_stores(root: Path, checked: Checked, *, fold_bytes: int = FOLD_BYTES) -> CheckedStores:
+    """Check every store below the log folder `root`; findings go into the report of `checked`."""
+    stores = CheckedStores()
+    for folder in sorted((root / STATE).glob("*/*/*")):
+        if (folder / DATABASE).is_dir():
+            checked.report.stores += 1
+            _StoreCheck(folder, folder.relative_to(root), checked, stores, fold_bytes).run()
+    return stores
+
+
+class _StoreCheck:
+    """The check of one partition of a store."""
+
+    def __init__(
+        self, folder: Path, relative: Path, checked: Checked, stores: CheckedStores, fold_bytes: int
+    ) -> None:
+        self._folder = folder
+        self._name = str(relative)
+        self._checked = checked
+        self._stores = stores
+        self._fold_bytes = fold_bytes
+        _, app, store, number = relative.parts
+        # A number behind a dot: made beside a folder that somebody did not let go of.
+        partition = number.partition(".")[0]
+        topic = changelog_topic(app, store)
+        known = int(partition) if partition.isdecimal() else -1
+        self._changelog = checked.named(topic, known)
+        self._changelog_name = f"{topic}-{partition}"
+
+    def run(self) -> None:
+        if (self._folder / "damaged").exists():
+            self._note("was found damaged before; it is made anew when its app starts")
+            return
+        try:
+            with inspected(self._folder) as content:
+                position = content.position()
+                if position is None:
+                    self._check_empty(content.entries())
+                else:
+                    self._check(position, content.entries())
+        except FutureFormat:
+            raise
+        except CorruptLog as error:
+            self._bad(str(error))
+
+    def _check_empty(self, entries: Iterator[Entry]) -> None:
+        if next(entries, None) is not None:
+            self._bad("holds entries, and no position in its changelog")
+
+    def _check(self, position: Position, entries: Iterator[Entry]) -> None:
+        changelog = self._changelog
+        if changelog is None or changelog.meta.topic_id != position.topic_id:
+            self._note(
+                f"is of a changelog that is gone ({self._changelog_name}); it is made anew when "
+                f"its app starts"
+            )
+            return
+        self._note_reach(changelog, position)
+        if changelog.gaps:
+            self._bad("cannot be compared: its changelog is damaged")
+            return
+        self._compare(changelog, position, entries)
+
+    def _note_reach(self, changelog: ScannedPartition, position: Position) -> None:
+        place = (position.topic_id, changelog.number)
+        reach = Reach(position.offset, f"the store in {self._name}")
+        self._stores.reaches[place] = max(reach, self._stores.reaches.get(place, reach))
+        if position.offset > changelog.next_offset:
+            self._checked.report.add(
+                Severity.DAMAGE,
+                "end",
+                changelog.folder,
+                f"ends at offset {changelog.end}, but {reach.because} reaches to {reach.offset}",
+                partition=changelog.topic_partition,
+                offsets=(changelog.end, reach.offset),
+            )
+
+    def _compare(
+        self, changelog: ScannedPartition, position: Position, entries: Iterator[Entry]
+    ) -> None:
+        with ExitStack() as closing:
+            fold = _Fold(self._fold_bytes, closing)
+            fold.add(changelog.committed(position.offset), position)
+            plan = plan_restore(position, _offsets(changelog), fold.epoch_before(position.offset))
+            if plan.action == "rebuild":
+                self._note(f"is made anew when its app starts: {plan.reason}")
+                return
+            partial = changelog.manifest.log_start > 0
+            difference = _difference(entries, fold.entries(), partial=partial)
+        if difference is not None:
+            self._bad(f"differs from its changelog up to offset {position.offset}: {difference}")
+
+    def _bad(self, what: str) -> None:
+        self._stores.bad[self._name] = what
+        self._add(
+            Severity.REPAIRABLE,
+            what,
+            "run `strandline repair`, which moves it away: it is restored from its changelog",
+        )
+
+    def _note(self, what: str) -> None:
+        self._add(Severity.NOTE, what, "its app makes it anew")
+
+    def _add(self, severity: Severity, what: str, way_out: str) -> None:
+        partition = self._changelog.topic_partition if self._changelog is not None else None
+        self._checked.report.add(
+            severity, "store", self._name, what, way_out=way_out, partition=partition
+        )
+
+
+class _Fold:
+    """The last value of each key, by ascending keys; on disk once it is too much for memory."""
+
+    def __init__(self, most: int, closing: ExitStack) -> None:
+        self._most = most
+        self._closing = closing
+        self._engine: Engine = MemoryEngine()
+        self._held = 0
+        self._last: Batch | None = None
+
+    def add(self, batches: Iterator[Batch], position: Position) -> None:
+        """Fold all of them."""
+        waiting: list[Batch] = []
+        size = 0
+        for batch in batches:
+            waiting.append(batch)
+            size += batch.columns.nbytes
+            if size >= self._most:
+                self._write(waiting, position)
+                waiting, size = [], 0
+        self._write(waiting, position)
+
+    def epoch_before(self, offset: int) -> int | None:
+        """Leader epoch of the record just before `offset`, if there is one."""
+        last = self._last
+        within = last is not None and last.base_offset <= offset - 1 <= last.last_offset
+        return last.leader_epoch if last is not None and within else None
+
+    def entries(self) -> Iterator[Entry]:
+        """What is left of it all."""
+        return self._engine.scan(FIRST_KEY, None, reverse=False)
+
+    def _write(self, batches: list[Batch], position: Position) -> None:
+        if not batches:
+            return
+        self._last = batches[-1]
+        keys = pa.concat_arrays([batch.columns.column("key") for batch in batches])
+        if keys.null_count:
+            raise CorruptLog("its changelog has records without a key; something else writes to it")
+        values = pa.concat_arrays([batch.columns.column("value") for batch in batches])
+        self._held += keys.nbytes + values.nbytes
+        if self._held > self._most and isinstance(self._engine, MemoryEngine):
+            self._move_to_disk(position)
+        names, latest = latest_per_key(keys, values)
+        self._engine.write(ArrowColumn[bytes](names), ArrowColumn[bytes | None](latest), position)
+
+    def _move_to_disk(self, position: Position) -> None:
+        held = self.entries()
+        folder = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="strandline-"))
+        self._engine = RocksEngine(folder)
+        self._closing.callback(self._engine.close)
+        while chunk := list(islice(held, MOVED_AT_ONCE)):
+            keys, values = zip(*chunk, strict=True)
+            self._engine.write(keys, values, position)
+
+
+def _offsets(changelog: ScannedPartition) -> PartitionOffsets:
+    manifest, end = changelog.manifest, changelog.next_offset
+    return PartitionOffsets(
+        manifest.log_start,
+        end,
+        min(end, changelog.last_stable_offset),
+        manifest.topic_id,
+        manifest.leader_epoch,
+        tuple(manifest.epochs),
+    )
+
+
+def _difference(held: Iterator[Entry], folded: Iterator[Entry], *, partial: bool) -> str | None:
+    """Where two sorted streams differ first; `partial`: of some keys the changelog knows nothing."""
+    ours, theirs = next(held, None), next(folded, None)
+    while ours is not None or theirs is not None:
+        if ours == theirs:
+            ours, theirs = next(held, None), next(folded, None)
+        elif theirs is None or (ours is not None and ours[0] < theirs[0]):
+            assert ours is not None
+            if not partial:
+                return f"it has the key {_shown(ours[0])}, which its changelog has not"
+            ours = next(held, None)
+        elif ours is None or theirs[0] < ours[0]:
+            return f"it lacks the key {_shown(theirs[0])}, which its changelog has"
+        else:
+            return f"it has another value for the key {_shown(ours[0])}"
+    return None
+
+
+def _shown(key: bytes) -> str:
+    try:
+        return repr(decode_key(key))
+    except StrandlineError:
+        return repr(key)

@@ -1,0 +1,28 @@
+"""Making stores anew that are damaged or differ from their changelogs: their folders go."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from changelog.embedded.repairing.plan import Plan
+from changelog.storage import Storage
+from statestore.checking import CheckedStores
+
+
+def add_stores(plan: Plan, stores: CheckedStores) -> None:
+    """Add to a plan what the stores need. Their changelogs bring them back."""
+    for folder in stores.bad:
+        what = f"move {folder} away: the store is restored from its changelog"
+        plan.add(what, partial(_move, folder))
+
+
+def _move(folder: str, storage: Storage, kept: str) -> None:
+    target = f"{kept}/{folder}"
+    storage.make_dir(_parent(target))
+    storage.rename(folder, target)
+    storage.sync_dir(_parent(target))
+    storage.sync_dir(_parent(folder))
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]

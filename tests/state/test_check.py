@@ -1,0 +1,210 @@
+"""`check` holds every store against its changelog, and changes nothing in either."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from changelog.clock import ManualClock
+from changelog.embedded.checking.findings import Finding, Report
+from changelog.embedded.checking.folder import check_log
+from changelog.embedded.owner import Owner
+from changelog.records import TopicPartition
+from changelog.storage import LocalStorage
+from statestore import StoreSpec
+from statestore.checking import check_stores
+from statestore.engine import Position
+from statestore.engines.rocksdb import RocksEngine
+from statestore.ordered import encode_str
+from tests.state.kit import Changelog
+
+pytestmark = pytest.mark.damages
+
+TOPIC = "app-s-changelog"
+SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
+
+
+class Shop(Changelog):
+    """A log folder with one store in it, checkpointed here and there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.clock = ManualClock(1_000_000)
+        self.owner = Owner(LocalStorage(root), clock=self.clock, background=False)
+        self.owner.create_topic(TOPIC, 1, config={"cleanup.policy": "compact"})
+        self.partition = TopicPartition(TOPIC, 0)
+        self.producer = self.owner.init_producer("app-0")
+        self.sequences = {}
+        store = self.open(SPEC, self.folder)
+        for number in range(30):
+            store[f"k{number % 20}"] = number
+            if number == 25:
+                del store["k3"]
+            self.abort(store) if number % 7 == 0 else self.commit(store)
+            if number == 27:
+                store.checkpoint()
+        store.close()
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "state" / "app" / "s" / "0"
+
+    def change(self, keys: list[bytes], values: list[bytes | None]) -> None:
+        """Write into the engine past everything, at its position."""
+        engine = RocksEngine(self.folder)
+        position = engine.position()
+        assert position is not None
+        engine.write(keys, values, position)
+        engine.close()
+
+    def at(self, position: Position) -> None:
+        """Let the engine say that it is as of another position."""
+        engine = RocksEngine(self.folder)
+        engine.write([], [], position)
+        engine.close()
+
+    @property
+    def position(self) -> Position:
+        engine = RocksEngine(self.folder)
+        found = engine.position()
+        engine.close()
+        assert found is not None
+        return found
+
+    def report(self, fold_bytes: int = 64 << 20) -> Report:
+        self.owner.close()
+        checked = check_log(LocalStorage(self.root), clock=self.clock)
+        check_stores(self.root, checked, fold_bytes=fold_bytes)
+        return checked.report
+
+    def finding(self) -> Finding:
+        (finding,) = self.report().findings
+        return finding
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path / "log")
+
+
+@pytest.mark.parametrize("fold_bytes", [64 << 20, 40], ids=["in memory", "on disk"])
+def test_nothing_is_found_in_a_store_that_is_the_fold_of_its_changelog(
+    shop: Shop, fold_bytes: int
+) -> None:
+    said = shop.report(fold_bytes)
+    assert said.findings == []
+    assert said.stores == 1
+
+
+def test_a_check_changes_no_file(shop: Shop) -> None:
+    shop.owner.close()
+    before = stamps(shop.root)
+    shop.report()
+    assert stamps(shop.root) == before
+
+
+def stamps(root: Path) -> dict[str, tuple[int, int, int]]:
+    found = {}
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder) / name
+            state = path.stat()
+            found[str(path)] = (state.st_ino, state.st_size, state.st_mtime_ns)
+    return found
+
+
+@pytest.mark.parametrize("fold_bytes", [64 << 20, 40], ids=["in memory", "on disk"])
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("k1", b"\x63", "another value for the key 'k1'"),
+        ("k1", None, "lacks the key 'k1'"),
+        ("k19", None, "lacks the key 'k19'"),
+        ("k3", b"\x63", "has the key 'k3'"),
+        ("zzz", b"\x63", "has the key 'zzz'"),
+    ],
+)
+def test_a_store_that_differs_from_its_changelog(
+    shop: Shop, key: str, value: bytes | None, problem: str, fold_bytes: int
+) -> None:
+    shop.change([encode_str(key)], [value])
+    (finding,) = shop.report(fold_bytes).findings
+    assert (finding.severity.name, finding.kind) == ("REPAIRABLE", "store")
+    assert problem in finding.what
+    assert finding.file == "state/app/s/0"
+
+
+def test_a_store_that_is_behind_what_it_says(shop: Shop) -> None:
+    position = shop.position
+    shop.at(Position(position.topic_id, position.leader_epoch, position.offset + 5))
+    assert "differs from its changelog" in shop.finding().what
+
+
+def test_a_store_of_a_changelog_that_is_gone_is_a_note(shop: Shop) -> None:
+    shop.owner.delete_topic(TOPIC)
+    assert (shop.finding().severity.name, shop.finding().kind) == ("NOTE", "store")
+
+
+def test_a_store_that_reaches_further_than_its_changelog_shows_that_the_log_lost_something(
+    shop: Shop,
+) -> None:
+    position = shop.position
+    shop.at(Position(position.topic_id, position.leader_epoch, 1000))
+    said = {(one.severity.name, one.kind) for one in shop.report().findings}
+    assert said == {("DAMAGE", "end"), ("NOTE", "store")}
+
+
+def test_of_a_changelog_whose_beginning_is_gone_the_rest_is_compared(shop: Shop) -> None:
+    shop.owner.delete_records(shop.partition, 5)
+    assert shop.report().findings == []
+    shop.change([encode_str("k9")], [b"\x63"])
+    assert "'k9'" in shop.finding().what
+
+
+@pytest.mark.parametrize("damage", ["CURRENT", "MANIFEST", ".sst"])
+def test_a_database_that_cannot_be_read(shop: Shop, damage: str) -> None:
+    for file in (shop.folder / "db").iterdir():
+        if damage in file.name:
+            content = bytearray(file.read_bytes())
+            content[: len(content) // 2] = bytes(len(content) // 2)
+            file.write_bytes(content)
+    finding = shop.finding()
+    assert (finding.severity.name, finding.kind) == ("REPAIRABLE", "store")
+
+
+def test_a_database_without_a_position(shop: Shop) -> None:
+    import rocksdict
+
+    database = rocksdict.Rdict(str(shop.folder / "db"), rocksdict.Options(raw_mode=True))
+    del database[b"\x00position"]
+    database.close()
+    assert "no position" in shop.finding().what
+
+
+def test_a_store_that_met_damage_before_is_a_note(shop: Shop) -> None:
+    (shop.folder / "damaged").touch()
+    assert shop.finding().severity.name == "NOTE"
+
+
+def test_a_store_whose_changelog_is_damaged_is_not_trusted(shop: Shop) -> None:
+    path = next(shop.root.glob(f"topics/{shop.owner.topic(TOPIC).topic_id}/0/*.log"))
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+    assert {one.kind for one in shop.report().findings} >= {"records", "store"}
+
+
+def test_what_is_no_store_is_left_alone(shop: Shop) -> None:
+    (shop.root / "state" / "app" / "s" / "notes").mkdir()
+    (shop.root / "state" / "app" / "s" / "file").touch()
+    assert shop.report().findings == []
+
+
+def test_the_folder_beside_a_locked_one_is_checked_too(shop: Shop) -> None:
+    store = shop.open(SPEC, shop.folder.with_name("0.2"))
+    store.checkpoint()
+    store.close()
+    said = shop.report()
+    assert (said.stores, said.findings) == (2, [])

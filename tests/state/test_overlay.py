@@ -1,0 +1,67 @@
+"""Committed changes that wait for a checkpoint: little room, and the last value of each key."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from statestore import changelogged
+from statestore.changelogged import ChangelogBatch, Changelogged
+from statestore.engine import Position
+from statestore.engines.memory import MemoryEngine
+
+THIN, LOOSE = 2_000, 8_000
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelogged, "THIN_BYTES", THIN)
+    monkeypatch.setattr(changelogged, "LOOSE_BYTES", LOOSE)
+
+
+def batch_of(changes: dict[bytes, bytes | None]) -> ChangelogBatch:
+    keys, values = pa.array(changes, pa.binary()), pa.array(changes.values(), pa.binary())
+    return ChangelogBatch(keys, values)
+
+
+def at(offset: int) -> Position:
+    return Position("topic", 0, offset)
+
+
+def test_keys_that_change_in_every_commit_take_the_room_of_few_commits() -> None:
+    state = Changelogged(MemoryEngine())
+    for offset in range(500):
+        state.apply(batch_of({b"%d" % key: b"%d" % offset for key in range(10)}), at(offset))
+        assert state.pending_bytes <= THIN
+    state.fold()
+    assert [state.get(b"%d" % key) for key in range(10)] == [b"499"] * 10
+
+
+def test_many_different_keys_are_folded_where_look_ups_find_them() -> None:
+    state = Changelogged(MemoryEngine())
+    offset = 0
+    while state.pending_bytes <= 2 * LOOSE:
+        state.apply(batch_of({b"%d" % offset: b"value"}), at(offset))
+        offset += 1
+    assert state.get(b"0") == b"value"
+
+
+@pytest.mark.parametrize("keys", [5, 60, 400, 5_000])
+def test_the_last_value_counts_whatever_is_thinned_or_folded(keys: int) -> None:
+    state, expected = Changelogged(MemoryEngine()), dict[bytes, bytes | None]()
+    chance = random.Random(keys)
+    for offset in range(300):
+        changed = {b"%d" % chance.randrange(keys) for _ in range(20)}
+        changes = {key: chance.choice([b"%d" % offset, None]) for key in changed}
+        expected.update(changes)
+        state.apply(batch_of(changes), at(offset))
+        if chance.random() < 0.02:
+            state.checkpoint()
+    there = sorted((key, value) for key, value in expected.items() if value is not None)
+    assert list(state.scan((), b"", None, reverse=False)) == there
+    state.checkpoint()
+    assert state.pending_bytes == 0
+    assert list(state.scan((), b"", None, reverse=False)) == there
+    assert state.position == at(299)
