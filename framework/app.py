@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 from changelog.broker import Broker
 from changelog.clock import Clock, SystemClock
 from changelog.errors import InvalidConfig
-from framework import running
 from framework.aggregates import Counter, Grouped
-from framework.commit import Guarantee
+from framework.container import running
+from framework.container.worker import Worker
 from framework.declaring import Declarations
-from framework.options import Options
+from framework.options import Guarantee, Options
 from framework.record import Record
 from framework.store import Store
 from framework.task import OnError, TaskSpec, check_stores, dead_letter_topic
 from framework.topic import Topic
-from framework.worker import Worker
 from statestore.aggregates import Aggregate, Aggregates
 from statestore.serdes import Serde
 from statestore.spec import UNSET, StoreLimits, StoreSpec
 
 if TYPE_CHECKING:
     from changelog.client.producer import Producer
+    from framework.container.restore import OnRestore
     from framework.query import StoreView
 
 K = TypeVar("K")
@@ -342,14 +342,15 @@ class App:
         *,
         count: int | None = None,
         timeout: float | None = None,
-        progress: bool = True,
+        progress: bool | OnRestore = True,
     ) -> int:
         """Run the tasks; return how many records were handled.
 
         Without limits until `stop`, SIGINT or SIGTERM (a second one does not wait for the
         commit). `until="idle"`: until everything there is has been handled. `count`: so many
-        records. `timeout`: so many seconds. `progress` draws a bar while stores are restored,
-        on a terminal. Inside of a running asyncio loop (a notebook) it runs in a thread of
+        records. `timeout`: so many seconds. `progress`: while stores are restored, True draws
+        a bar if there is a terminal and it takes a while; a function is called with a
+        RestoreProgress now and then, and once at the end (`done`). Inside of a running asyncio loop (a notebook) it runs in a thread of
         its own; `await app.run_async(...)` does not block the loop.
 
         Raises TaskFailed when a task instance has stopped at a record, after the others are

@@ -10,9 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from changelog.errors import InvalidRecord
-from changelog.records import TopicPartition
+from framework.columns import batch_of, outgoing
 from framework.context import to_ms
-from framework.outbox import batch_of, split
 from framework.topic import Topic
 
 PIECE = 65_536
@@ -46,10 +45,7 @@ def _append_records(topic: Topic[Any, Any], records: Any, now: int) -> int:
         info = topic.app.broker.topic(topic.name)
         while piece := [_items(topic, record, now) for record in islice(records, PIECE)]:
             columns = _columns(topic, piece)
-            producer.append_batches(
-                (TopicPartition(topic.name, partition), part, info.schema_id)
-                for partition, part in split(columns, info.partitions)
-            )
+            producer.append_batches(outgoing(columns, info))
             total += len(piece)
     return total
 

@@ -10,6 +10,7 @@ from changelog.broker import Broker
 from changelog.config import check_topic_name
 from changelog.errors import InvalidConfig, SchemaMismatch, TopicExists, UnknownTopic
 from changelog.records import TopicInfo
+from changelog.schema import extends
 from framework.options import Options
 from framework.store import Store
 from framework.task import TaskSpec
@@ -147,7 +148,7 @@ class Declarations:
                 f"topic {topic.name!r} holds {stored}, but is declared with {topic.values.arrow};"
                 " declare it as it is, or use another topic"
             )
-        if topic.schema is not None and not topic.schema.equals(info.schema):
+        if topic.schema is not None and not extends(info.schema, topic.schema):
             return broker.alter_topic(topic.name, schema=topic.schema)
         return info
 

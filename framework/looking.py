@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -9,31 +10,46 @@ import pyarrow as pa
 from changelog.broker import Broker
 from changelog.errors import MissingDependency
 from changelog.records import Batch, TopicPartition
+from changelog.schema import upgrade
+from framework.codecs import Codec
 from framework.topic import Topic
 
 if TYPE_CHECKING:
     import polars as pl
 
-TIMESTAMP = pa.timestamp("ms", tz="UTC")
+PLACE = {
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("ms", tz="UTC"),
+}
 
 
-def topic_to_polars(topic: Topic[Any, Any]) -> pl.DataFrame:
+def topic_to_polars(topic: Topic[Any, Any], *, tombstones: bool) -> pl.DataFrame:
     """See `Topic.to_polars`."""
     try:
         import polars as pl
     except ImportError as error:
         raise MissingDependency("to_polars() needs polars: pip install polars") from error
-    frame = pl.from_arrow(topic_to_arrow(topic))
+    frame = pl.from_arrow(topic_to_arrow(topic, tombstones=tombstones))
     assert isinstance(frame, pl.DataFrame)
     return frame
 
 
-def topic_to_arrow(topic: Topic[Any, Any]) -> pa.Table:
-    """Every committed record of a topic: its place, time, key, and value."""
+def topic_to_arrow(topic: Topic[Any, Any], *, tombstones: bool) -> pa.Table:
+    """The committed records of a topic: place, time, key, and value."""
     topic.app.prepare()
-    batches = list(committed_batches(topic.app.broker, topic.name))
-    tables = [_table(topic, batch) for batch in batches]
-    return pa.concat_tables(tables) if tables else _empty(topic)
+    schema = pa.schema({**PLACE, "key": pa.binary(), "value": topic.values.arrow})
+    stored = pa.Table.from_batches(
+        [_stored(batch, schema) for batch in committed_batches(topic.app.broker, topic.name)],
+        schema,
+    )
+    if not tombstones:
+        stored = stored.filter(stored["value"].is_valid())
+    columns = {name: stored[name] for name in PLACE}
+    columns["key"] = _decoded(topic.keys, stored["key"])
+    if tombstones:
+        columns["tombstone"] = stored["value"].is_null()
+    return pa.table({**columns, **_values(topic, stored["value"], taken=columns)})
 
 
 def committed_batches(broker: Broker, topic: str) -> list[Batch]:
@@ -52,40 +68,32 @@ def committed_batches(broker: Broker, topic: str) -> list[Batch]:
     return found
 
 
-def _table(topic: Topic[Any, Any], batch: Batch) -> pa.Table:
-    columns = batch.columns
-    place = {
-        "partition": pa.repeat(pa.scalar(batch.partition, pa.int32()), len(batch)),
-        "offset": batch.offsets,
-        "timestamp": columns.column("timestamp").cast(TIMESTAMP),
-        "key": _decoded(topic.keys.decode(columns.column("key")), columns.column("key")),
-    }
-    return pa.table({**place, **_values(topic, columns.column("value"))})
+def _stored(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = upgrade(batch.columns, schema.field("value").type)
+    arrays = [
+        pa.repeat(pa.scalar(batch.partition, pa.int32()), len(batch)),
+        batch.offsets,
+        columns.column("timestamp").cast(PLACE["timestamp"]),
+        columns.column("key"),
+        columns.column("value"),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _values(topic: Topic[Any, Any], column: pa.Array) -> dict[str, pa.Array]:
+def _values(
+    topic: Topic[Any, Any], column: pa.ChunkedArray, *, taken: Container[str]
+) -> dict[str, pa.ChunkedArray]:
+    """The value's columns; one whose name is the record's own is called value_<name>."""
     if topic.schema is None:
-        return {"value": _decoded(topic.values.decode(column), column)}
-    names = [field.name for field in column.type]
-    flat = dict(zip(names, column.flatten(), strict=True))
-    return {_free(f.name): flat.get(f.name, pa.nulls(len(column), f.type)) for f in topic.schema}
+        return {"value": _decoded(topic.values, column)}
+    names = [f"value_{name}" if name in taken else name for name in topic.schema.names]
+    return dict(zip(names, column.flatten(), strict=True))
 
 
-def _free(name: str) -> str:
-    """A value's column whose name is taken by the record's own is called value_<name>."""
-    return f"value_{name}" if name in ("partition", "offset", "timestamp", "key") else name
-
-
-def _decoded(values: list[Any], column: pa.Array) -> pa.Array:
+def _decoded(codec: Codec, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What was stored, or its bytes if it is not of one type."""
+    values = [value for chunk in column.chunks for value in codec.decode(chunk)]
     try:
-        return pa.array(values)
+        return pa.chunked_array([pa.array(values)])
     except (pa.ArrowException, OverflowError):
         return column
-
-
-def _empty(topic: Topic[Any, Any]) -> pa.Table:
-    nothing = pa.RecordBatch.from_arrays(
-        [pa.array([], pa.int64()), pa.array([], pa.binary()), pa.array([], topic.values.arrow)],
-        names=["timestamp", "key", "value"],
-    )
-    return _table(topic, Batch(topic.name, 0, 0, nothing))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from changelog.errors import InvalidConfig
-from framework.commit import GUARANTEES, Guarantee
+
+Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
+GUARANTEES = ("exactly_once", "at_least_once", "at_most_once")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import pyarrow as pa
 from changelog.broker import Broker
 from changelog.errors import InvalidConfig
 from changelog.records import TopicPartition
+from framework.container.folders import StoreFolders
 from framework.store import Store
-from framework.stores import StoreFolders
 from statestore.keys import key_codec
 from statestore.restore import restore_all
 from statestore.store import PartitionStore

@@ -20,20 +20,20 @@ from typing import Any, Final, Self, TypeVar
 
 from changelog.client.producer import Producer
 from changelog.clock import ManualClock
+from changelog.embedded.names import STATE
 from changelog.embedded.owner import Owner
 from changelog.errors import InvalidRequest
-from changelog.records import TopicPartition
 from changelog.storage import LocalStorage, Lock, MemoryStorage
 from framework.app import App
-from framework.decoding import decode
+from framework.columns import batch_of, outgoing
+from framework.container.decoding import decode
+from framework.container.folders import StoreFolders
+from framework.container.running import raise_failures
+from framework.container.worker import Worker
 from framework.looking import committed_batches
-from framework.outbox import batch_of, split
 from framework.record import Record
-from framework.running import raise_failures
 from framework.store import Store
-from framework.stores import StoreFolders
 from framework.topic import Topic
-from framework.worker import Worker
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -173,9 +173,12 @@ class TestDriver:
             self.owner,
             self.clock,
             self.app.options,
-            StoreFolders(None if self._folder is None else self._folder / "state", self.clock),
+            StoreFolders(self._state_root(), self.clock),
         )
         self.worker.start()
+
+    def _state_root(self) -> Path | None:
+        return None if self._folder is None else self._folder / "log" / STATE / self.app.name
 
     def _take(self, items: list[Any]) -> None:
         """Put records into their topics, and let them be handled but not yet committed."""
@@ -188,11 +191,7 @@ class TestDriver:
             columns = batch_of(
                 topic, topic.keys.encode([record[0]]), topic.values.encode([record[1]]), [record[2]]
             )
-            info = self._infos[topic.name]
-            producer.append_batches(
-                (TopicPartition(topic.name, partition), part, info.schema_id)
-                for partition, part in split(columns, info.partitions)
-            )
+            producer.append_batches(outgoing(columns, self._infos[topic.name]))
         for _ in range(MAX_CYCLES):
             if not self.worker.cycle():
                 return

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from framework.app import App
-    from framework.outbox import Outbox
+    from framework.container.outbox import Outbox
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -118,9 +118,10 @@ class Topic(Generic[K, V]):
 
         `data` is a DataFrame (Polars or pandas), an Arrow table, or an iterable of
         `(key, value)` or `(key, value, timestamp)`; on a topic whose key is a column also of
-        bare values. A table has the typed value's columns (with `key` beside them if the
-        key is no column), or `key` and `value`, and may have `timestamp` (ms). Records
-        without a time get `timestamp`, or now. Raises InvalidRecord, SchemaMismatch.
+        bare values. A table has the typed value's columns, of which nullable ones may be left
+        out (with `key` beside them if the key is no column), or `key` and `value`, and may
+        have `timestamp` (a datetime, or ms). Records without a time get `timestamp`, or now.
+        Raises InvalidRecord, SchemaMismatch.
         """
         if context.running() is not None:
             raise InvalidRequest(
@@ -131,11 +132,16 @@ class Topic(Generic[K, V]):
 
         return append_to(self, data, timestamp)
 
-    def to_polars(self) -> pl.DataFrame:
-        """Every committed record: partition, offset, timestamp, key, and the value's columns."""
+    def to_polars(self, *, tombstones: bool = False) -> pl.DataFrame:
+        """Every committed record: partition, offset, timestamp, key, and the value's columns.
+
+        Tombstones are left out, as they are for handlers. With `tombstones` they are rows whose
+        value is null, and a column `tombstone` (bool) behind the key tells them apart. A column
+        of the value that is called like one of these is `value_<name>`.
+        """
         from framework.looking import topic_to_polars
 
-        return topic_to_polars(self)
+        return topic_to_polars(self, tombstones=tombstones)
 
     # What the framework asks of a handle -------------------------------------------------
 

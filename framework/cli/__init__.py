@@ -6,6 +6,7 @@
     output.py        tables for people, JSON for machines, notes on stderr
     forms.py         keys and values between bytes and JSON
     reading.py       records of a topic up to its end, or as they come
+    offline.py       a log folder that nobody else has open
 
 and a module for each command or group of commands. typer and rich are imported here only, and
 only when a command runs.

@@ -1,7 +1,7 @@
 """The commands put together, and what becomes of errors, pipes and Ctrl-C.
 
 Exit codes: 0 it worked; 1 an error of Strandline's, said in one line; 2 a wrong command line;
-130 Ctrl-C. A reader that goes away (`| head`) ends a command quietly. With `--debug`, anywhere
+130 Ctrl-C. (`check` and `repair` have codes of their own: docs/reliability.md.) A reader that goes away (`| head`) ends a command quietly. With `--debug`, anywhere
 on the command line, errors come with their traceback.
 """
 
@@ -20,11 +20,13 @@ from typer.core import TyperGroup
 
 from changelog.errors import StrandlineError
 from framework.cli import (
+    check,
     consume,
     describe,
     groups,
     output,
     produce,
+    repair,
     reset,
     run,
     segments,
@@ -62,6 +64,8 @@ def strandline() -> typer.Typer:
     application.add_typer(stores.commands, name="stores")
     application.command("reset")(reset.reset)
     application.command("describe")(describe.describe)
+    application.command("check")(check.check)
+    application.command("repair")(repair.repair)
     return application
 
 
@@ -97,8 +101,8 @@ def without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Say errors of ours in one line, and leave quietly when the reader or the user is gone."""
+def explained(code: int = FAILED) -> Iterator[None]:
+    """Say errors of ours in one line and exit with `code`; leave quietly when the reader is gone."""
     try:
         yield
         sys.stdout.flush()
@@ -106,7 +110,7 @@ def explained() -> Iterator[None]:
         if _debug:
             raise
         explain(error)
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(code) from None
     except BrokenPipeError:
         # The interpreter flushes stdout once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,13 +6,14 @@ import os
 import time
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from framework.cli import output
 from framework.cli.loading import load_app
 from framework.cli.options import LogOption
+from framework.container.restore import RestoreBar, RestoreProgress
 
 if TYPE_CHECKING:
     from framework.app import App
@@ -70,12 +71,25 @@ def command_of(app: App) -> Callable[..., None]:
 
 def run_app(app: App, until: Until | None, count: int | None, timeout: float | None) -> None:
     """Run an app within limits and say what it did."""
-    from framework import restore
-
-    restore.SHOW_AFTER_SECONDS = 0.0  # who starts an app by hand wants to see it come back
     begun = time.perf_counter()
     with app:
         output.note(f"app {app.name} runs on {app.log}; Ctrl-C commits and ends it")
-        handled = app.run("idle" if until else None, count=count, timeout=timeout)
+        limit: Literal["idle"] | None = "idle" if until else None
+        handled = app.run(limit, count=count, timeout=timeout, progress=_Restoring())
     seconds = time.perf_counter() - begun
     output.note(f"{handled:,} records handled in {seconds:.1f} s")
+
+
+class _Restoring:
+    """Shows a restore from its first moment, and says at the end what came back."""
+
+    def __init__(self) -> None:
+        self._bar = RestoreBar(after_seconds=0.0)
+
+    def __call__(self, progress: RestoreProgress) -> None:
+        self._bar(progress)
+        if progress.done and progress.records:
+            output.note(
+                f"restored {progress.records:,} records into {progress.partitions} store"
+                f" partitions in {progress.seconds:.1f} s"
+            )

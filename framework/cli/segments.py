@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from changelog.embedded import document
+from changelog.embedded.batches import batch_of
 from changelog.embedded.format import (
     HEADER_SIZE,
     Attributes,
@@ -22,13 +23,14 @@ from changelog.embedded.format import (
     unpack_header,
     unpack_marker,
 )
-from changelog.embedded.frame import decode, payload_bytes
+from changelog.embedded.frame import payload_bytes
 from changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
 from changelog.embedded.names import CATALOG, partition_folder
+from changelog.embedded.segment import LocatedFrame
 from changelog.embedded.topic import KIND as CATALOG_KIND
 from changelog.embedded.topic import TopicMeta
 from changelog.errors import UnknownPartition, UnknownTopic
-from changelog.records import Batch
+from changelog.records import TopicPartition
 from changelog.schema import ValueSchemas, decode_schemas
 from changelog.storage import File, LocalStorage
 from framework.cli import output
@@ -213,18 +215,13 @@ def _records(
 ) -> list[dict[str, Any]]:
     where = f"{located.path} at byte {position}"
     data = memoryview(file.read(position, header.length))
-    payload = payload_bytes(data, 0, header, where)
     if header.kind == Kind.CONTROL:
-        marker = unpack_marker(payload, where)
+        marker = unpack_marker(payload_bytes(data, 0, header, where), where)
         return [{"marker": "commit" if marker.type else "abort"}]
     if header.record_count == 0:
         return []
-    columns = decode(header, payload, schemas.type_of(header.schema_id, where), where)
-    offsets = None
-    if columns.schema.names[-1] == "offset":
-        offsets = columns.column("offset")
-        columns = columns.select(columns.schema.names[:-1])
-    batch = Batch("", located.partition, header.base_offset, columns, sparse_offsets=offsets)
+    frame = LocatedFrame(header, data, 0, where)
+    batch = batch_of(frame, TopicPartition("", located.partition), schemas)
     return [as_json(record) for record in batch.records()]
 
 

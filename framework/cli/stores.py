@@ -39,6 +39,10 @@ FormOption = Annotated[
     ValueForm, typer.Option("--value-format", help="How to take the bytes of values.")
 ]
 
+ExpiredOption = Annotated[
+    bool, typer.Option("--expired", help="Also values whose time to live is over.")
+]
+
 
 class StoreName(NamedTuple):
     """An app's store."""
@@ -56,10 +60,12 @@ class StoreName(NamedTuple):
 
 
 @commands.command("list")
-def list_stores(log: LogOption = None, json: JsonOption = False) -> None:
+def list_stores(
+    expired: ExpiredOption = False, log: LogOption = None, json: JsonOption = False
+) -> None:
     """List the stores whose changelogs are in the log."""
     with opened(log) as where:
-        rows = [_summary(where.broker, name) for name in stores_of(where.broker)]
+        rows = [_summary(where.broker, name, expired) for name in stores_of(where.broker)]
     names = ("store", "partitions", "keys", "changelog")
     output.listing(rows, names, json=json, empty="no store has a changelog here yet")
 
@@ -74,6 +80,7 @@ def get(
         ),
     ],
     value_format: FormOption = "auto",
+    expired: ExpiredOption = False,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -82,7 +89,7 @@ def get(
     with opened(log) as where:
         found = [
             _entry(partition, data, values[data], value_format)
-            for partition, values in latest_of(where.broker, _topic(where.broker, store))
+            for partition, values in _held(where.broker, _topic(where.broker, store), expired)
             for data in wanted & values.keys()
         ]
     if not found:
@@ -101,6 +108,7 @@ def scan(
         int | None, typer.Option("--max", min=1, metavar="N", help="Stop after N keys.")
     ] = None,
     value_format: FormOption = "auto",
+    expired: ExpiredOption = False,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -109,7 +117,7 @@ def scan(
         topic = _topic(where.broker, store)
         entries = sorted(
             (data, partition, value)
-            for partition, values in latest_of(where.broker, topic)
+            for partition, values in _held(where.broker, topic, expired)
             for data, value in values.items()
         )
     rows = (_entry(partition, data, value, value_format) for data, partition, value in entries)
@@ -176,11 +184,18 @@ def _name(topic: str, groups: list[str]) -> StoreName:
     return StoreName(app, whole[len(app) + 1 :])
 
 
-def _summary(broker: Broker, name: StoreName) -> dict[str, Any]:
+def _held(broker: Broker, topic: str, expired: bool) -> Iterator[tuple[int, dict[bytes, bytes]]]:
+    """By partition what a store holds for its readers, with `expired` what its changelog holds."""
+    for partition, values in latest_of(broker, topic):
+        live = {key: data for key, data in values.items() if not _values.expired(data)}
+        yield partition, values if expired else live
+
+
+def _summary(broker: Broker, name: StoreName, expired: bool) -> dict[str, Any]:
     return {
         "store": str(name),
         "partitions": len(partitions_of(broker, name.topic)),
-        "keys": sum(len(values) for _, values in latest_of(broker, name.topic)),
+        "keys": sum(len(values) for _, values in _held(broker, name.topic, expired)),
         "changelog": name.topic,
     }
 

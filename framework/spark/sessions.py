@@ -21,7 +21,7 @@ def session(
     master: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The running Spark session, or a new one in which `format("strandline")` is registered.
+    """The running Spark session, or a new one, which knows `format("strandline")`.
 
     `master` is Spark's ("local[4]", "spark://host:7077"); None leaves it to Spark's own
     configuration, or else takes every core of this machine. `config` are Spark settings.
@@ -43,7 +43,8 @@ def session(
     if master is not None:
         builder = builder.master(master)
     spark = builder.getOrCreate()
-    spark.dataSource.register(StrandlineSource)
+    if not _knows(spark, StrandlineSource.name()):
+        spark.dataSource.register(StrandlineSource)
     return spark
 
 
@@ -51,6 +52,15 @@ def prepare_environment() -> None:
     """Set what Spark's launcher and its Python workers read from the environment."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["JAVA_HOME"] = str(find_java())
+
+
+def _knows(spark: SparkSession, source: str) -> bool:
+    """Whether Spark has a source of that name: found by itself (`pyspark_strandline`), or registered.
+
+    It looks once for all, so a package installed since then has to be registered.
+    """
+    known = spark._jsparkSession.sessionState().dataSourceManager()
+    return bool(known.dataSourceExists(source))
 
 
 def _require_pyspark() -> None:

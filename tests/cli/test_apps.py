@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from changelog.clock import SystemClock
 from changelog.log import Log
 from framework.cli import app_main
+from statestore.keys import key_codec
+from statestore.values import ValueCodec
 from tests.cli.conftest import Command
 
 SHOP = "tests.cli.shop:app"
@@ -101,6 +104,33 @@ def test_a_store_is_scanned_in_the_order_of_its_keys(shop: Log, strandline: Comm
     shown = strandline("stores", "scan", "shop/routes").out
     assert "mean" in shown
     assert "1.333" in shown
+
+
+def test_values_whose_time_is_over_are_shown_only_if_asked_for(
+    log: Log, strandline: Command
+) -> None:
+    log.create_topic("shop-carts-changelog", config={"cleanup.policy": "compact"})
+    for ttl_ms, now, key in [
+        (1, 0, "gone"),
+        (3_600_000, SystemClock().now_ms(), "live"),
+        (None, 0, "for ever"),
+    ]:
+        codec = ValueCodec(int, ttl_ms=ttl_ms, now=lambda now=now: now)  # type: ignore[misc]
+        row = {"key": key_codec(str).encode(key), "value": codec.dumps(codec.hold(7))}
+        log.append("shop-carts-changelog", [row])
+
+    def keys(*options: str) -> list[str]:
+        rows = strandline("stores", "scan", "shop/carts", "--json", *options).lines
+        return [row["key"] for row in rows]
+
+    assert keys() == ["for ever", "live"]
+    assert keys("--expired") == ["for ever", "gone", "live"]
+    assert strandline("stores", "get", "shop/carts", "live").out.strip() == "7"
+    assert "no key gone" in strandline("stores", "get", "shop/carts", "gone").err
+    assert strandline("stores", "get", "shop/carts", "gone", "--expired").out.strip() == "7"
+    [listed] = strandline("stores", "list", "--json").json
+    [every] = strandline("stores", "list", "--json", "--expired").json
+    assert (listed["keys"], every["keys"]) == (2, 3)
 
 
 def test_what_is_not_in_a_store(shop: Log, strandline: Command) -> None:

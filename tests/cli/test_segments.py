@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from changelog.log import Log
 from tests.cli.conftest import Command
@@ -78,6 +79,7 @@ def test_typed_records(log: Log, strandline: Command) -> None:
     assert row["schema_id"] == 1
 
 
+@pytest.mark.damages
 def test_a_frame_that_is_being_written_is_left_out(
     log: Log, strandline: Command, folder: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_a_frame_that_is_being_written_is_left_out(
     assert frames[-1]["last_offset"] == 159
 
 
+@pytest.mark.damages
 def test_damage_is_reported_with_its_place(log: Log, strandline: Command, folder: Path) -> None:
     rolled(log)
     topic = log.topic("orders").topic_id

@@ -164,8 +164,8 @@ def test_reset_forgets_state_and_positions_but_not_topics(counting: Counting) ->
 
 
 def test_restore_reports_its_progress(counting: Counting, tmp_path: Path) -> None:
-    from framework import running
-    from framework.restore import RestoreProgress
+    from framework.container import running
+    from framework.container.restore import RestoreProgress
 
     counting.words.append(WORDS)
     counting.app.run("idle")

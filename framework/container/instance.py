@@ -19,11 +19,11 @@ from changelog.clock import Clock
 from changelog.errors import TaskFailed
 from changelog.records import TopicPartition
 from framework import context
+from framework.container.decoding import Chunk, raw
+from framework.container.failures import NOT_THE_RECORD, dead_letter_headers, described, task_failed
+from framework.container.inputs import Input, next_run
+from framework.container.outbox import Outbox
 from framework.context import ClockName, TaskContext
-from framework.decoding import Chunk, raw
-from framework.failures import NOT_THE_RECORD, dead_letter_headers, described, task_failed
-from framework.inputs import Input, next_run
-from framework.outbox import Outbox
 from framework.record import Record
 from framework.task import TaskSpec
 from framework.timers import DueTimer, Timers

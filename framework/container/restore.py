@@ -10,11 +10,8 @@ from typing import Any
 
 from changelog.broker import Broker
 from changelog.records import TopicPartition
-from framework.instance import TaskInstance
+from framework.container.instance import TaskInstance
 from statestore.restore import Progress, restore_all
-
-SHOW_AFTER_SECONDS = 0.5
-"""A restore that is over sooner draws no bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +56,6 @@ def restore_stores(
     return total.finish()
 
 
-def bar() -> OnRestore | None:
-    """A progress bar on standard error, if that is a terminal."""
-    return _Bar() if sys.stderr.isatty() else None
-
-
 class _Total:
     """Adds up what the stores report, from several threads."""
 
@@ -97,16 +89,21 @@ class _Total:
         )
 
 
-class _Bar:
-    """Draws a bar with records, rate and time left."""
+class RestoreBar:
+    """Draws a bar with records, rate and time left on standard error, if that is a terminal.
 
-    def __init__(self) -> None:
+    A restore that is over before `after_seconds` draws none.
+    """
+
+    def __init__(self, after_seconds: float = 0.5) -> None:
+        self._after_seconds = after_seconds
         self._shown: Any = None
         self._task: Any = None
 
     def __call__(self, progress: RestoreProgress) -> None:
         if self._shown is None:
-            if progress.seconds < SHOW_AFTER_SECONDS or progress.done:
+            early = progress.done or progress.seconds < self._after_seconds
+            if early or not sys.stderr.isatty():
                 return
             self._show(progress.partitions)
         total = progress.records + progress.remaining

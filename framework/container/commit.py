@@ -17,30 +17,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import pyarrow as pa
+from typing import Any
 
 from changelog.broker import Broker
-from changelog.client.producer import Producer
+from changelog.client.producer import BatchMetadata, Producer
 from changelog.client.standing import State
 from changelog.errors import Retriable
 from changelog.records import CommittedOffset, TopicInfo, TopicPartition
-from framework.instance import TaskInstance
-from framework.outbox import columns_of, split
-from framework.positions import to_commit
+from framework.columns import Outgoing, outgoing
+from framework.container.instance import TaskInstance
+from framework.container.outbox import columns_of
+from framework.container.positions import to_commit
+from framework.options import Guarantee
 from framework.topic import Topic
 from statestore.store import PartitionStore
-
-Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
-GUARANTEES = ("exactly_once", "at_least_once", "at_most_once")
 
 ASK_AGAIN = 3
 """How often a commit without an answer is repeated, each time for the delivery timeout."""
 
 AnyStore = PartitionStore[Any, Any]
-Outgoing = tuple[TopicPartition, pa.RecordBatch, int]
-"""A partition, columns for it, and the id of their schema."""
 
 
 @dataclass
@@ -63,13 +58,13 @@ def exactly_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     # 4 flush outputs
     outputs = _outputs(work, instances)
     work.producer.begin_transaction()
-    ends = _append(work, [*changes, *outputs])
+    appended = _append(work, [*changes, *outputs])
     # 5 input offsets into the transaction
     work.producer.send_offsets_to_transaction(offsets_of(instances), work.group)
     # 6 commit
     _commit_transaction(work.producer)
     # 7 apply to the overlay
-    _apply(work, ends, instances)
+    _apply(work, appended, instances)
     # 8 checkpoint if due
     _checkpoint_if_due(instances)
 
@@ -78,10 +73,10 @@ def at_least_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     """Outputs and changelog are durable before the offsets are."""
     batches = [*_changes(work, instances), *_outputs(work, instances)]
     work.producer.begin_transaction()
-    ends = _append(work, batches)
+    appended = _append(work, batches)
     _commit_transaction(work.producer)
     work.broker.commit_offsets(work.group, offsets_of(instances))
-    _apply(work, ends, instances)
+    _apply(work, appended, instances)
     _checkpoint_if_due(instances)
 
 
@@ -90,13 +85,13 @@ def at_most_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     batches = [*_changes(work, instances), *_outputs(work, instances)]
     work.broker.commit_offsets(work.group, offsets_of(instances))
     work.producer.begin_transaction()
-    ends = _append(work, batches)
+    appended = _append(work, batches)
     _commit_transaction(work.producer)
-    _apply(work, ends, instances)
+    _apply(work, appended, instances)
     _checkpoint_if_due(instances)
 
 
-COMMITS: Mapping[str, Callable[[Committing, Sequence[TaskInstance]], None]] = {
+COMMITS: Mapping[Guarantee, Callable[[Committing, Sequence[TaskInstance]], None]] = {
     "exactly_once": exactly_once,
     "at_least_once": at_least_once,
     "at_most_once": at_most_once,
@@ -117,24 +112,20 @@ def _changes(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoi
 
 
 def _outputs(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoing]:
-    outgoing: list[Outgoing] = []
+    batches: list[Outgoing] = []
     for topic in work.topics:
         columns = columns_of(topic, (instance.outboxes[topic] for instance in instances))
         if columns is not None:
-            info = work.infos[topic.name]
-            outgoing += [
-                (TopicPartition(topic.name, partition), part, info.schema_id)
-                for partition, part in split(columns, info.partitions)
-            ]
-    return outgoing
+            batches += outgoing(columns, work.infos[topic.name])
+    return batches
 
 
-def _append(work: Committing, batches: Sequence[Outgoing]) -> dict[TopicPartition, int]:
-    """Append; the offset behind the last record of each partition."""
+def _append(work: Committing, batches: Sequence[Outgoing]) -> dict[TopicPartition, BatchMetadata]:
+    """Append; where the last records of each partition went."""
     if not batches:
         return {}
     appended = work.producer.append_batches(batches)
-    return {TopicPartition(m.topic, m.partition): m.last_offset + 1 for m in appended}
+    return {TopicPartition(batch.topic, batch.partition): batch for batch in appended}
 
 
 def _commit_transaction(producer: Producer) -> None:
@@ -159,13 +150,15 @@ def offsets_of(instances: Sequence[TaskInstance]) -> dict[TopicPartition, Commit
 
 
 def _apply(
-    work: Committing, ends: Mapping[TopicPartition, int], instances: Sequence[TaskInstance]
+    work: Committing,
+    appended: Mapping[TopicPartition, BatchMetadata],
+    instances: Sequence[TaskInstance],
 ) -> None:
     for instance in instances:
         for store in instance.all_stores:
-            end = ends.get(_changelog(work, instance, store))
-            if end is not None:
-                store.committed(end)
+            batch = appended.get(_changelog(work, instance, store))
+            if batch is not None:
+                store.committed(batch.last_offset + 1, batch.leader_epoch)
         instance.after_commit()
 
 

@@ -1,4 +1,4 @@
-"""What a task instance has sent since the last commit, and how it becomes batches.
+"""What a task instance has sent since the last commit, and how it becomes columns.
 
 Items wait in parallel lists and become columns in bulk. A record whose handler raises is cut
 off again: `mark` is where the sends of the record being handled begin.
@@ -6,15 +6,14 @@ off again: `mark` is where the sends of the record being handled begin.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from changelog.client.partitioner import partitions_for
 from changelog.errors import InvalidRecord
-from changelog.records import HEADERS_TYPE, Headers, columns_schema
+from changelog.records import Headers
+from framework.columns import batch_of
 from framework.context import TaskContext
 from framework.record import Record
 from framework.topic import Topic
@@ -87,48 +86,3 @@ def columns_of(topic: Topic[Any, Any], boxes: Iterable[Outbox]) -> pa.RecordBatc
         )
     except (pa.ArrowException, UnicodeError, OverflowError, ValueError, TypeError) as error:
         raise UnencodableSend(topic.name, error) from error
-
-
-def batch_of(
-    topic: Topic[Any, Any],
-    keys: pa.Array,
-    values: pa.Array,
-    timestamps: Any,
-    headers: dict[int, Headers] | None = None,
-) -> pa.RecordBatch:
-    """Columns as the log takes them."""
-    arrays = [pa.array(timestamps, pa.int64()), keys, values]
-    if headers:
-        arrays.append(_headers_column(headers, len(keys)))
-    return pa.RecordBatch.from_arrays(
-        arrays, schema=columns_schema(topic.values.arrow, headers=bool(headers))
-    )
-
-
-def split(columns: pa.RecordBatch, partitions: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The records of each partition, in order; those without a key go to each in turn."""
-    if partitions == 1:
-        yield 0, columns
-        return
-    chosen = partitions_for(columns.column("key"), partitions)
-    keyless = np.flatnonzero(chosen < 0)
-    chosen[keyless] = np.arange(len(keyless)) % partitions
-    counts = np.bincount(chosen, minlength=partitions)
-    if counts.max() == len(chosen):
-        yield int(chosen[0]), columns
-        return
-    order = pa.array(np.argsort(chosen, kind="stable"))
-    ordered = columns.take(order)
-    start = 0
-    for partition, count in enumerate(counts.tolist()):
-        if count:
-            yield partition, ordered.slice(start, count)
-            start += count
-
-
-def _headers_column(headers: dict[int, Headers], length: int) -> pa.Array:
-    rows = [
-        [{"key": name, "value": value} for name, value in headers.get(at, ())]
-        for at in range(length)
-    ]
-    return pa.array(rows, HEADERS_TYPE)

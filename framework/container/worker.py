@@ -25,14 +25,14 @@ from changelog.client.standing import State
 from changelog.clock import Clock
 from changelog.errors import InvalidTxnState, Retriable, TransactionAborted
 from changelog.records import CommittedOffset, TopicInfo, TopicPartition
-from framework.commit import COMMITS, Committing, offsets_of
-from framework.inputs import Input
-from framework.instance import Steps, TaskInstance
+from framework.container.commit import COMMITS, Committing, offsets_of
+from framework.container.folders import StoreFolders
+from framework.container.inputs import Input
+from framework.container.instance import Steps, TaskInstance
+from framework.container.outbox import UnencodableSend
+from framework.container.positions import position_of
+from framework.container.restore import OnRestore, restore_stores
 from framework.options import Options
-from framework.outbox import UnencodableSend
-from framework.positions import position_of
-from framework.restore import OnRestore, restore_stores
-from framework.stores import StoreFolders
 from framework.task import TaskSpec
 from framework.topic import Topic
 

@@ -6,6 +6,9 @@ import os
 import traceback
 from typing import Any
 
+import changelog
+import framework
+import statestore
 from changelog.errors import CorruptLog, Fenced, StorageFailed, TaskFailed, TransactionAborted
 from changelog.records import Headers
 from framework.record import Record
@@ -59,10 +62,8 @@ def place_raised(error: BaseException) -> str | None:
     return f"{users[-1].filename}:{users[-1].lineno}" if users else None
 
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = tuple(
-    os.path.join(_ROOT, name) + os.sep for name in ("framework", "statestore", "changelog")
-)
+_PACKAGES = (changelog, statestore, framework)
+_OURS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in _PACKAGES)
 
 
 def _is_ours(filename: str) -> bool:

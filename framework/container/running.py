@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from changelog.broker import Broker
 from changelog.errors import InvalidConfig, InvalidRequest, UnknownTopic
 from changelog.storage import LocalStorage
-from framework.restore import bar
-from framework.stores import StoreFolders
-from framework.worker import Worker
+from framework.container.folders import StoreFolders
+from framework.container.restore import OnRestore, RestoreBar
+from framework.container.worker import Worker
 
 if TYPE_CHECKING:
     from framework.app import App
@@ -57,7 +57,7 @@ def open_log(app: App) -> OpenLog:
     return OpenLog(log.broker, owned=True)
 
 
-def run(app: App, limits: Limits, *, progress: bool) -> int:
+def run(app: App, limits: Limits, *, progress: bool | OnRestore) -> int:
     """Start a worker, run it within the limits, and close it."""
     if app._worker is not None:
         raise InvalidRequest(f"app {app.name!r} is running already, in another thread")
@@ -76,7 +76,7 @@ def run(app: App, limits: Limits, *, progress: bool) -> int:
         worker.close()
 
 
-def worker_for(app: App, *, progress: bool = False) -> Worker:
+def worker_for(app: App, *, progress: bool | OnRestore = False) -> Worker:
     """A worker for all tasks of the app, not started yet. Raises InvalidConfig."""
     if not app.declared.tasks:
         raise InvalidConfig(
@@ -92,7 +92,7 @@ def worker_for(app: App, *, progress: bool = False) -> Worker:
         app.clock,
         app.options,
         StoreFolders(state_root(app), app.clock),
-        on_restore=bar() if progress else None,
+        on_restore=RestoreBar() if progress is True else progress or None,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from changelog.records import Batch, Fetched, TopicPartition
-from framework.decoding import Chunk, decode
+from framework.container.decoding import Chunk, decode
 from framework.topic import Topic
 
 DECODE = 2_048

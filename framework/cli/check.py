@@ -1,0 +1,111 @@
+"""`strandline check DIR`: read the whole log and its stores, and say what is wrong.
+
+Exit codes: 0 nothing was found; 1 notes and repairable findings only; 2 damage; 3 it could not be
+checked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from changelog.embedded.checking.findings import Finding, Report, Severity
+from changelog.embedded.checking.folder import Checked, check_log
+from changelog.storage import LocalStorage
+from framework.cli import output
+from framework.cli.offline import FolderArgument, ReadingBar, held
+from framework.cli.options import JsonOption
+from statestore.checking import CheckedStores, check_stores
+
+UNCHECKED = 3
+
+
+def check(folder: FolderArgument, json: JsonOption = False) -> None:
+    """Read a whole log that nobody has open, its stores too, and say what is wrong. Changes nothing.
+
+    Exit code 0: nothing; 1: only what opening or `repair` puts right; 2: damage; 3: not checked.
+    """
+    from framework.cli.application import explained
+
+    with explained(UNCHECKED), held(folder) as storage:
+        report = checked(storage, folder)[0].report
+        if json:
+            output.document(as_json(report))
+        else:
+            show(report)
+    raise typer.Exit(code(report))
+
+
+def checked(storage: LocalStorage, folder: Path) -> tuple[Checked, CheckedStores]:
+    """Check the log and the stores, with a bar if it takes a while."""
+    with ReadingBar("checking") as bar:
+        log = check_log(storage, on_progress=bar)
+    return log, check_stores(folder, log)
+
+
+def code(report: Report) -> int:
+    """The exit code for what was found."""
+    worst = report.worst
+    return 0 if worst is None else 2 if worst is Severity.DAMAGE else 1
+
+
+def show(report: Report) -> None:
+    """Print the findings, the worst first, and how much was read."""
+    for severity in sorted(Severity, reverse=True):
+        for finding in report.of(severity):
+            _show_finding(finding)
+    if report.left_out:
+        output.line(f"… and {report.left_out:,} more of the same kinds in the same files")
+    end = "closed in order" if report.closed_in_order else "not closed in order"
+    output.line(
+        f"{report.topics:,} topics, {report.partitions:,} partitions, {report.segments:,} segments, "
+        f"{report.frames:,} frames, {report.records:,} records, {output.size(report.bytes)}; "
+        f"{report.stores:,} store partitions; {end}"
+    )
+    output.line(summary(report))
+
+
+def summary(report: Report) -> str:
+    """How many findings of each severity there are.
+
+    >>> summary(Report())
+    'nothing is wrong'
+    """
+    counts = [(severity, len(report.of(severity))) for severity in sorted(Severity, reverse=True)]
+    words = [f"{count:,} {severity.name.lower()}" for severity, count in counts if count]
+    return ", ".join(words) or "nothing is wrong"
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as one document."""
+    figures = ("topics", "partitions", "segments", "frames", "records", "bytes", "stores")
+    return {
+        "worst": None if report.worst is None else report.worst.name.lower(),
+        "closed_in_order": report.closed_in_order,
+        "findings": [_finding_json(finding) for finding in report.findings],
+        "left_out": report.left_out,
+        **{name: getattr(report, name) for name in figures},
+    }
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    partition = finding.partition
+    return {
+        "severity": finding.severity.name.lower(),
+        "kind": finding.kind,
+        "file": finding.file,
+        "what": finding.what,
+        "way_out": finding.way_out,
+        "topic": partition.topic if partition is not None else None,
+        "partition": partition.partition if partition is not None else None,
+        "offsets": finding.offsets,
+    }
+
+
+def _show_finding(finding: Finding) -> None:
+    where = f"{finding.partition}: " if finding.partition is not None else ""
+    output.line(f"{finding.severity.name}  {where}{finding.file or 'the log'}")
+    output.line(f"    {finding.what}")
+    output.line(f"    → {finding.way_out}")

@@ -1,0 +1,82 @@
+"""`strandline repair DIR`: put right what `check` finds, and say what is lost.
+
+Exit codes are those of `check`, for what is found afterwards; if it was not agreed to, for what is
+there now.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from changelog.clock import SystemClock
+from changelog.embedded.checking.findings import Report
+from changelog.embedded.repairing.folder import plan_of
+from changelog.embedded.repairing.plan import Plan, carry_out
+from framework.cli import output
+from framework.cli.check import UNCHECKED, as_json, checked, code, summary
+from framework.cli.offline import FolderArgument, held
+from framework.cli.options import JsonOption, YesOption, confirmed
+from statestore.repairing import add_stores
+
+
+def repair(folder: FolderArgument, yes: YesOption = False, json: JsonOption = False) -> None:
+    """Put right what `check` finds in a log that nobody has open, and say what is lost.
+
+    Shows what it would do, and does it when told so. Every file that it changes or removes is
+    first copied to DIR/repaired/<time>/.
+    """
+    from framework.cli.application import explained
+
+    with explained(UNCHECKED), held(folder) as storage:
+        log, stores = checked(storage, folder)
+        plan = plan_of(log, storage, SystemClock(), stores.reaches)
+        add_stores(plan, stores)
+        report = log.report
+        if not json:
+            _show(plan, report)
+        agreed = bool(plan.steps) and confirmed("Do it?", yes=yes)
+        kept = None
+        if agreed:
+            kept = carry_out(plan, storage, SystemClock())
+            report = checked(storage, folder)[0].report
+        if json:
+            output.document(_as_json(plan, report, kept))
+        else:
+            _show_outcome(plan, report, kept)
+    raise typer.Exit(code(report))
+
+
+def _show(plan: Plan, report: Report) -> None:
+    output.line(f"found: {summary(report)}")
+    _list("it would", [step.what for step in plan.steps])
+    _list("lost for good:", plan.losses)
+    _list("left as it is, since nothing says what would be right:", plan.left)
+
+
+def _list(title: str, lines: list[str]) -> None:
+    if lines:
+        output.line(title)
+        for text in lines:
+            output.line(f"    {text}")
+
+
+def _show_outcome(plan: Plan, report: Report, kept: str | None) -> None:
+    if kept is not None:
+        output.line(f"done; what was there before is in {kept}; now: {summary(report)}")
+    elif plan.steps:
+        output.note("nothing was changed; --yes does it")
+    else:
+        output.line("there is nothing to repair")
+
+
+def _as_json(plan: Plan, report: Report, kept: str | None) -> dict[str, Any]:
+    return {
+        "done": kept is not None,
+        "kept": kept,
+        "steps": [step.what for step in plan.steps],
+        "losses": plan.losses,
+        "left": plan.left,
+        "check": as_json(report),
+    }

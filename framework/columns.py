@@ -1,0 +1,78 @@
+"""Columns as the log takes them: built, brought to the topic's schema, and split by partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from changelog.client.partitioner import partitions_for
+from changelog.records import (
+    HEADERS_TYPE,
+    Headers,
+    TopicInfo,
+    TopicPartition,
+    columns_schema,
+)
+from changelog.schema import upgrade, value_type
+from framework.topic import Topic
+
+Outgoing = tuple[TopicPartition, pa.RecordBatch, int]
+"""A partition, columns for it, and the id of their schema."""
+
+
+def batch_of(
+    topic: Topic[Any, Any],
+    keys: pa.Array,
+    values: pa.Array,
+    timestamps: Any,
+    headers: dict[int, Headers] | None = None,
+) -> pa.RecordBatch:
+    """Columns as the log takes them."""
+    arrays = [pa.array(timestamps, pa.int64()), keys, values]
+    if headers:
+        arrays.append(_headers_column(headers, len(keys)))
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=columns_schema(topic.values.arrow, headers=bool(headers))
+    )
+
+
+def outgoing(columns: pa.RecordBatch, info: TopicInfo) -> Iterator[Outgoing]:
+    """Columns of an app as appends to the topic as it is.
+
+    Of a typed topic whose schema has been extended since, what the app does not know is null.
+    """
+    upgraded = upgrade(columns, value_type(info.schema))
+    for partition, part in split(upgraded, info.partitions):
+        yield TopicPartition(info.name, partition), part, info.schema_id
+
+
+def split(columns: pa.RecordBatch, partitions: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The records of each partition, in order; those without a key go to each in turn."""
+    if partitions == 1:
+        yield 0, columns
+        return
+    chosen = partitions_for(columns.column("key"), partitions)
+    keyless = np.flatnonzero(chosen < 0)
+    chosen[keyless] = np.arange(len(keyless)) % partitions
+    counts = np.bincount(chosen, minlength=partitions)
+    if counts.max() == len(chosen):
+        yield int(chosen[0]), columns
+        return
+    order = pa.array(np.argsort(chosen, kind="stable"))
+    ordered = columns.take(order)
+    start = 0
+    for partition, count in enumerate(counts.tolist()):
+        if count:
+            yield partition, ordered.slice(start, count)
+            start += count
+
+
+def _headers_column(headers: dict[int, Headers], length: int) -> pa.Array:
+    rows = [
+        [{"key": name, "value": value} for name, value in headers.get(at, ())]
+        for at in range(length)
+    ]
+    return pa.array(rows, HEADERS_TYPE)

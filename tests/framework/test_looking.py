@@ -1,0 +1,65 @@
+"""A topic as a data frame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+import strandline as sl
+from changelog.embedded.owner import Owner
+from changelog.storage import MemoryStorage
+
+
+@dataclass(frozen=True)
+class Delay:
+    minutes: float | None
+    tombstone: str | None = None
+
+
+@pytest.fixture
+def app() -> sl.App:
+    return sl.App("app", log=Owner(MemoryStorage(), background=False))
+
+
+def test_a_tombstone_is_left_out_unless_it_is_asked_for_and_then_told_apart(app: sl.App) -> None:
+    delays = app.topic("delays", value=Delay)
+    delays.append([("AA", Delay(5.0, "x")), ("AA", None), ("BA", Delay(None))])
+    seen = delays.to_polars()
+    assert seen.columns == ["partition", "offset", "timestamp", "key", "minutes", "tombstone"]
+    assert seen.select("offset", "key", "minutes", "tombstone").rows() == [
+        (0, "AA", 5.0, "x"),
+        (2, "BA", None, None),
+    ]
+    every = delays.to_polars(tombstones=True)
+    assert every.columns[3:] == ["key", "tombstone", "minutes", "value_tombstone"]
+    assert every.select("key", "tombstone", "minutes", "value_tombstone").rows() == [
+        ("AA", False, 5.0, "x"),
+        ("AA", True, None, None),
+        ("BA", False, None, None),
+    ]
+
+
+@pytest.mark.parametrize("tombstones", [False, True])
+def test_topics_of_any_kind_are_frames_whatever_batches_they_came_in(
+    app: sl.App, tombstones: bool
+) -> None:
+    counts = app.topic("counts", value=int)
+    for key, value in [("a", None), ("b", 1), (None, 2), ("a", None)]:
+        counts.append([(key, value)])
+    rows = [("a", None), ("b", 1), (None, 2), ("a", None)] if tombstones else [("b", 1), (None, 2)]
+    seen = counts.to_polars(tombstones=tombstones)
+    assert seen.select("key", "value").rows() == rows
+    assert ("tombstone" in seen.columns) is tombstones
+
+
+@pytest.mark.parametrize("tombstones", [False, True])
+@pytest.mark.parametrize("rows", [[], [("AA", None)]])
+def test_a_topic_with_nothing_in_it_has_its_columns(
+    app: sl.App, rows: list[tuple[str, None]], tombstones: bool
+) -> None:
+    delays = app.topic("delays", value=Delay)
+    delays.append(rows)
+    seen = delays.to_polars(tombstones=tombstones)
+    assert len(seen) == (len(rows) if tombstones else 0)
+    assert "minutes" in seen.columns
