@@ -68,7 +68,7 @@ def _append(batch: pa.RecordBatch, count: int) -> float:
                 [Append("t", p, batch, producer, 0, transactional=True) for p in range(PARTITIONS)]
             )
             producer = owner.end_transaction(producer, commit=True)
-        rate = batch.nbytes * PARTITIONS * count / watch.seconds / 1e6
+        rate: float = batch.nbytes * PARTITIONS * count / watch.seconds / 1e6
         owner.close()
         return rate
 

@@ -4,7 +4,8 @@ This process owns the log; a second one attaches to it over the Unix socket. Bot
 with the same calls: append Arrow batches to 4 partitions, 8 MiB a call, each call acknowledged
 before the next, by a plain producer; and poll all of it. Measured with the default durability,
 where an acknowledged append has been through fsync. With durability "os" there is no disk in
-which the socket's part could hide, so that is reported too.
+which the socket's part could hide, so that is reported too. So is consuming as a process on another
+machine does it, to whom the records are sent: over the same socket, without a network.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ import changelog
 from benchmarks.harness import Figure, Stopwatch, compare, folder
 from changelog.clock import SystemClock
 from changelog.embedded.environment import Durability
+from changelog.flight import endpoint as endpoints
+from changelog.flight.client import FlightBroker
+from changelog.flight.connection import Target
 from changelog.log import Log
 from changelog.records import TopicPartition, columns_schema
 
@@ -34,20 +38,26 @@ RECORD = 100
 
 Work = Callable[[Log, int], float]
 """Does something with so many calls' worth of records and returns MB/s."""
+Case = tuple[str, Work, bool, float | None]
+"""Name, what is done, whether by one who does not see the log's files, target."""
 
 
 def run(*, quick: bool = False) -> list[Figure]:
     """MB/s produced and consumed (target: 0.5 of the owner's, each)."""
     calls, rounds = (8, 3) if quick else (32, 7)
+    durable: list[Case] = [
+        ("produce", _produce, False, 0.5),
+        ("consume", _consume, False, 0.5),
+        ("consume, records sent", _consume, True, None),
+    ]
+    quick_ack: list[Case] = [("produce, durability os", _produce, False, None)]
     return [
-        *_figures("fsync", [("produce", _produce, 0.5), ("consume", _consume, 0.5)], calls, rounds),
-        *_figures("os", [("produce, durability os", _produce, None)], calls, rounds),
+        *_figures("fsync", durable, calls, rounds),
+        *_figures("os", quick_ack, calls, rounds),
     ]
 
 
-def _figures(
-    durability: Durability, works: list[tuple[str, Work, float | None]], calls: int, rounds: int
-) -> list[Figure]:
+def _figures(durability: Durability, cases: list[Case], calls: int, rounds: int) -> list[Figure]:
     with (
         folder() as path,
         changelog.open(path, role="own", durability=durability) as log,
@@ -58,14 +68,14 @@ def _figures(
         return [
             compare(
                 f"attached: {name}",
-                partial(attached, work, calls),
+                partial(attached, work, calls, afar),
                 partial(work, log, calls),
                 peer_name="the owner itself",
                 unit="MB/s",
                 target=target,
                 rounds=rounds,
             )
-            for name, work, target in works
+            for name, work, afar, target in cases
         ]
 
 
@@ -129,28 +139,33 @@ def _megabytes(calls: int) -> float:
 
 
 class _Attached:
-    """The log of the other process, opened once."""
+    """The log of the other process, opened once in each way."""
 
     log: Log
+    afar: Log
 
 
 @contextmanager
-def _attached(path: Path) -> Iterator[Callable[[Work, int], float]]:
+def _attached(path: Path) -> Iterator[Callable[[Work, int, bool], float]]:
     """A second process, attached to the log; what to call to have it do some work."""
     with ProcessPoolExecutor(
         1, mp_context=get_context("spawn"), initializer=_attach, initargs=(path,)
     ) as process:
-        yield lambda work, calls: process.submit(_do, work, calls).result()
+        yield lambda work, calls, afar: process.submit(_do, work, calls, afar).result()
         process.submit(_detach).result()
 
 
 def _attach(path: Path) -> None:
     _Attached.log = changelog.open(path)
+    endpoint = endpoints.read(path)
+    assert endpoint is not None
+    _Attached.afar = Log(FlightBroker(Target(endpoint.location, endpoint.token, str(path))))
 
 
-def _do(work: Work, calls: int) -> float:
-    return work(_Attached.log, calls)
+def _do(work: Work, calls: int, afar: bool) -> float:
+    return work(_Attached.afar if afar else _Attached.log, calls)
 
 
 def _detach() -> None:
+    _Attached.afar.close()
     _Attached.log.close()

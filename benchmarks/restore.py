@@ -10,7 +10,6 @@ store's. Opening the databases and filling the log are not measured.
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,8 @@ def _ingest(keys: list[bytes], values: list[bytes]) -> float:
 def _write(path: Path, keys: list[bytes], values: list[bytes]) -> None:
     file = rocksdict.SstFileWriter(_options())
     file.open(str(path))
-    deque(map(file.__setitem__, keys, values), maxlen=0)
+    for key, value in zip(keys, values, strict=True):  # faster than a loop in C over __setitem__
+        file[key] = value
     file.finish()
 
 

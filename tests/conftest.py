@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from changelog.clock import ManualClock
 from changelog.storage import MemoryStorage
+from tests.checked import OpenedLogs
+
+
+@pytest.fixture
+def groups_are_put_by_hand() -> bool:
+    """Whether tests commit offsets that nobody has read up to."""
+    return False
+
+
+@pytest.fixture(autouse=True)
+def logs_are_checked(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    groups_are_put_by_hand: bool,
+) -> Iterator[None]:
+    """After every test, `check` finds nothing wrong in the logs that it has opened.
+
+    A test that damages a log on purpose says so: `@pytest.mark.damages`.
+    """
+    logs = OpenedLogs(ignored={"group offset"} if groups_are_put_by_hand else set())
+    logs.watch(monkeypatch)
+    yield
+    monkeypatch.undo()
+    if request.node.get_closest_marker("damages") is None:
+        logs.check(request.node.funcargs.get("tmp_path"))
 
 
 @pytest.fixture

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import changelog
+from changelog.records import CommittedOffset, TopicPartition
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("changelog", "statestore", "framework")
 MODULES = sorted(
@@ -180,6 +183,36 @@ def test_importing_strandline_imports_nothing_heavy_and_nothing_optional() -> No
         """
     )
     assert loaded.strip() == "[]"
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_opening_a_log_does_not_import_pandas(owned: bool, tmp_path: Path) -> None:
+    """pyarrow imports it, where it is installed, for many a call; that takes half a second."""
+    pytest.importorskip("pandas")
+    folder = str(tmp_path / "log")
+    log = changelog.open(folder)
+    log.create_topic("t", 2)
+    log.append("t", [{"value": b"x"}] * 100)
+    log.broker.commit_offsets("g", {TopicPartition("t", 0): CommittedOffset(1)})
+    for commit in (True, False):
+        producer = log.producer(transactional_id=f"ended {commit}")
+        producer.begin_transaction()
+        producer.send("t", b"x", key=b"k")
+        producer.commit_transaction() if commit else producer.abort_transaction()
+        producer.close()
+    if not owned:
+        log.close()
+    loaded = python(
+        f"""
+        import sys, changelog
+        with changelog.open({folder!r}) as log:
+            log.topics(), log.offsets("t"), log.broker.committed("g")
+            log.producer(transactional_id="x").close()
+            print("pandas" in sys.modules)
+        """
+    )
+    log.close()
+    assert loaded.strip() == "False"
 
 
 def test_a_foreign_package_that_shadows_ours_is_named(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def running_totals(flights: pl.DataFrame, by: str) -> pl.DataFrame:
         delays=count,
         total=total,
         mean=total / count,
-        worst=delay.cum_max().over(by).forward_fill().over(by),
+        worst=delay.cum_max().forward_fill().over(by),
     )
     return _mean_of_none_is_null(folded).sort(by, maintain_order=True)
 
