@@ -8,9 +8,10 @@
 The end is where the reader's position arrives, not a record's offset: the last records before
 it may be markers, aborted, or compacted away. Each chunk is reduced to the last record of each
 key, sorted, and written together with the position it reaches, so a restore that is cut short
-goes on from there. Reading and sorting the next chunk runs beside writing this one: a chunk is
-sorted as columns, without the interpreter, and its keys and values become objects of Python
-only where they are written, which cannot do without it.
+goes on from there. Writing a chunk, sorting the next and reading the one after that run beside
+each other: reading and sorting work on columns, without the interpreter, and keys and values
+become objects of Python only where they are written, which cannot do without it. Reading has a
+thread of its own because it needs the interpreter often, and waits for it up to 5 ms each time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHUNK_BYTES = 64 << 20
-"""Of keys and values that are sorted and written at once; two chunks are in memory."""
+"""Of keys and values that are sorted and written at once; three chunks are in memory."""
 
 CHUNK_RECORDS = 500_000
 FETCH_BYTES = 8 << 20
@@ -214,14 +215,18 @@ class _Replay:
 
     def chunks(self) -> Iterator[tuple[SortedChanges, Position]]:
         """What is read, as sorted chunks with the position each of them reaches."""
+        return (self._chunk(batches, end) for batches, end in _ahead(self._stretches()))
+
+    def _stretches(self) -> Iterator[tuple[list[Batch], int]]:
+        """What is read, in stretches that are sorted at once, with the offset behind each."""
         pending: list[Batch] = []
         while self.position < self._log.last_stable_offset:
             pending += self._fetch()
             if _is_full(pending):
-                yield self._chunk(pending)
+                yield pending, self.position
                 pending = []
         if pending:
-            yield self._chunk(pending)
+            yield pending, self.position
 
     def _fetch(self) -> list[Batch]:
         at = {self._partition: self.position}
@@ -235,7 +240,7 @@ class _Replay:
             f"end {self._log.last_stable_offset}; is the log's owner alive?"
         )
 
-    def _chunk(self, batches: list[Batch]) -> tuple[SortedChanges, Position]:
+    def _chunk(self, batches: list[Batch], end: int) -> tuple[SortedChanges, Position]:
         keys = _column(batches, "key")
         values = _column(batches, "value")
         if keys.null_count:
@@ -244,14 +249,14 @@ class _Replay:
                 "store; something else writes to it"
             )
         self.records += len(keys)
-        self._report()
-        position = Position(self._log.topic_id, self._log.leader_epoch, self.position)
+        self._report(end)
+        position = Position(self._log.topic_id, self._log.leader_epoch, end)
         names, latest = latest_per_key(keys, values)
         return (ArrowColumn[bytes](names), ArrowColumn[bytes | None](latest)), position
 
-    def _report(self) -> None:
+    def _report(self, end: int) -> None:
         if self._progress is not None:
-            remaining = max(0, self._log.last_stable_offset - self.position)
+            remaining = max(0, self._log.last_stable_offset - end)
             seconds = self._clock.monotonic() - self._begun
             self._progress(Progress(self._partition, self.records, remaining, seconds))
 
