@@ -11,6 +11,8 @@ from changelog.records import TopicPartition
 from tests.cli.conftest import Command
 
 T0 = 1_700_000_000_000
+KEPT = {"retention.ms": "-1"}
+"""For topics with records of that time: retention would remove them."""
 
 
 def lines(*records: object) -> str:
@@ -18,7 +20,7 @@ def lines(*records: object) -> str:
 
 
 def test_what_is_produced_is_consumed(log: Log, strandline: Command) -> None:
-    log.create_topic("orders")
+    log.create_topic("orders", config=KEPT)
     record = {
         "key": "AA",
         "value": {"n": 1, "tags": ["x", None], "ratio": 0.5},
@@ -77,7 +79,7 @@ def test_forms_say_how_bytes_are_taken(log: Log, strandline: Command) -> None:
 
 
 def test_produced_json_is_json_in_the_log(log: Log, strandline: Command) -> None:
-    log.create_topic("orders")
+    log.create_topic("orders", config=KEPT)
     record = lines({"value": {"n": 1}, "key": 1.5})
     strandline("produce", "orders", "--value-format", "json", stdin=record)
     assert log.read("orders").select(["key", "value"]).to_pylist() == [

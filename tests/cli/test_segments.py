@@ -13,7 +13,7 @@ from tests.cli.conftest import Command
 
 def rolled(log: Log) -> None:
     """Several segments: 40 records in one Arrow frame each time."""
-    log.create_topic("orders", config={"segment.bytes": "8192"})
+    log.create_topic("orders", config={"segment.bytes": "8192", "retention.ms": "-1"})
     for n in range(5):
         rows = [
             {"key": str(i), "value": bytes(100), "timestamp": 1_700_000_000_000 + n}
