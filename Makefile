@@ -28,7 +28,7 @@ quick: $(STAMP)  ## The tests that take no JVM and no patience
 	$(PYTEST) -m 'not slow and not spark' $(ARGS)
 
 lowest:  ## The quick tests on the oldest versions that pyproject.toml allows (needs uv)
-	uv run --no-project --isolated --resolution lowest-direct --with-editable '.[dev,demo]' \
+	uv run --no-project --isolated --resolution lowest-direct --with-editable '.[dev,demo,spark]' \
 	    python -m pytest -m 'not slow and not spark' $(ARGS)
 
 lint: $(STAMP)  ## Style, likely mistakes, banned calls, formatting

@@ -105,7 +105,7 @@ class Log:
         data: Any,
         *,
         key: str | None = None,
-        timestamp: str | None = None,
+        timestamp: str | int | None = None,
         partition: int | None = None,
     ) -> list[BatchMetadata]:
         """Append a DataFrame, Arrow data or a list of rows (see `Producer.append`)."""

@@ -22,7 +22,7 @@ def append_to(topic: Topic[Any, Any], data: Any, timestamp: int | dt.datetime | 
     """See `Topic.append`."""
     now = topic.app.clock.now_ms() if timestamp is None else to_ms(timestamp)
     if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
-        return _append_table(topic, data)
+        return _append_table(topic, data, now)
     if isinstance(data, str | bytes | dict) or not isinstance(data, Iterable):
         raise InvalidRecord(
             f"topic {topic.name!r}: append takes records, a DataFrame or an Arrow table, got"
@@ -31,11 +31,10 @@ def append_to(topic: Topic[Any, Any], data: Any, timestamp: int | dt.datetime | 
     return _append_records(topic, iter(data), now)
 
 
-def _append_table(topic: Topic[Any, Any], data: Any) -> int:
+def _append_table(topic: Topic[Any, Any], data: Any, now: int) -> int:
     with topic.app.producer() as producer:
-        appended = producer.append(
-            topic.name, data, key=topic.key_column, timestamp=topic.timestamp_column
-        )
+        times = topic.timestamp_column or now
+        appended = producer.append(topic.name, data, key=topic.key_column, timestamp=times)
     return sum(batch.last_offset - batch.base_offset + 1 for batch in appended)
 
 

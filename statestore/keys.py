@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from changelog.errors import InvalidConfig, InvalidRecord
 from statestore.ordered import (
+    BEHIND_ELEMENTS,
     TAG_BYTES,
     TAG_STR,
     TAG_TUPLE,
@@ -71,11 +72,12 @@ class KeyCodec(Generic[K]):
         >>> key_codec(str).prefix("ab")
         (b'Qab', b'Qac')
         >>> key_codec(tuple[str, int]).prefix(("ab",))
-        (b'`Qab\\x00', b'`Qab\\x01')
+        (b'`Qab\\x00', b'`Qab\\x00\\xff')
         """
         if self.is_tuple:
             lower = encode_tuple(self._leading(prefix))
-        elif self.declared in (str, bytes):
+            return lower, lower + BEHIND_ELEMENTS
+        if self.declared in (str, bytes):
             lower = self.encode(self.admit(prefix))
         else:
             raise InvalidRecord(

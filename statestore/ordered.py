@@ -37,6 +37,12 @@ from changelog.errors import CorruptLog
 FIRST_KEY = b"\x02"
 """Sorts before or equal to every encoded key."""
 
+BEHIND_ELEMENTS = b"\xff"
+"""Behind the first elements of a tuple, sorts after all that may follow: no tag is as large.
+
+What begins with it belongs to a string with a zero in it, whose beginning looks like a whole one.
+"""
+
 
 def encode_int(key: int) -> bytes:
     """An int of any size."""

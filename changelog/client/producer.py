@@ -181,18 +181,19 @@ class Producer:
         data: Any,
         *,
         key: str | None = None,
-        timestamp: str | None = None,
+        timestamp: str | int | None = None,
         partition: int | None = None,
     ) -> list[BatchMetadata]:
         """Append a DataFrame, Arrow data or a list of rows; where each batch went.
 
-        `key` and `timestamp` name columns (see `changelog.client.columns`). Outside a transaction
-        what comes before a failure stands. Raises what `send` and its futures do.
+        `key` and `timestamp` name columns (see `changelog.client.columns`); a number is the time
+        in ms of records without one, by default now. Outside a transaction what comes before a
+        failure stands. Raises what `send` and its futures do.
         """
         target = self._target(topic, fresh=True)
-        batches = to_batches(
-            data, target.info, now_ms=self._clock.now_ms(), key=key, timestamp=timestamp
-        )
+        column = timestamp if isinstance(timestamp, str) else None
+        now_ms = timestamp if isinstance(timestamp, int) else self._clock.now_ms()
+        batches = to_batches(data, target.info, now_ms=now_ms, key=key, timestamp=column)
         return self._append(target, batches, partition)
 
     def append_columns(

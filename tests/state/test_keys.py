@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
@@ -58,6 +58,10 @@ def test_a_key_comes_back_as_it_was(declared: Any, keys: st.SearchStrategy[Any],
     assert encoded[0] >= 0x02
 
 
+_FEW = st.text("a\0\xff", max_size=3)
+"""Strings of which many begin with each other, with zeros and what is written behind zeros."""
+
+
 @settings(deadline=None)
 @given(key=st.text(), other=st.text())
 def test_a_prefix_finds_the_keys_that_begin_with_it(key: str, other: str) -> None:
@@ -69,12 +73,17 @@ def test_a_prefix_finds_the_keys_that_begin_with_it(key: str, other: str) -> Non
 
 
 @settings(deadline=None)
-@given(key=st.tuples(st.text(), st.binary(), st.integers()), other=st.text())
+@given(key=st.tuples(_FEW, _FEW.map(str.encode), st.integers()), other=_FEW)
+@example(key=("ab\0c", b"", 0), other="ab")
+@example(key=("ab", b"\0", 0), other="ab")
 def test_a_tuple_prefix_finds_the_keys_with_these_first_elements(key: Any, other: str) -> None:
     codec = key_codec(tuple[str, bytes, int])
     lower, upper = codec.prefix((other,))
     assert upper is not None
     assert (lower <= codec.encode(key) < upper) == (key[0] == other)
+    lower, upper = codec.prefix((key[0], other.encode()))
+    assert upper is not None
+    assert (lower <= codec.encode(key) < upper) == (key[1] == other.encode())
 
 
 @settings(deadline=None)
