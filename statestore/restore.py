@@ -230,8 +230,11 @@ class _Replay:
 
     def _fetch(self) -> list[Batch]:
         at = {self._partition: self.position}
-        for _ in range(STALLED_POLLS):
-            fetched = self._broker.fetch(at, max_bytes=FETCH_BYTES, timeout=1.0)[self._partition]
+        for attempt in range(STALLED_POLLS + 1):
+            # The end is further on, so there is no need to wait; and where only markers are
+            # left, a fetch that waits for records would wait in vain.
+            wait = 1.0 if attempt else 0.0
+            fetched = self._broker.fetch(at, max_bytes=FETCH_BYTES, timeout=wait)[self._partition]
             if fetched.next_offset > self.position:
                 self.position = fetched.next_offset
                 return fetched.batches

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from changelog.clock import ManualClock
+from changelog.embedded.owner import Owner
 from changelog.errors import (
     CorruptLog,
     DiskFull,
@@ -376,6 +377,30 @@ def test_deletion_that_overtakes_the_replay_begins_it_anew(
     restored = store.restore(broker, changelog.partition)
     assert restored.plan.action == "resume"  # what was decided first
     assert entries(store) == {"z": 1}
+    store.close()
+
+
+def test_a_restore_to_the_end_never_waits_for_records(
+    changelog: Changelog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind what the engine holds there are only markers and aborted records left."""
+    filled(changelog, tmp_path)
+    store = changelog.open(SPEC, tmp_path)
+    store["half"] = 1
+    changelog.commit(store)
+    store.checkpoint()
+    store.close()
+    changelog.append([(b"Qx", b"\x01")], commit=False)
+    waits = []
+
+    def fetch(*args: Any, timeout: float = 0.0, **kwargs: Any) -> Any:
+        waits.append(timeout)
+        return Owner.fetch(changelog.owner, *args, timeout=timeout, **kwargs)
+
+    monkeypatch.setattr(changelog.owner, "fetch", fetch)
+    store = changelog.open(SPEC, tmp_path)
+    assert store["half"] == 1
+    assert set(waits) == {0.0}
     store.close()
 
 
