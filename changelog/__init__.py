@@ -47,6 +47,7 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
     role: Role = "own_or_attach",
     durability: Durability = "fsync",
     clock: Clock | None = None,
+    token: str | None = None,
 ) -> Log:
     """Open the log at `url`: a folder, which is made if need be, or `strandline://host:port`.
 
@@ -54,7 +55,8 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
     one of them takes over when it dies. `role` says how: own_or_attach (programs that run on),
     attach_or_spawn (short-lived tools: an owner is started in the background if there is none),
     own (raise LogLocked rather than attach). `durability` is "fsync" (an acknowledged append
-    survives a power cut) or "os" (it survives `kill -9`), and the owner's to choose.
+    survives a power cut) or "os" (it survives `kill -9`), and the owner's to choose. `token` is what
+    a log at a URL asks for, by default that of the URL or of STRANDLINE_TOKEN.
 
     Raises LogLocked, OwnerUnavailable, Unauthenticated, CorruptLog, FutureFormat,
     StorageFailed, InvalidConfig.
@@ -74,6 +76,10 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
     from changelog.flight import address, attach
 
     if address.is_remote(text):
-        return Log(address.connect(text, clock=clock), clock=clock)
+        return Log(address.connect(text, token=token, clock=clock), clock=clock)
+    if "://" in text:
+        raise InvalidConfig(
+            f"{text}: a log is a folder, or strandline://host:port (strandline+tls:// with TLS)"
+        )
     broker = attach.attach_or_own(text, role=role, durability=durability, clock=clock)
     return Log(broker, clock=clock)

@@ -275,7 +275,7 @@ class App:
         stops the task's instance there, "skip" drops it, "dead_letter" sends it with the
         error to `<app>-<task>-dead-letter`. Tombstones are passed on only with `tombstones`.
         """
-        inputs = (topics,) if isinstance(topics, Topic) else tuple(topics)
+        inputs = (topics,) if isinstance(topics, Topic | str) else tuple(topics)
 
         def declare(handler: H) -> H:
             title = name or str(getattr(handler, "__name__", "task"))

@@ -124,7 +124,10 @@ class Declarations:
     def _check_inputs(self, spec: TaskSpec) -> None:
         for topic in spec.inputs:
             if not isinstance(topic, Topic):
-                raise InvalidConfig(f"task {spec.name!r}: {topic!r} is not a topic of app.topic")
+                raise InvalidConfig(
+                    f"task {spec.name!r}: @app.task takes topics as app.topic(name, …) gives them, "
+                    f"got {topic!r}"
+                )
             if self.topics.get(topic.name) is not topic:
                 raise InvalidConfig(
                     f"task {spec.name!r}: topic {topic.name!r} belongs to another app"

@@ -16,6 +16,7 @@ from framework.container.folders import StoreFolders
 from framework.store import Store
 from statestore.keys import key_codec
 from statestore.restore import restore_all
+from statestore.spec import UNSET
 from statestore.store import PartitionStore
 
 if TYPE_CHECKING:
@@ -44,12 +45,18 @@ class StoreView(Generic[K, V]):
         )
         return self
 
-    def get(self, key: K, default: Any = None) -> V | Any:
-        """The value of a key on whichever partition has it; else `default`."""
+    def get(self, key: K, default: Any = UNSET) -> V | Any:
+        """The value of a key on whichever partition has it; else `default`, as a handler gets it.
+
+        That is, without one the store's own default, else None.
+        """
         for part in self._parts:
             if key in part:
                 return self._store.shown(part[key])
-        return default
+        if default is not UNSET:
+            return default
+        value = self._parts[0].get(key)
+        return None if value is None else self._store.shown(value)
 
     def __getitem__(self, key: K) -> V:
         for part in self._parts:

@@ -55,7 +55,7 @@ def save_closed_sizes(storage: Storage, sizes: ClosedSizes) -> None:
     document.save(storage, CLEAN, CLEAN_KIND, sizes)
 
 
-def lock_note() -> str:
+def lock_note(role: str) -> str:
     """What the lock file says while this process holds the lock."""
     started = time.strftime("%Y-%m-%dT%H:%M:%S")
-    return f"pid {os.getpid()}, started {started}\n"
+    return f"pid {os.getpid()}, {role}, started {started}\n"

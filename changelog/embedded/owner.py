@@ -69,6 +69,7 @@ class Owner:
     """An open log. Implements Broker.
 
     `background=False` starts no thread: `tick` is called by hand, and a fetch does not wait.
+    `role` is what the lock file calls this process.
     Raises LogLocked, CorruptLog, FutureFormat, StorageFailed.
     """
 
@@ -79,6 +80,7 @@ class Owner:
         clock: Clock | None = None,
         durability: Durability = "fsync",
         background: bool = True,
+        role: str = "owner",
     ) -> None:
         if durability not in ("fsync", "os"):
             raise InvalidConfig(f"durability is 'fsync' or 'os', got {durability!r}")
@@ -91,7 +93,7 @@ class Owner:
         self._stop = threading.Event()
         self._admin_lock = threading.RLock()
         storage.make_dir("")
-        self._lock = storage.lock(LOCK, lock_note())
+        self._lock = storage.lock(LOCK, lock_note(role))
         try:
             self._open()
         except BaseException:

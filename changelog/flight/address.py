@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -64,12 +65,20 @@ def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Target:
     return Target(location, token, name, ca=read_pem(ca) if ca else None)
 
 
-def connect(url: str, *, deadline: float = DEADLINE, clock: Clock | None = None) -> FailoverBroker:
+def connect(
+    url: str,
+    *,
+    token: str | None = None,
+    deadline: float = DEADLINE,
+    clock: Clock | None = None,
+) -> FailoverBroker:
     """The log at `url`; connects again when the connection is lost.
 
     Raises OwnerUnavailable, Unauthenticated, InvalidConfig.
     """
     target = parse_url(url)
+    if token is not None:
+        target = replace(target, token=token)
 
     def connect_once(seconds: float) -> Link:
         broker = FlightBroker(target, deadline=deadline, connect_within=max(seconds, 0.1))

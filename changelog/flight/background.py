@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Literal
 
 from changelog.embedded.environment import Durability
@@ -28,6 +29,8 @@ from changelog.storage import LocalStorage
 
 IDLE = 10.0
 """Seconds without a session after which a background owner leaves."""
+BACKGROUND = "owner in the background"
+"""What the lock file calls it."""
 LOG_FILE = "owner.log"
 LOG_BYTES = 1 << 20
 """Larger than this, the log file begins anew with the next background owner."""
@@ -94,11 +97,12 @@ class Spawner:
 
 def run(folder: Path, *, idle: float = IDLE, durability: Durability = "fsync") -> int:
     """Own `folder` until no session was open for `idle` seconds, or SIGTERM; the exit status."""
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    signal.signal(signal.SIGINT, lambda *_: stop.set())
+    # Not an Event: a second signal within its `set` would wait for the first one for ever.
+    signals: SimpleQueue[int] = SimpleQueue()
+    signal.signal(signal.SIGTERM, lambda number, _: signals.put(number))
+    signal.signal(signal.SIGINT, lambda number, _: signals.put(number))
     try:
-        served = ServedOwner(folder, durability=durability)
+        served = ServedOwner(folder, durability=durability, role=BACKGROUND)
     except LogLocked as error:
         _log.info("%s", error)
         return EXIT_LOCKED
@@ -107,7 +111,7 @@ def run(folder: Path, *, idle: float = IDLE, durability: Durability = "fsync") -
         return EXIT_FAILED
     _log.info("process %d owns %s", os.getpid(), folder)
     try:
-        served.server.sessions.wait_idle(idle, stop)
+        served.server.sessions.wait_idle(idle, lambda: not signals.empty())
     finally:
         served.close()
         _log.info("process %d leaves %s", os.getpid(), folder)

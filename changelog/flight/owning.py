@@ -22,10 +22,15 @@ class ServedOwner:
     """
 
     def __init__(
-        self, folder: Path, *, clock: Clock | None = None, durability: Durability = "fsync"
+        self,
+        folder: Path,
+        *,
+        clock: Clock | None = None,
+        durability: Durability = "fsync",
+        role: str = "owner",
     ) -> None:
         self._folder = folder
-        self.owner = Owner(LocalStorage(folder), clock=clock, durability=durability)
+        self.owner = Owner(LocalStorage(folder), clock=clock, durability=durability, role=role)
         try:
             self._announce(clock)
         except BaseException:

@@ -68,7 +68,7 @@ def serve(
     """
     address = host_port(listen)
     tls = _tls(tls_certificate, tls_key)
-    if tls is None and not plaintext and not _only_here(address):
+    if tls is None and not plaintext and is_seen_by_others(listen):
         raise InvalidConfig(
             f"{listen} can be reached from other machines, and without TLS anybody on the way can read "
             "the token and the data; give tls_certificate and tls_key, or plaintext=True"
@@ -102,11 +102,16 @@ def _tls(
     return Tls(read_pem(certificate), read_pem(key))
 
 
-def _only_here(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
+def is_seen_by_others(listen: str) -> bool:
+    """Whether other machines can reach what listens at `listen`. Raises InvalidConfig.
+
+    >>> is_seen_by_others("0.0.0.0:0"), is_seen_by_others("localhost")
+    (True, False)
+    """
+    host = host_port(listen).rpartition(":")[0].strip("[]")
     if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
         return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from changelog.broker import Broker
 from changelog.clock import Clock
@@ -102,10 +102,10 @@ class Sessions:
                 self._idle_since = self._clock.monotonic()
                 self._changed.notify_all()
 
-    def wait_idle(self, seconds: float, stop: threading.Event) -> None:
-        """Return when no session has been open for `seconds`, or `stop` is set (looked at each second)."""
+    def wait_idle(self, seconds: float, stopped: Callable[[], bool]) -> None:
+        """Return when no session has been open for `seconds`, or `stopped` (asked each second)."""
         with self._changed:
-            while not stop.is_set():
+            while not stopped():
                 left = self._idle_since + seconds - self._clock.monotonic()
                 if not self._open and left <= 0:
                     return

@@ -48,7 +48,8 @@ def consume(
 ) -> None:
     """Print records as JSON lines, a partition's in order, up to where the topic ends now.
 
-    The lines can be piped into `strandline produce`.
+    The lines can be piped into `strandline produce`. Bytes that are no MessagePack are shown as
+    {"utf8": "…"} or {"base64": "…"}; --value-format says what else they are.
     """
     with opened(log) as where:
         chosen = partitions_of(where.broker, topic, partition)

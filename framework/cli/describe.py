@@ -11,7 +11,7 @@ import typer
 
 from changelog.broker import Broker
 from framework.cli import groups, output
-from framework.cli.loading import load_app, opened
+from framework.cli.loading import load_app, location, opened
 from framework.cli.options import JsonOption, LogOption
 from framework.cli.stores import stores_of
 
@@ -21,15 +21,27 @@ if TYPE_CHECKING:
 
 def describe(
     target: Annotated[
-        str, typer.Argument(metavar="MODULE:APP|DIR|URL", help="An app's code, or a log.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="MODULE:APP|DIR|URL", help="An app's code, or a log; by default that of --log."
+        ),
+    ] = None,
+    log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show an app's tasks, topics and stores, or what apps and topics are in a log."""
-    if "://" in target or Path(target).is_dir() or os.sep in target.rstrip(os.sep):
+    if target is None:
+        describe_log(location(log), json=json)
+    elif _is_log(target):
         describe_log(target, json=json)
     else:
         describe_app(load_app(target), json=json)
+
+
+def _is_log(target: str) -> bool:
+    if target.partition(":")[0].endswith(".py"):
+        return False
+    return "://" in target or Path(target).is_dir() or os.sep in target.rstrip(os.sep)
 
 
 def command_of(app: App) -> Callable[..., None]:

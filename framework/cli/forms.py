@@ -1,15 +1,16 @@
 """Keys and values between bytes and JSON.
 
 What JSON has no form for is an object of one field, in either direction, at any depth: bytes
-are {"base64": "…"}, NaN and the infinities {"float": "nan"}, ints beyond 64 bits {"int": "…"}.
+are {"base64": "…"}, or {"utf8": "…"} if they are text; NaN and the infinities {"float": "nan"},
+ints beyond 64 bits {"int": "…"}.
 What bytes mean is not written in the log; forms say how to take them:
 
     keys      text · int and float (8 bytes, big-endian) · msgpack · bytes
     values    text · json · msgpack · bytes
 
 and `auto` takes them as Strandline writes them. Keys: text, then 8 bytes as an int, then
-MessagePack. Values: MessagePack, then text, which is not ambiguous but for single characters.
-What cannot be taken so is shown as base64, never refused.
+MessagePack. Values: MessagePack, else their bytes, so that what is shown and produced again is
+the same. What cannot be taken as its form says is shown as base64, never refused.
 """
 
 from __future__ import annotations
@@ -114,8 +115,9 @@ def _shown_key(data: bytes, form: KeyForm) -> Any:
     if form == "float":
         return _DOUBLE.unpack(data)[0]
     value = _msgpack.loads(data)
-    # What else MessagePack may stand for has a form of its own, and must come back as these bytes.
-    certain = isinstance(value, list | dict) and _msgpack.dumps(value) == data
+    # What else MessagePack may stand for has a form of its own, and must come back as these bytes
+    # (JSON makes texts of a map's keys).
+    certain = isinstance(value, list | dict) and _msgpack.dumps(unplain(plain(value))) == data
     return plain(value if certain or form == "msgpack" else data)
 
 
@@ -133,7 +135,7 @@ def show_value(data: Any, form: ValueForm = "auto") -> Any:
     """A value as JSON can hold it: bytes by their form, typed columns as they are.
 
     >>> [show_value(value) for value in (b"\\x81\\xa1n\\x01", b"hello", b"\\xff\\xff", None)]
-    [{'n': 1}, 'hello', {'base64': '//8='}, None]
+    [{'n': 1}, {'utf8': 'hello'}, {'base64': '//8='}, None]
     """
     if not isinstance(data, bytes):
         return plain(data)
@@ -171,11 +173,11 @@ def _shown_value(data: bytes, form: ValueForm) -> Any:
     try:
         value = _msgpack.loads(data)
     except InvalidRecord:
-        return data.decode()
+        return {"utf8": data.decode()}
     # A scalar in an odd encoding is rather some other bytes; and null would be a tombstone.
     scalar = not isinstance(value, list | dict)
     certain = not scalar or (value is not None and _msgpack.dumps(value) == data)
-    return plain(value) if certain else data.decode()
+    return plain(value) if certain else {"utf8": data.decode()}
 
 
 # Typed columns ------------------------------------------------------------------------
@@ -264,6 +266,7 @@ _SPECIAL: dict[str, Callable[[str], Any]] = {
     "base64": lambda text: base64.b64decode(text, validate=True),
     "float": float,
     "int": int,
+    "utf8": str.encode,
 }
 
 

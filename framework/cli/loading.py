@@ -64,15 +64,18 @@ def folder(log: str | None) -> Path:
 def load_app(target: str) -> App:
     """The app that `module:app` (or `module`, if it is called `app`) names.
 
-    Modules are looked for in the current folder too. Raises InvalidConfig.
+    Modules are looked for in the current folder too; a path, as shop/orders.py:app, is a module
+    of its folder. Raises InvalidConfig.
     """
     from framework.app import App
 
     module_name, _, attribute = target.partition(":")
-    module_name = module_name.removesuffix(".py").replace("/", ".")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    module = importlib.import_module(_findable(module_name, target))
+    folder = Path.cwd()
+    if Path(module_name).suffix == ".py":
+        folder, module_name = _file(Path(module_name), target)
+    if str(folder) not in sys.path and ("" not in sys.path or folder != Path.cwd()):
+        sys.path.insert(0, str(folder))
+    module = importlib.import_module(_findable(module_name, folder, target))
     app = getattr(module, attribute or "app", None)
     if not isinstance(app, App):
         known = sorted(name for name, value in vars(module).items() if isinstance(value, App))
@@ -83,15 +86,26 @@ def load_app(target: str) -> App:
     return app
 
 
-def _findable(name: str, target: str) -> str:
+def _file(path: Path, target: str) -> tuple[Path, str]:
+    """Where a module is looked for that is named by its file, and its name."""
+    if not path.is_file():
+        raise InvalidConfig(f"{target!r}: there is no file {path}")
+    inside = path.resolve()
+    folder = inside.parent
+    while (folder / "__init__.py").exists():
+        folder = folder.parent
+    return folder, ".".join(inside.relative_to(folder).with_suffix("").parts)
+
+
+def _findable(name: str, folder: Path, target: str) -> str:
     try:
         found = importlib.util.find_spec(name)
-    except (ModuleNotFoundError, ValueError):
+    except (ImportError, ValueError):
         found = None
     if found is None:
         raise InvalidConfig(
-            f"{target!r}: there is no module {name!r} in {Path.cwd()} nor installed; write "
-            "module:app, as shop.orders:app"
+            f"{target!r}: there is no module {name!r} in {folder} nor installed; write "
+            "module:app, as shop.orders:app, or the path of its file"
         )
     return name
 

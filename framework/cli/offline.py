@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +15,12 @@ import typer
 from changelog.clock import SystemClock
 from changelog.embedded.names import CATALOG, FOLDER_META, LOCK, TOPICS
 from changelog.errors import InvalidConfig, LogLocked
-from changelog.flight.background import IDLE
-from changelog.storage import LocalStorage
+from changelog.flight.background import BACKGROUND, IDLE
+from changelog.storage import LocalStorage, Lock
 from framework.cli import output
+
+LEAVING, POLL = 5.0, 0.1
+"""Seconds that an owner may take to close the log; and after which its lock is tried again."""
 
 FolderArgument = Annotated[
     Path,
@@ -27,20 +31,36 @@ FolderArgument = Annotated[
 @contextmanager
 def held(folder: Path) -> Iterator[LocalStorage]:
     """The files of a log folder, with its lock. Raises InvalidConfig, LogLocked."""
+    if ":/" in str(folder):
+        raise InvalidConfig(
+            f"{folder} is the URL of a log; this needs its folder: run it on the machine that has it"
+        )
     if not any((folder / name).exists() for name in (FOLDER_META, CATALOG, TOPICS)):
         raise InvalidConfig(f"{folder} holds no log; give the folder of one")
     storage = LocalStorage(folder)
-    try:
-        lock = storage.lock(LOCK, f"pid {os.getpid()}, `{' '.join(sys.argv[:2])}`\n")
-    except LogLocked as error:
-        raise LogLocked(
-            f"{error}: this needs a log that nobody has open. Stop that process; an owner in the "
-            f"background leaves by itself {IDLE:.0f} s after the last command"
-        ) from None
+    lock = _locked(storage)
     try:
         yield storage
     finally:
         lock.release()
+
+
+def _locked(storage: LocalStorage) -> Lock:
+    """The lock; an owner in the background is waited for, since it leaves by itself."""
+    clock = SystemClock()
+    until, told = clock.monotonic() + IDLE + LEAVING, False
+    while True:
+        try:
+            return storage.lock(LOCK, f"pid {os.getpid()}, `{' '.join(sys.argv[:2])}`\n")
+        except LogLocked as error:
+            if BACKGROUND not in str(error) or clock.monotonic() > until:
+                raise LogLocked(
+                    f"{error}: this needs a log that nobody has open; stop that process"
+                ) from None
+        if not told:
+            output.note("waiting for the owner in the background to leave")
+        told = True
+        time.sleep(POLL)
 
 
 class ReadingBar:

@@ -85,6 +85,8 @@ def to_ms(text: str) -> int | None:
 
 _ZONED = {f"timestamp[{unit}]": pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")}
 _ZONED["timestamp"] = pa.timestamp("us", "UTC")
+_PYTHON = {"int": pa.int64(), "str": pa.string(), "bytes": pa.binary()}
+"""Where Python's name is not Arrow's too."""
 
 
 def _column(text: str) -> pa.Field:
@@ -93,7 +95,7 @@ def _column(text: str) -> pa.Field:
         raise typer.BadParameter(f"expected NAME:TYPE, got {text!r}")
     plain = kind.removesuffix("!").strip()
     try:
-        arrow = _ZONED.get(plain) or pa.type_for_alias(plain)
+        arrow = _ZONED.get(plain) or _PYTHON.get(plain) or pa.type_for_alias(plain)
     except ValueError:
         raise typer.BadParameter(
             f"{text!r}: no type is called {plain!r}; there are string, int64, double, bool, "

@@ -100,7 +100,8 @@ class _Lines:
                 yield self._send(producer, text)
             except StrandlineError as error:
                 producer.flush()
-                raise type(error)(f"line {number}: {error} (the lines before it are in)") from error
+                before = " (the lines before it are in)" if number > 1 else ""
+                raise type(error)(f"line {number}: {error}{before}") from error
 
     def _send(self, producer: Producer, text: bytes) -> Future[RecordMetadata]:
         line = _parse(text)

@@ -1,7 +1,7 @@
 """`strandline repair DIR`: put right what `check` finds, and say what is lost.
 
-Exit codes are those of `check`, for what is found afterwards; if it was not agreed to, for what is
-there now.
+Exit codes: 0 what is left is nothing, or notes, which opening puts right; else those of `check`, for
+what is found afterwards, or for what is there now if it was not agreed to.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from changelog.clock import SystemClock
-from changelog.embedded.checking.findings import Report
+from changelog.embedded.checking.findings import Report, Severity
 from changelog.embedded.repairing.folder import plan_of
 from changelog.embedded.repairing.plan import Plan, carry_out
 from framework.cli import output
@@ -45,7 +45,7 @@ def repair(folder: FolderArgument, yes: YesOption = False, json: JsonOption = Fa
             output.document(_as_json(plan, report, kept))
         else:
             _show_outcome(plan, report, kept)
-    raise typer.Exit(code(report))
+    raise typer.Exit(0 if report.worst is Severity.NOTE else code(report))
 
 
 def _show(plan: Plan, report: Report) -> None:

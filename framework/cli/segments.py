@@ -183,7 +183,8 @@ def _frames(
         try:
             for position, header in _headers(file, located.path):
                 if header.last_offset >= start:
-                    row = {"partition": located.partition, "position": position}
+                    row = {"partition": located.partition, "file": located.path}
+                    row |= {"position": position}
                     yield row | _header_fields(header), located, file, position, header
         finally:
             file.close()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Annotated
 
 import typer
@@ -18,6 +19,7 @@ from framework.cli.options import JsonOption
 
 
 def serve(
+    context: typer.Context,
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="The log's folder; made if absent.")
     ],
@@ -54,11 +56,19 @@ def serve(
 ) -> None:
     """Serve a log until Ctrl-C or SIGTERM. Clients open the URL it prints, with the token."""
     if listen is None:
-        if token or tls_cert or tls_key or plaintext:
+        # A token in the environment is for those that are served elsewhere.
+        source = context.get_parameter_source("token")
+        given = token and source is not None and source.name == "COMMANDLINE"
+        if given or tls_cert or tls_key or plaintext:
             raise typer.BadParameter("--token, --tls-… and --plaintext need --listen HOST:PORT")
         return _serve_here(folder, durability, json=json)
     from changelog.flight import serve as flight
 
+    if not (tls_cert or tls_key or plaintext) and flight.is_seen_by_others(listen):
+        raise typer.BadParameter(
+            f"{listen} is seen from other machines, and the token and the data would go there in "
+            "clear; give --tls-cert and --tls-key, or --plaintext on a network that you trust"
+        )
     served = flight.serve(
         folder,
         listen=listen,
@@ -97,20 +107,24 @@ def _tell(folder: Path, url: str, made: str | None, *, json: bool) -> None:
 
 
 def _wait() -> None:
-    with _ended_by(signal.SIGINT, signal.SIGTERM) as ended:
-        ended.wait()
+    with ended_by(signal.SIGINT, signal.SIGTERM) as came:
+        came.get()
 
 
 @contextmanager
-def _ended_by(*signals: signal.Signals) -> Iterator[threading.Event]:
-    """An event that these signals set."""
-    ended = threading.Event()
+def ended_by(*numbers: signal.Signals) -> Iterator[SimpleQueue[int]]:
+    """A queue into which these signals come.
+
+    Not an Event: its `set` takes a lock, so a signal within the `set` of another, or within
+    `wait`, would wait for ever.
+    """
+    came: SimpleQueue[int] = SimpleQueue()
     if threading.current_thread() is not threading.main_thread():
-        yield ended
+        yield came
         return
-    before = {number: signal.signal(number, lambda *_: ended.set()) for number in signals}
+    before = {number: signal.signal(number, lambda n, _: came.put(n)) for number in numbers}
     try:
-        yield ended
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

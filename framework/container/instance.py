@@ -23,6 +23,7 @@ from framework.container.decoding import Chunk, raw
 from framework.container.failures import NOT_THE_RECORD, dead_letter_headers, described, task_failed
 from framework.container.inputs import Input, next_run
 from framework.container.outbox import Outbox
+from framework.container.rarely import Rarely
 from framework.context import ClockName, TaskContext
 from framework.record import Record
 from framework.task import TaskSpec
@@ -75,6 +76,7 @@ class TaskInstance:
         self._next_window = clock.now_ms() + (spec.window_ms or 0)
         self._plain = not spec.is_async and self.timers is None
         self._marks = [0] * len(self.all_stores)
+        self._put_aside = Rarely(_log, clock)
 
     def has_failed(self) -> bool:
         """Whether it has stopped at a record, for good."""
@@ -221,6 +223,7 @@ class TaskInstance:
             if close is not None and not inspect.iscoroutinefunction(close):
                 close()
         finally:
+            self._put_aside.close()
             self.release()
 
     def release(self) -> None:
@@ -360,7 +363,7 @@ class TaskInstance:
             self.failure.__cause__ = error
             _log.error("partition %d stops: %s", self.partition, self.failure)
             return
-        _log.warning("task %s: %s: %s: %s", self.spec.name, self.spec.on_error, subject, error)
+        self._put_aside.note(f"task {self.spec.name}: {self.spec.on_error}: {subject}: {error}")
         if self.spec.dead_letter is not None:
             self._bury(record, what, error)
 

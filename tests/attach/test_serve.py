@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import changelog
 from changelog.errors import InvalidConfig, OwnerUnavailable, StrandlineError, Unauthenticated
 from changelog.flight.address import TOKEN_VARIABLE, connect, is_remote, parse_url
 from changelog.flight.attach import attach_or_own
@@ -40,6 +41,18 @@ def test_the_token_may_come_from_the_environment(served, monkeypatch):
     client = connect(served.url, deadline=10)
     assert all(info.internal for info in client.topics())
     client.close()
+
+
+def test_the_token_may_be_an_argument(served):
+    with changelog.open(served.url, token=served.token) as log:
+        assert log.topics() == []
+
+
+def test_a_url_of_another_kind_is_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidConfig, match="a log is a folder, or strandline://"):
+        changelog.open("http://127.0.0.1:1")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_token_and_a_wrong_one_get_nothing(served):

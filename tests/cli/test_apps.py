@@ -76,6 +76,23 @@ def test_an_app_that_is_not_there(strandline: Command, target: str, says: str) -
     assert len(outcome.err.strip().splitlines()) == 1
 
 
+def test_an_app_is_named_by_its_file_too(
+    strandline: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for folder, name in (("plain", "plain_orders"), ("package/inner", "packaged_orders")):
+        path = tmp_path / folder / f"{name}.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"import strandline as sl\nother = sl.App({name!r}, log='x')\n")
+        if folder != "plain":
+            for part in (path.parent, path.parent.parent):
+                (part / "__init__.py").touch()
+        described = strandline("describe", f"{path}:other", "--json").json
+        assert described["app"] == name
+    missing = strandline("run", str(tmp_path / "missing.py"))
+    assert (missing.code, "there is no file" in missing.err) == (1, True)
+
+
 # stores -------------------------------------------------------------------------------
 
 

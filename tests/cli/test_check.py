@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import changelog
+from changelog.flight.background import BACKGROUND
 from tests.cli.conftest import Command
 
 pytestmark = pytest.mark.damages
@@ -74,12 +78,30 @@ def test_as_json(strandline: Command, closed: Path) -> None:
     assert said["records"] == 1 + 1  # the other one, and the block of producer ids
 
 
+def test_an_owner_in_the_background_is_waited_for(
+    folder: Path, strandline: Command, repository: Path, eventually: Callable[..., None]
+) -> None:
+    changelog.open(folder).close()
+    owner = subprocess.Popen(
+        [sys.executable, "-m", "changelog.flight.background", str(folder), "--idle", "3"],
+        env={**os.environ, "PYTHONPATH": str(repository)},
+    )
+    try:
+        eventually(lambda: BACKGROUND in (folder / "lock").read_text())
+        outcome = strandline("check", str(folder))
+        assert outcome.code == 0
+        assert "waiting for the owner in the background" in outcome.err
+    finally:
+        owner.kill()
+        owner.wait(10)
+
+
 def test_a_log_that_somebody_has_open_is_left_alone(strandline: Command, closed: Path) -> None:
     with changelog.open(closed):
         outcome = strandline("check", str(closed))
     assert outcome.code == 3
     assert "pid" in outcome.err
-    assert "Stop that process" in outcome.err
+    assert "stop that process" in outcome.err
 
 
 def test_a_folder_that_is_no_log(strandline: Command, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ import pytest
 
 import changelog
 from changelog.log import Log
+from framework.cli import serve
 from framework.cli.application import without_debug
 from tests.cli.conftest import Command
 
@@ -131,8 +132,9 @@ def test_served_over_tcp_and_used_by_its_url(
 
 
 def test_served_to_this_machine(
-    folder: Path, strandline: Command, eventually: Callable[..., None]
+    folder: Path, strandline: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("STRANDLINE_TOKEN", "of another log that is served elsewhere")
     process = started("serve", str(folder), "--json")
     try:
         assert process.stdout is not None
@@ -144,10 +146,32 @@ def test_served_to_this_machine(
         assert [info.name for info in log.topics()] == ["orders"]
 
 
+def test_signals_that_come_together_end_it_like_one() -> None:
+    """A second one within the handling of the first must not wait for it for ever."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    main_thread = threading.get_ident()
+
+    def both() -> None:
+        for number in numbers:
+            signal.pthread_kill(main_thread, number)
+
+    try:
+        for _ in range(200):
+            sender = threading.Timer(0.0, both)
+            with serve.ended_by(*numbers) as came:
+                sender.start()
+                came.get(timeout=20)
+                sender.join()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_serving_options_need_an_address(strandline: Command, folder: Path) -> None:
     assert strandline("serve", str(folder), "--token", "x" * 20).code == 2
     outcome = strandline("serve", str(folder), "--listen", "0.0.0.0:0")
-    assert (outcome.code, "TLS" in outcome.err) == (1, True)
+    assert (outcome.code, "--tls-cert" in outcome.err) == (2, True)
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from changelog.errors import InvalidRecord
@@ -25,20 +25,26 @@ def through_json(value: object) -> object:
 
 
 @given(st.binary(max_size=20))
+@example(b"\x81\x00\x00")
 def test_any_key_that_is_shown_is_the_same_when_it_is_produced(data: bytes) -> None:
     assert forms.parse_key(through_json(forms.show_key(data))) == data
 
 
+FORMS = {"base64", "utf8", "float", "int"}
 SCALARS = st.floats() | st.integers(-(2**70), 2**70) | st.booleans() | st.none()
 
 
 @given(st.binary(max_size=20) | st.builds(MessagePack().dumps, SCALARS))
-def test_any_value_that_is_shown_as_no_text_is_the_same_when_it_is_produced(data: bytes) -> None:
+@example(b"\0\1")
+@example(b'{"a": 1}')
+@example(b"text")
+def test_any_value_that_is_shown_is_the_same_when_it_is_produced(data: bytes) -> None:
     shown = through_json(forms.show_value(data))
-    if not isinstance(shown, str | list) and not (isinstance(shown, dict) and "base64" in shown):
-        assert forms.show_value(forms.parse_value(shown)) == forms.show_value(data)
-    if isinstance(shown, bool | int | float | None):
-        assert forms.parse_value(shown) == data
+    again = forms.parse_value(shown)
+    if isinstance(shown, list) or (isinstance(shown, dict) and shown.keys().isdisjoint(FORMS)):
+        assert forms.show_value(again) == forms.show_value(data)  # lengths may be written shorter
+    else:
+        assert again == data
 
 
 @given(st.binary(max_size=20))

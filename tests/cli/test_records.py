@@ -60,18 +60,29 @@ def test_consume_can_be_piped_into_produce(log: Log, strandline: Command) -> Non
     assert log.read("copy").select(columns) == log.read("source").select(columns)
 
 
+@pytest.mark.parametrize("value", [b"\0\1", b'{"a": 1}', b"text", b"A", b"\xff", b"", b"\xc0"])
+def test_bytes_of_other_programs_are_copied_as_they_are(
+    log: Log, strandline: Command, value: bytes
+) -> None:
+    for name in ("source", "copy"):
+        log.create_topic(name)
+    log.append("source", [{"value": value}])
+    strandline("produce", "copy", stdin=strandline("consume", "source").out)
+    assert log.read("copy")["value"].to_pylist() == [value]
+
+
 def test_a_key_that_is_not_utf_8_is_base64(log: Log, strandline: Command) -> None:
     log.create_topic("orders")
     log.append("orders", [{"key": b"\xff\xfe", "value": b"hello"}])
     [record] = strandline("consume", "orders").lines
     assert record["key"] == {"base64": "//4="}
-    assert record["value"] == "hello"
+    assert record["value"] == {"utf8": "hello"}
 
 
 def test_forms_say_how_bytes_are_taken(log: Log, strandline: Command) -> None:
     log.create_topic("orders")
     log.append("orders", [{"key": (0.5).hex().encode(), "value": b'{"n": 1}'}])
-    assert strandline("consume", "orders").lines[0]["value"] == '{"n": 1}'
+    assert strandline("consume", "orders").lines[0]["value"] == {"utf8": '{"n": 1}'}
     [record] = strandline("consume", "orders", "--value-format", "json").lines
     assert record["value"] == {"n": 1}
     [record] = strandline("consume", "orders", "--value-format", "bytes").lines
@@ -192,7 +203,7 @@ def test_the_last_records_are_counted_without_markers_and_aborted_ones(
                 producer.abort_transaction()
     for count, values in {"-2": ["n6", "n9"], "-9": ["n0", "n3", "n6", "n9"]}.items():
         records = strandline("consume", "orders", "--from", count).lines
-        assert [record["value"] for record in records] == values
+        assert [record["value"]["utf8"] for record in records] == values
 
 
 def test_consume_stops_after_max(log: Log, strandline: Command) -> None:
@@ -223,7 +234,7 @@ def test_open_transactions_are_seen_when_asked_for(log: Log, strandline: Command
         producer.append("orders", [{"value": b"open"}])
         assert strandline("consume", "orders").lines == []
         outcome = strandline("consume", "orders", "--isolation", "read_uncommitted")
-        assert [record["value"] for record in outcome.lines] == ["open"]
+        assert [record["value"] for record in outcome.lines] == [{"utf8": "open"}]
 
 
 # Lines that cannot be produced --------------------------------------------------------

@@ -72,7 +72,7 @@ def test_a_log_that_somebody_has_open_is_left_alone(strandline: Command, damaged
     with changelog.open(damaged.parent / "other"):
         outcome = strandline("repair", str(damaged.parent / "other"), "--yes")
     assert outcome.code == 3
-    assert "Stop that process" in outcome.err
+    assert "stop that process" in outcome.err
 
 
 def test_a_store_that_differs_is_moved_away_and_restored(strandline: Command, folder: Path) -> None:

@@ -66,7 +66,7 @@ def test_records_of_each_frame_with_markers_and_aborted_ones(log: Log, strandlin
     assert [row["kind"] for row in rows] == ["ROWS", "CONTROL", "ROWS", "CONTROL"]
     assert [row["attributes"] for row in rows] == ["TRANSACTIONAL"] * 4
     values = [[record.get("value") for record in row["records"]] for row in rows[::2]]
-    assert values == [["yes"], ["no!"]]
+    assert values == [[{"utf8": "yes"}], [{"utf8": "no!"}]]
     assert [row["records"] for row in rows[1::2]] == [[{"marker": "commit"}], [{"marker": "abort"}]]
     assert '"marker":"abort"' in strandline("segments", "orders", "--records").out
 
