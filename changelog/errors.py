@@ -18,8 +18,10 @@
     ├── TaskFailed                a handler raised; mend it or its record, then run again
     ├── TransactionAborted        roll back to the last commit, then go on
     │   └── OutOfOrderSequence        the log misses records sent before these
-    ├── StorageFailed             the disk said no; free or mend it, then reopen
-    │   ├── DiskFull · PartitionPoisoned
+    ├── OutOfMemory               this process may take no more; commit less at a time, or raise the limit
+    ├── StorageFailed             the disk said no; mend it, then reopen
+    │   ├── DiskFull · TooManyFiles   nothing happened; make room, then try again
+    │   ├── PartitionPoisoned
     │   └── LogLocked                 another process owns the folder
     └── CorruptLog                what is on disk is not what was written; `strandline repair`
         └── FutureFormat              written by a later version; upgrade
@@ -30,6 +32,8 @@ Foreign exceptions (OSError, Arrow's, RocksDB's) are translated where they enter
 from __future__ import annotations
 
 import errno
+import os
+import resource
 
 
 class StrandlineError(Exception):
@@ -128,12 +132,24 @@ class OutOfOrderSequence(TransactionAborted):
     """A batch's sequence leaves a gap, so records sent before it were lost."""
 
 
+class OutOfMemory(StrandlineError, MemoryError):
+    """This process may take no more memory."""
+
+
 class StorageFailed(StrandlineError):
     """The file system refused an operation."""
 
 
 class DiskFull(StorageFailed):
-    """There is no space left on the device, or a quota is used up."""
+    """There is no space left on the device, or a quota is used up. What was begun was undone."""
+
+
+class TooManyFiles(StorageFailed):
+    """This process, or the machine, may not open another file. What was begun was undone."""
+
+
+UNDONE = (DiskFull, TooManyFiles)
+"""Of errors of the disk those after which everything is as it was, so that one may try again."""
 
 
 class PartitionPoisoned(StorageFailed):
@@ -166,13 +182,71 @@ class FutureFormat(CorruptLog):
 
 
 def from_os_error(error: OSError, doing: str, path: str) -> StorageFailed:
-    """Translate an OSError met while `doing` something to `path`.
+    """Translate an OSError met while `doing` something, other than an fsync, to `path`.
 
     >>> from_os_error(OSError(28, "No space left on device"), "append to", "x.log")
-    DiskFull('cannot append to x.log: No space left on device; free some space, then open the log again')
+    DiskFull('cannot append to x.log: No space left on device (... free); make room and try again')
     """
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(
-            f"cannot {doing} {path}: {error.strerror}; free some space, then open the log again"
-        )
-    return StorageFailed(f"cannot {doing} {path}: {error.strerror or error}")
+    what = f"cannot {doing} {path}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DiskFull(f"{what} ({_room(error.errno, path)}); make room and try again")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return TooManyFiles(f"{what} ({files_allowed()}); {MORE_FILES}")
+    if error.errno in _WAYS_OUT:
+        return StorageFailed(f"{what}; {_WAYS_OUT[error.errno]}")
+    return StorageFailed(what)
+
+
+def from_failed_sync(error: OSError, path: str) -> StorageFailed:
+    """Translate the OSError of an fsync: whatever its cause, nobody knows what is on the disk.
+
+    So it is no DiskFull even if there is no room: trying again would not tell.
+    """
+    return StorageFailed(
+        f"cannot fsync {path}: {error.strerror or error}; what was written last may not be on the "
+        f"disk. See the system's log for the cause, mend it, then open the log again"
+    )
+
+
+def out_of_memory(error: MemoryError, doing: str) -> OutOfMemory:
+    """Translate a MemoryError, Python's or Arrow's, met while `doing` something.
+
+    >>> out_of_memory(MemoryError(), "read 9 bytes of x.log")
+    OutOfMemory("no memory to read 9 bytes of x.log; raise this process's limit, or let it ...")
+    """
+    said = f" ({error})" if str(error) else ""
+    return OutOfMemory(
+        f"no memory to {doing}{said}; raise this process's limit, or let it take less at a time "
+        f"(fetch_bytes, commit_records, max.message.bytes)"
+    )
+
+
+def files_allowed() -> str:
+    """How many files this process may open, for messages."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"limit {soft}, at most {hard}"
+
+
+MORE_FILES = "raise it with `ulimit -n` (LimitNOFILE= of systemd) and start again"
+
+_MACHINE = "the device failed: see the system's log, mend or replace it, then open the log again"
+_PERMISSION = "the folder and its files must belong to the user who runs this, and be writable"
+_WAYS_OUT = {
+    errno.EIO: _MACHINE,
+    errno.EROFS: "the file system is read-only; mount it writable, then open the log again",
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.ENOENT: "it was removed or moved while in use; put it back, then open the log again",
+    errno.ENOTDIR: "a file is where a folder should be; choose another folder",
+}
+
+
+def _room(number: int, path: str) -> str:
+    """How much room there is where `path` is."""
+    if number == errno.EFBIG:
+        return f"files may have {resource.getrlimit(resource.RLIMIT_FSIZE)[0]} bytes, `ulimit -f`"
+    folder = os.path.abspath(path)
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    found = os.statvfs(folder)
+    return f"{found.f_bavail * found.f_frsize / (1 << 20):.1f} MiB free"

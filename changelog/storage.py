@@ -2,12 +2,17 @@
 
 `Storage` is a folder of files named by relative POSIX paths. `LocalStorage` is a real
 folder, `MemoryStorage` lives in memory. Both translate every OSError once, into
-`StorageFailed` or `DiskFull`; a missing file is Python's own FileNotFoundError.
+`StorageFailed`; opening a missing file is Python's own FileNotFoundError.
+
+`DiskFull` and `TooManyFiles` mean that an operation did not take place. Of an append a part
+may stand behind the file's end: the next append overwrites it, `truncate` takes it away. No
+`sync` raises them: after one that failed, nobody knows what is on the disk.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import resource
@@ -18,7 +23,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from changelog.errors import LogLocked, from_os_error
+from changelog.errors import LogLocked, from_failed_sync, from_os_error, out_of_memory
 
 Bytes = bytes | bytearray | memoryview
 
@@ -136,12 +141,12 @@ class LocalStorage:
         self.root = Path(root)
 
     def create(self, path: str) -> File:
-        with self._translated("create", path):
+        with self._translated("create", path, passing=FileExistsError):
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             return LocalFile(os.open(self.root / path, flags, 0o600), str(self.root / path))
 
     def open(self, path: str, *, writable: bool = False) -> File:
-        with self._translated("open", path):
+        with self._translated("open", path, passing=FileNotFoundError):
             flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
             name = os.path.join(self.root, path)  # a Path would cost more than the call
             return LocalFile(os.open(name, flags), name)
@@ -163,7 +168,16 @@ class LocalStorage:
                 folder = folder.parent
             for folder in reversed(missing):
                 folder.mkdir(mode=0o700, exist_ok=True)
-                _sync_folder(folder.parent)
+                self._sync_name_of(folder)
+
+    def _sync_name_of(self, folder: Path) -> None:
+        """Or remove it again: the next attempt would take it for durable."""
+        try:
+            _sync_folder(folder.parent)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+            raise from_failed_sync(error, f"the folder {folder.parent}") from error
 
     def remove_tree(self, path: str) -> None:
         with self._translated("remove", path):
@@ -187,8 +201,10 @@ class LocalStorage:
         return (self.root / path).exists()
 
     def sync_dir(self, path: str) -> None:
-        with self._translated("fsync the folder", path):
+        try:
             _sync_folder(self.root / path)
+        except OSError as error:
+            raise from_failed_sync(error, f"the folder {self.root / path}") from error
 
     def lock(self, path: str, note: str) -> Lock:
         with self._translated("lock", path):
@@ -196,10 +212,12 @@ class LocalStorage:
             return FolderLock(self.root / path, note)
 
     @contextlib.contextmanager
-    def _translated(self, doing: str, path: str) -> Iterator[None]:
+    def _translated(
+        self, doing: str, path: str, passing: type[OSError] | tuple[()] = ()
+    ) -> Iterator[None]:
         try:
             yield
-        except (FileNotFoundError, FileExistsError):
+        except passing:
             raise
         except OSError as error:
             raise from_os_error(error, doing, str(self.root / path)) from error
@@ -230,7 +248,10 @@ class LocalFile:
     def read(self, position: int, size: int) -> Bytes:
         size = max(0, min(size, self._end - position))
         # From Arrow's pool, which keeps what readers give back: fresh memory costs as much as the read.
-        view = memoryview(pa.allocate_buffer(size)).cast("B")
+        try:
+            view = memoryview(pa.allocate_buffer(size)).cast("B")
+        except MemoryError as error:
+            raise out_of_memory(error, f"read {size} bytes of {self._path}") from error
         done = 0
         try:
             while done < size:
@@ -255,8 +276,10 @@ class LocalFile:
     def sync(self) -> None:
         try:
             _sync_descriptor(self._descriptor)
+            if os.fstat(self._descriptor).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "it was removed while the log was open")
         except OSError as error:
-            raise from_os_error(error, "fsync", self._path) from error
+            raise from_failed_sync(error, self._path) from error
 
     def close(self) -> None:
         if not self._closed:

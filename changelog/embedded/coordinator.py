@@ -22,6 +22,7 @@ from changelog.embedded.partition import Partition, sync_all
 from changelog.embedded.transaction_log import TransactionLog, TransactionRecord
 from changelog.errors import (
     REPAIR,
+    UNDONE,
     CorruptLog,
     InvalidConfig,
     InvalidTxnState,
@@ -29,6 +30,7 @@ from changelog.errors import (
     StorageFailed,
     StrandlineError,
     TransactionAborted,
+    UnknownTopic,
 )
 from changelog.records import ProducerIdentity
 
@@ -63,6 +65,10 @@ class Transaction:
         self.used_ms = 0
         self.last_ended: tuple[ProducerIdentity, bool] | None = None
         """The identity whose transaction ended last, and whether it was committed."""
+        self.refusal: BaseException | None = None
+        """Why that was refused its commit; None if it was not."""
+        self.owed: dict[Partition, ProducerIdentity] = {}
+        """Partitions without room for the marker of an abort, and whose marker it is."""
 
     def overdue(self, now: float) -> bool:
         """Whether its transaction has been open for too long."""
@@ -149,12 +155,14 @@ class Coordinator:
         """Hold the producer's transaction open while something is appended to `partition`.
 
         The partition is registered first, so the end of the transaction reaches it whatever
-        happens. Raises ProducerFenced, TransactionAborted, InvalidTxnState.
+        happens. Raises ProducerFenced, TransactionAborted, InvalidTxnState; and DiskFull while
+        there is no room for the markers of the transaction before.
         """
         transaction = self._find(producer)
         with transaction.lock:
             self._check_current(transaction, producer)
             if transaction.state is State.EMPTY:
+                self._pay(transaction)  # or the marker, written later, would end this one
                 transaction.state = State.ONGOING
                 timeout = transaction.timeout_ms / 1000
                 transaction.deadline = self._environment.clock.monotonic() + timeout
@@ -203,6 +211,7 @@ class Coordinator:
             self._finish(transaction, ticket.successor, committed=True)
         elif ticket.stage is Stage.REFUSED:
             self._abort(transaction)
+            transaction.refusal = ticket.error
         else:
             transaction.state = State.FAILED
 
@@ -213,17 +222,29 @@ class Coordinator:
             if not partition.retired:
                 try:
                     partition.append_marker(successor, commit=False)
+                except UNDONE:
+                    transaction.owed[partition] = successor
                 except StrandlineError:
                     continue  # that partition cannot be written until recovery aborts the rest
         # Not for safety, but so that readers get past the marker without waiting for others.
         sync_all(self._environment, transaction.partitions)
         self._finish(transaction, successor, committed=False)
 
+    def _pay(self, transaction: Transaction) -> None:
+        """Write the markers for which there was no room. Raises DiskFull if there still is none."""
+        self._commits.pay(transaction.transactional_id)
+        for partition, successor in list(transaction.owed.items()):
+            if partition.usable:
+                with contextlib.suppress(UnknownTopic):  # deleted this moment
+                    partition.append_marker(successor, commit=False)
+            del transaction.owed[partition]
+
     def _finish(
         self, transaction: Transaction, successor: ProducerIdentity, *, committed: bool
     ) -> None:
         ended = transaction.producer
         transaction.last_ended = (ended, committed)
+        transaction.refusal = None
         transaction.partitions = {}
         transaction.state = State.EMPTY
         transaction.producer = successor
@@ -290,6 +311,11 @@ class Coordinator:
 
     @staticmethod
     def _timed_out(transaction: Transaction) -> TransactionAborted:
+        if transaction.refusal is not None:
+            return TransactionAborted(
+                f"the transaction of {transaction.transactional_id!r} was aborted, since it could "
+                f"not be committed: {transaction.refusal}"
+            )
         return TransactionAborted(
             f"the transaction of {transaction.transactional_id!r} was aborted, as a rule because "
             f"it was open for more than transaction.timeout.ms = {transaction.timeout_ms}; call "
@@ -299,6 +325,8 @@ class Coordinator:
     def _answer_again(self, transaction: Transaction, commit: bool) -> ProducerIdentity:
         _, committed = transaction.last_ended or (None, False)
         if commit == committed:
+            if commit:
+                self._commits.pay(transaction.transactional_id)
             return transaction.producer
         if commit:
             raise self._timed_out(transaction)
@@ -314,12 +342,14 @@ class Coordinator:
         with self._lock:
             transactions = list(self._by_id.values())
         for transaction in transactions:
-            if transaction.overdue(now):
-                with transaction.lock:
+            if transaction.overdue(now) or transaction.owed:
+                with transaction.lock, contextlib.suppress(StorageFailed):
                     if transaction.overdue(now):
                         self._abort(transaction)
-        self._commits.settle()
-        self._expire(self._environment.clock.now_ms() - EXPIRATION_MS)
+                    self._pay(transaction)
+        with contextlib.suppress(*UNDONE):  # the next tick may find room
+            self._commits.settle()
+            self._expire(self._environment.clock.now_ms() - EXPIRATION_MS)
 
     def _expire(self, older_than: int) -> None:
         """Forget transactional ids idle for a week; a producer that comes back begins anew."""
@@ -329,6 +359,7 @@ class Coordinator:
                 for transaction in self._by_id.values()
                 if transaction.used_ms < older_than
                 and transaction.state is State.EMPTY
+                and not transaction.owed
                 and self._commits.is_settled(transaction.transactional_id)
             ]
             for transaction in idle:

@@ -2,6 +2,11 @@
 
 The order of steps is what makes a commit atomic over partitions; each is there because its
 absence loses or halves a transaction in a power cut.
+
+A marker for which there is no room is *owed*. The Prepare is durable, so the transaction is
+committed, and until its marker is there its partition shows no records from its first one on. Owed markers are
+written as soon as there is room: by every tick, and whenever the producer asks. Until then the producer
+may not begin its next transaction, since the marker would end that one too.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from enum import Enum
 from changelog.embedded.environment import Environment
 from changelog.embedded.partition import Partition, sync_all
 from changelog.embedded.transaction_log import PreparedPartition, TransactionLog, TransactionRecord
-from changelog.errors import StorageFailed, StrandlineError
+from changelog.errors import UNDONE, StorageFailed, StrandlineError
 from changelog.records import ProducerIdentity
 
 
@@ -40,6 +45,11 @@ class Ticket:
     error: BaseException | None = None
     markers: dict[Partition, int] = field(default_factory=dict)
     """Offsets of the markers written."""
+
+    @property
+    def owed(self) -> list[Partition]:
+        """Partitions that have no marker, though one can be written there as soon as there is room."""
+        return [p for p in self.partitions if p not in self.markers and p.usable]
 
     def is_settled(self, *, fsync: bool) -> bool:
         """Whether every marker is as safe as it should be, so that the Prepare can go."""
@@ -84,7 +94,8 @@ class GroupCommit:
     def commit(self, ticket: Ticket) -> None:
         """Return when the transaction is durable and visible.
 
-        Raises StorageFailed; the ticket's stage says what it means for the transaction.
+        Raises StorageFailed; the ticket's stage says what it means for the transaction. DiskFull in
+        stage COMMITTED means that a marker is owed: `pay` tells when it is visible.
         """
         with self._mutex:
             self._waiting.append(ticket)
@@ -106,10 +117,22 @@ class GroupCommit:
         """Make the markers of committed transactions durable, and write that they are."""
         with self._round:
             if self._unsettled:
+                self._pay(self._unsettled)
                 sync_all(self.environment, self._partitions(self._unsettled))
-                completed = self._take_settled()
-                if completed:
-                    self.log.write(completed, sync=False)
+                self._write([], self._take_settled())
+
+    def pay(self, transactional_id: str) -> None:
+        """Write the markers that an id's last transaction is owed, and make them visible.
+
+        Raises DiskFull, TooManyFiles if there is still no room.
+        """
+        if self._owing(transactional_id):
+            with self._round:
+                owing = self._owing(transactional_id)
+                self._pay(owing)
+                for ticket in owing:
+                    if ticket.error is not None:
+                        raise ticket.error
 
     def is_settled(self, transactional_id: str) -> bool:
         """Whether no Prepare of that id is still needed."""
@@ -120,16 +143,10 @@ class GroupCommit:
             # 1. All data and offsets of these transactions, and earlier ones' markers.
             failed = sync_all(self.environment, self._partitions([*tickets, *self._unsettled]))
             # 2. Earlier transactions whose markers are durable now are complete.
-            records = self._take_settled()
+            settled = self._take_settled()
             ready = self._ready(tickets, failed)
             # 3. Prepare: the commit point.
-            for ticket in ready:
-                ticket.stage = Stage.UNKNOWN
-            records += [(t.transactional_id, t.record("prepare")) for t in ready]
-            if records:
-                self.log.write(records, sync=bool(ready))
-            for ticket in ready:
-                ticket.stage = Stage.COMMITTED
+            self._write(ready, settled)
             # 4. Markers, which make the transactions visible.
             self._unsettled += ready
             self._mark(ready)
@@ -140,6 +157,22 @@ class GroupCommit:
         finally:
             for ticket in tickets:
                 ticket.done = True
+
+    def _write(self, ready: list[Ticket], settled: list[Ticket]) -> None:
+        """Prepare some transactions, durably, and note that others are complete."""
+        records = [*map(_completed, settled), *map(_prepared, ready)]
+        if not records:
+            return
+        _enter(Stage.UNKNOWN, ready)
+        try:
+            self.log.write(records)
+        except UNDONE:
+            _enter(Stage.REFUSED, ready)
+            self._unsettled += settled
+            raise
+        if ready:
+            self.log.sync()
+        _enter(Stage.COMMITTED, ready)
 
     def _ready(
         self, tickets: list[Ticket], failed: dict[Partition, StrandlineError]
@@ -155,14 +188,18 @@ class GroupCommit:
         return [ticket for ticket in tickets if ticket.error is None]
 
     def _mark(self, tickets: list[Ticket]) -> None:
+        """Write the markers that are not there yet; each ticket gets its error, or none."""
+        errors: dict[Ticket, StrandlineError] = {}
         hidden: set[Partition] = set()
         for ticket in tickets:
             for partition in ticket.partitions:
+                if partition in ticket.markers or partition.retired:
+                    continue
                 try:
                     offset, visible = partition.append_marker(ticket.successor, commit=True)
                 except StrandlineError as error:
                     if not partition.retired:
-                        ticket.error = error
+                        errors[ticket] = error
                     continue
                 ticket.markers[partition] = offset
                 if not visible:
@@ -170,14 +207,35 @@ class GroupCommit:
         failed = sync_all(self.environment, hidden)
         for ticket in tickets:
             found = next((failed[p] for p in ticket.partitions if p in failed), None)
-            ticket.error = ticket.error or found
+            ticket.error = errors.get(ticket, found)
 
-    def _take_settled(self) -> list[tuple[str, TransactionRecord]]:
+    def _pay(self, tickets: list[Ticket]) -> None:
+        owing = [ticket for ticket in tickets if ticket.owed]
+        if owing:
+            self._mark(owing)
+
+    def _owing(self, transactional_id: str) -> list[Ticket]:
+        return [t for t in self._unsettled if t.transactional_id == transactional_id and t.owed]
+
+    def _take_settled(self) -> list[Ticket]:
         fsync = self.environment.durability == "fsync"
         settled = [ticket for ticket in self._unsettled if ticket.is_settled(fsync=fsync)]
         self._unsettled = [ticket for ticket in self._unsettled if ticket not in settled]
-        return [(ticket.transactional_id, ticket.record("complete")) for ticket in settled]
+        return settled
 
     @staticmethod
     def _partitions(tickets: list[Ticket]) -> list[Partition]:
         return list({partition: None for ticket in tickets for partition in ticket.partitions})
+
+
+def _enter(stage: Stage, tickets: list[Ticket]) -> None:
+    for ticket in tickets:
+        ticket.stage = stage
+
+
+def _prepared(ticket: Ticket) -> tuple[str, TransactionRecord]:
+    return ticket.transactional_id, ticket.record("prepare")
+
+
+def _completed(ticket: Ticket) -> tuple[str, TransactionRecord]:
+    return ticket.transactional_id, ticket.record("complete")

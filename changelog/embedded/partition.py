@@ -9,14 +9,18 @@ read_uncommitted sees; the last stable offset is the high watermark or the first
 earliest open transaction, whichever is lower. Every acknowledged plain append is below the
 high watermark (mode "fsync": after the fsync it shares with its neighbours).
 
+An append that finds no room is taken back, and may be tried again. After any other failure, of
+a write, an fsync or the process itself, the partition takes nothing more until it is reopened.
+
 One lock guards the end of the log; fsyncs run outside it, one at a time, and each covers
 all that was appended before it began. Readers take a snapshot of the segments and need no lock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -38,6 +42,7 @@ from changelog.embedded.producer_state import (
 )
 from changelog.embedded.segment import Segment
 from changelog.errors import (
+    UNDONE,
     OwnerUnavailable,
     PartitionPoisoned,
     StorageFailed,
@@ -46,6 +51,7 @@ from changelog.errors import (
 )
 from changelog.records import Appended, PartitionOffsets, ProducerIdentity, TopicPartition
 from changelog.schema import ValueSchemas
+from changelog.storage import File
 
 SNAPSHOT_KIND = "producers"
 ABORTED_KIND = "aborted"
@@ -103,6 +109,11 @@ class Partition:
         """Whether the topic was deleted."""
         return isinstance(self._refused, UnknownTopic)
 
+    @property
+    def usable(self) -> bool:
+        """Whether it can be written, if there is room."""
+        return self._refused is None
+
     def offsets(self) -> PartitionOffsets:
         """The ends, and the leader epochs."""
         with self.lock:
@@ -127,8 +138,8 @@ class Partition:
     ) -> Appended:
         """Write a batch at the end; it is not durable, nor visible, before `sync`.
 
-        Raises what ProducerStates.check does, PartitionPoisoned, StorageFailed; nothing is
-        written then.
+        Raises what ProducerStates.check does, DiskFull, TooManyFiles, PartitionPoisoned: nothing
+        is written then. After another StorageFailed that is not known.
         """
         with self.lock:
             self.check_usable()
@@ -142,13 +153,14 @@ class Partition:
                 )
                 if known is not None:
                     return known._replace(leader_epoch=self._epoch_at(known.base_offset))
-            header = self._write(payload, producer, base_sequence, transactional=transactional)
-            self._note_producer(header)
-            self._publish_unsynced()
+            with self._whole_or_refused():
+                header = self._write(payload, producer, base_sequence, transactional=transactional)
+                self._note_producer(header)
+                self._publish_unsynced()
         return Appended(header.base_offset, header.last_offset, leader_epoch=header.leader_epoch)
 
     def append_marker(self, producer: ProducerIdentity, *, commit: bool) -> tuple[int, bool]:
-        """Write a transaction's end, with the producer's *next* epoch.
+        """Write a transaction's end, with the producer's *next* epoch. Raises what `append` does.
 
         Returns its offset, and whether it is visible already. A commit marker may be seen before its fsync,
         since a durable Prepare stands behind it and recovery writes it again; so it is, if
@@ -160,14 +172,16 @@ class Partition:
             self.check_usable()
             nothing_waits = self.high_watermark == self.log_end
             opened = self.producers.open_since(producer.producer_id)
-            if not commit and opened >= 0:
-                # Noted before the marker can be seen, or a reader takes the data for committed.
-                self.aborted.add(EndedTransaction(producer.producer_id, opened, self.log_end))
-            header = self._write(payload, producer, -1, transactional=True)
-            self.producers.ended(producer, header.base_offset, now)
-            if commit and nothing_waits:
-                self.high_watermark = self.log_end
-            self._publish_unsynced()
+            with self._whole_or_refused():
+                header = self._write(payload, producer, -1, transactional=True)
+                if not commit and opened >= 0:
+                    # Before the marker can be seen, or a reader takes the data for committed.
+                    ended = EndedTransaction(producer.producer_id, opened, header.base_offset)
+                    self.aborted.add(ended)
+                self.producers.ended(producer, header.base_offset, now)
+                if commit and nothing_waits:
+                    self.high_watermark = self.log_end
+                self._publish_unsynced()
             visible = self.high_watermark == self.log_end
         self.environment.signal.ring()
         return header.base_offset, visible
@@ -180,24 +194,38 @@ class Partition:
         *,
         transactional: bool,
     ) -> FrameHeader:
+        segment = self._segment_for(payload)
+        header, parts = frame_parts(
+            payload,
+            base_offset=self.log_end,
+            producer_id=producer.producer_id if producer else -1,
+            producer_epoch=producer.epoch if producer else -1,
+            base_sequence=base_sequence,
+            transactional=transactional,
+            leader_epoch=self.manifest.leader_epoch,
+            durable_end=self.synced_end,
+        )
         try:
-            segment = self._segment_for(payload)
-            header, parts = frame_parts(
-                payload,
-                base_offset=self.log_end,
-                producer_id=producer.producer_id if producer else -1,
-                producer_epoch=producer.epoch if producer else -1,
-                base_sequence=base_sequence,
-                transactional=transactional,
-                leader_epoch=self.manifest.leader_epoch,
-                durable_end=self.synced_end,
-            )
             segment.append(header, parts, self.config.index_interval_bytes)
-        except StorageFailed as error:
-            self.poison(error)
+        except UNDONE:
+            segment.take_back()
             raise
         self.log_end = header.last_offset + 1
         return header
+
+    @contextlib.contextmanager
+    def _whole_or_refused(self) -> Iterator[None]:
+        """What changes the end of the log is done whole, or undone, or the log ends here."""
+        try:
+            yield
+        except UNDONE:
+            raise
+        except StorageFailed as error:
+            self.poison(error)
+            raise
+        except BaseException as error:  # memory, an interrupt: between two steps, who knows which
+            self.poison(StorageFailed(f"a write was cut short: {type(error).__name__}: {error}"))
+            raise
 
     def _note_producer(self, header: FrameHeader) -> None:
         if header.producer_id < 0:
@@ -229,13 +257,17 @@ class Partition:
                 return
             with self.lock:
                 covered, file = self.log_end, self.segments[-1].file
-            try:
-                file.sync()  # earlier segments were synced when they were closed
-            except StorageFailed as error:
-                self.poison(error)
-                raise
+            self._sync_file(file)  # earlier segments were synced when they were closed
             with self.lock:
+                self._check_not_poisoned()
                 self._publish(covered)
+
+    def _sync_file(self, file: File) -> None:
+        try:
+            file.sync()
+        except StorageFailed as error:
+            self.poison(error)
+            raise
 
     def _publish(self, durable_end: int) -> None:
         self.synced_end = max(self.synced_end, durable_end)
@@ -248,13 +280,17 @@ class Partition:
 
     def check_usable(self) -> None:
         """Raises PartitionPoisoned after a failed write or fsync, UnknownTopic after deletion."""
+        self._check_not_poisoned()
+        if self._refused is not None:
+            raise self._refused
+
+    def _check_not_poisoned(self) -> None:
+        # Asked after an fsync too: the system tells only one of several at once that it failed.
         if isinstance(self._refused, StorageFailed):
             raise PartitionPoisoned(
                 f"{self.topic_partition} cannot be written since an earlier failure "
                 f"({self._refused}); reopen the log once the cause is gone"
             )
-        if self._refused is not None:
-            raise self._refused
 
     # Segments -------------------------------------------------------------------------
 
@@ -283,14 +319,11 @@ class Partition:
 
         Data, index and producer snapshot of the closed one are on disk before the manifest
         names its successor, so only the active segment ever needs a scan. The lock is held.
+        If there is no room, the next attempt writes all of these files anew.
         """
         self.check_usable()
-        start = self.log_end if start is None else start
-        try:
-            self._roll(start)
-        except StorageFailed as error:
-            self.poison(error)
-            raise
+        with self._whole_or_refused():
+            self._roll(self.log_end if start is None else start)
 
     def _roll(self, start: int) -> None:
         storage, now = self.environment.storage, self.environment.clock.now_ms()
@@ -301,6 +334,7 @@ class Partition:
         segment = Segment.create(storage, self.folder, name, now)
         storage.sync_dir(self.folder)  # or the manifest could name a file that a power cut takes
         entries.append(SegmentEntry(base_offset=start, generation=name.generation, created_ms=now))
+        self._check_not_poisoned()
         self._change_manifest(segments=entries, next_generation=name.generation + 1)
         self._publish(self.log_end)
         if self.segments:
@@ -310,7 +344,7 @@ class Partition:
 
     def _close_active(self, entry: SegmentEntry, next_base: int) -> SegmentEntry:
         active = self.segments[-1]
-        active.file.sync()
+        self._sync_file(active.file)
         active.save_index()
         self.save_aborted(active)
         self.save_producers(next_base)
@@ -420,8 +454,6 @@ def sync_all(
 def _sync(partition: Partition) -> StrandlineError | None:
     try:
         partition.sync()
-    except UnknownTopic:
-        return None  # deleted meanwhile
     except StrandlineError as error:
-        return error
+        return None if partition.retired else error
     return None

@@ -130,6 +130,7 @@ class Segment:
     @classmethod
     def create(cls, storage: Storage, folder: str, name: SegmentName, now_ms: int) -> Segment:
         """A new, empty segment; durable once its folder is synced."""
+        storage.unlink(f"{folder}/{name.log_file}")  # of an attempt that found no room
         return cls(storage, folder, name, storage.create(f"{folder}/{name.log_file}"), now_ms)
 
     @classmethod
@@ -145,6 +146,11 @@ class Segment:
         """The file of frames; a closed segment's is opened when it is read."""
         file = self._file
         return file if file is not None else self._storage.open(self.path)
+
+    def take_back(self) -> None:
+        """Remove, durably, what an append that failed may have left behind the end."""
+        self.file.truncate(self.size)
+        self.file.sync()  # or a power cut could bring it back, behind what is appended next
 
     def let_go(self) -> None:
         """The segment is closed: its file is open only for those who are reading it."""

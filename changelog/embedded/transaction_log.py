@@ -80,8 +80,13 @@ class TransactionLog:
                 states[said.transactional_id] = said.state
         return states
 
-    def write(self, records: Iterable[tuple[str, TransactionRecord]], *, sync: bool) -> None:
-        """Append states in order, and with `sync` make them durable."""
+    def write(
+        self, records: Iterable[tuple[str, TransactionRecord]], *, sync: bool = False
+    ) -> None:
+        """Append states in order, and with `sync` make them durable.
+
+        Raises what Partition.append does.
+        """
         self._append([(name.encode(), _encode(record)) for name, record in records])
         if sync:
             self.sync()

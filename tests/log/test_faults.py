@@ -89,23 +89,26 @@ def dies(world: PowerWorld, kind: str, where: str, act: Callable[[], object]) ->
 # Markers ------------------------------------------------------------------------------
 
 
-def a_commit_without_its_second_marker(world: PowerWorld) -> Client:
+def a_commit_without_its_second_marker(
+    world: PowerWorld, error: StorageFailed | None = None
+) -> Client:
     client = Client(world, "tx")
     client.append(b"a")
     client.append(b"b", partition=1)
     world.owner.add_offsets(client.identity, "g", {T0: CommittedOffset(3)})
-    world.storage.hook = failing("append", folder(world, 1), error=DiskFull("no room"))
+    world.storage.hook = failing("append", folder(world, 1), error=error)
     with pytest.raises(StorageFailed):
         client.commit()
     world.storage.hook = None
     return client
 
 
+@pytest.mark.parametrize("error", [None, DiskFull("no room")], ids=["EIO", "full"])
 @pytest.mark.parametrize("ticks", [0, 1, 3])
 def test_a_transaction_whose_marker_could_not_be_written_is_completed_by_the_next_opening(
-    world: PowerWorld, ticks: int
+    world: PowerWorld, ticks: int, error: StorageFailed | None
 ) -> None:
-    a_commit_without_its_second_marker(world)
+    a_commit_without_its_second_marker(world, error)
     for _ in range(ticks):
         world.owner.tick()
     world.power_cut()
