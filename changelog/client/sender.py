@@ -5,7 +5,7 @@ The rules that keep idempotence true (KIP-98, KIP-360, KIP-890):
 - Sequences count the records of one partition from 0, wrapping after 2**31 - 1, and start
   again with each identity.
 - A retry has the sequence of the first attempt, so the log knows a batch that it has already.
-- What was refused before it was written (InvalidRequest) uses up no sequence.
+- What was refused before it was written (InvalidRequest, DiskFull) uses up no sequence.
 - Once the outcome of a batch is unknown, its sequence can neither be used again nor skipped:
   a plain producer goes on with a new identity, a transaction can only be aborted.
 - The log remembers five batches of a producer and partition, so no call has more of one.
@@ -27,10 +27,12 @@ from changelog.broker import Broker
 from changelog.clock import Clock
 from changelog.embedded.producer_state import REMEMBERED, advance
 from changelog.errors import (
+    UNDONE,
     InvalidRequest,
     OutOfOrderSequence,
     RequestTimedOut,
     Retriable,
+    StrandlineError,
 )
 from changelog.records import (
     Append,
@@ -179,7 +181,7 @@ class Sender:
         attempts = _Attempts(self._clock, self._delivery_timeout_ms)
         try:
             appended = attempts.until_answered(lambda: self._broker.append(appends), doing)
-        except InvalidRequest as error:
+        except (InvalidRequest, *UNDONE) as error:
             if not attempts.failed:
                 raise _Refused(error) from error
             raise RequestTimedOut(
@@ -227,7 +229,7 @@ class Sender:
 class _Refused(Exception):
     """The log refused a call before it wrote what was refused."""
 
-    def __init__(self, cause: InvalidRequest) -> None:
+    def __init__(self, cause: StrandlineError) -> None:
         super().__init__(str(cause))
         self.cause = cause
 

@@ -35,6 +35,7 @@ from changelog.embedded.topic import Catalog, Topic
 from changelog.embedded.transaction_log import TransactionLog
 from changelog.embedded.view import View
 from changelog.errors import (
+    UNDONE,
     InvalidConfig,
     InvalidRecord,
     InvalidTopic,
@@ -140,19 +141,23 @@ class Owner:
             self._thread.join()
         try:
             self._close_in_order()
+        except UNDONE as error:
+            _log.warning("the log is closed, and looked through at the next opening: %s", error)
         finally:
             self._environment.pool.shutdown()
             self._environment.signal.ring()
             self._lock.release()
 
     def _close_in_order(self) -> None:
-        self._coordinator.close()
-        for _, segment in self._doomed:
-            segment.remove()
         written = [partition for partition in self._partitions() if partition.segments]
-        synced = self._environment.at_once(_sync_quietly, written)
-        for partition in written:
-            partition.shut()
+        try:
+            self._coordinator.close()
+            for _, segment in self._doomed:
+                segment.remove()
+        finally:
+            synced = self._environment.at_once(_sync_quietly, written)
+            for partition in self._partitions():
+                partition.shut()
         if all(synced) and all(p.log_end == p.synced_end for p in written):
             sizes = {partition.folder: partition.segments[-1].size for partition in written}
             save_closed_sizes(self._environment.storage, sizes)

@@ -3,7 +3,7 @@
 Nothing is appended between commits, so a transaction is open for the commit alone, however
 long handlers take. Each guarantee is one function that reads like its list of steps; steps 1
 and 2 (stop taking input, let running handlers finish) are the caller's: it calls between
-handlers.
+handlers. So is step 8: a checkpoint that fails undoes no commit.
 
     exactly_once     outputs, changelog and offsets in one transaction
     at_least_once    outputs and changelog, then offsets: a crash between them repeats records
@@ -65,8 +65,6 @@ def exactly_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     _commit_transaction(work.producer)
     # 7 apply to the overlay
     _apply(work, appended, instances)
-    # 8 checkpoint if due
-    _checkpoint_if_due(instances)
 
 
 def at_least_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
@@ -77,7 +75,6 @@ def at_least_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     _commit_transaction(work.producer)
     work.broker.commit_offsets(work.group, offsets_of(instances))
     _apply(work, appended, instances)
-    _checkpoint_if_due(instances)
 
 
 def at_most_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
@@ -88,7 +85,6 @@ def at_most_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     appended = _append(work, batches)
     _commit_transaction(work.producer)
     _apply(work, appended, instances)
-    _checkpoint_if_due(instances)
 
 
 COMMITS: Mapping[Guarantee, Callable[[Committing, Sequence[TaskInstance]], None]] = {
@@ -166,7 +162,8 @@ def _changelog(work: Committing, instance: TaskInstance, store: AnyStore) -> Top
     return TopicPartition(store.spec.changelog_topic(work.group), instance.partition)
 
 
-def _checkpoint_if_due(instances: Sequence[TaskInstance]) -> None:
+def checkpoint_if_due(instances: Sequence[TaskInstance]) -> None:
+    """Step 8: move to the engines what has waited long enough."""
     for instance in instances:
         for store in instance.all_stores:
             if store.needs_checkpoint:

@@ -3,6 +3,7 @@
     start    fence the worker before · read offsets · open and restore stores · init
     cycle    feed · handle a slice of each partition · timers and windows · commit when due
     rewind   after an aborted commit: everything back to the last one, then on from there
+    wait     while the disk is full: a pause, back to the last commit, once more
 
 A slice is as many records as take about 20 ms, so that the clock is read rarely and commits
 are punctual whether a handler takes a microsecond or a second. Only `cycle` and what it
@@ -23,12 +24,13 @@ from changelog.broker import Broker
 from changelog.client.producer import Producer
 from changelog.client.standing import State
 from changelog.clock import Clock
-from changelog.errors import InvalidTxnState, Retriable, TransactionAborted
+from changelog.errors import DiskFull, InvalidTxnState, Retriable, TransactionAborted
 from changelog.records import CommittedOffset, TopicInfo, TopicPartition
-from framework.container.commit import COMMITS, Committing, offsets_of
+from framework.container.commit import COMMITS, Committing, checkpoint_if_due, offsets_of
 from framework.container.folders import StoreFolders
 from framework.container.inputs import Input
 from framework.container.instance import Steps, TaskInstance
+from framework.container.outage import Outage
 from framework.container.outbox import UnencodableSend
 from framework.container.positions import position_of
 from framework.container.restore import OnRestore, restore_stores
@@ -82,17 +84,21 @@ class Worker:
         self._producer: Producer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
+        self._outage = Outage(clock)
+        self._intact = False
+        """Whether stores can be written, so that rewinding is enough after a failure."""
         self._slice = SLICE_FIRST
         self._since_commit = 0
         self._next_commit = 0.0
         self._aborted_in_a_row = 0
         self.handled = 0
-        """Records handled since the worker was made, those handled again included."""
+        """Records handled since the worker was made, those rewound not counted."""
 
     # Life -----------------------------------------------------------------------------
 
     def start(self) -> None:
         """Take over from a worker before, and bring the state back."""
+        self._intact = False
         self._producer = Producer(
             self._broker,
             transactional_id=self._transactional_id,
@@ -105,11 +111,9 @@ class Worker:
         )
         self._committed = self._read_committed()
         starts = self._starts()
-        self.instances = [
-            self._instance(spec, partition, starts)
-            for spec in self._tasks
-            for partition in range(self._infos[spec.inputs[0].name].partitions)
-        ]
+        for spec in self._tasks:
+            for partition in range(self._infos[spec.inputs[0].name].partitions):
+                self.instances.append(self._instance(spec, partition, starts))
         restore_stores(
             self.app,
             self.instances,
@@ -120,6 +124,7 @@ class Worker:
         for instance in self.instances:
             instance.restored()
             self._drive(instance, instance.start())
+        self._intact = True
         self._commit_is_later()
 
     def cycle(self, *, limit: int | None = None, wait: float = 0.0) -> int:
@@ -134,17 +139,27 @@ class Worker:
         return handled
 
     def commit(self) -> None:
-        """Commit what has been done, or rewind to the last commit if that is refused."""
+        """Commit what has been done, or rewind to the last commit if that is refused.
+
+        Raises DiskFull: what is not committed must be rewound then.
+        """
         if self.has_uncommitted:
             try:
                 COMMITS[self.options.processing_guarantee](self._commit_work, self.instances)
                 self._committed.update(offsets_of(self.instances))
-                self._aborted_in_a_row = 0
+                self._aborted_in_a_row = self._since_commit = 0
+                self._checkpoint()
+                self._outage.over()
             except UnencodableSend as error:
                 self._rewind_in_place(check=error.topic)
             except (TransactionAborted, Retriable) as error:
                 self._recover(error)
         self._commit_is_later()
+
+    def _checkpoint(self) -> None:
+        self._intact = False  # an engine that could not write takes nothing until it is reopened
+        checkpoint_if_due(self.instances)
+        self._intact = True
 
     def run(
         self,
@@ -156,12 +171,30 @@ class Worker:
         """Cycles until told to stop; how many records they handled.
 
         Ends when it is idle, after `count` records, or after `timeout` seconds, whatever is
-        asked for and comes first, or when every task instance has failed.
+        asked for and comes first, or when every task instance has failed. While the disk is
+        full it waits; if it is to end then, it raises DiskFull.
         """
         begun, before = self._clock.monotonic(), self.handled
+
+        def seconds_left() -> float | None:
+            return None if timeout is None else timeout - (self._clock.monotonic() - begun)
+
+        def ended() -> bool:
+            return self._stopping or ((left := seconds_left()) is not None and left <= 0)
+
+        while True:
+            try:
+                self._work(until_idle, None if count is None else before + count, seconds_left)
+                return self.handled - before
+            except DiskFull as error:
+                self._outlast(error, ended)
+
+    def _work(
+        self, until_idle: bool, until_handled: int | None, seconds_left: Callable[[], float | None]
+    ) -> None:
         while not self._stopping:
-            left = None if count is None else count - (self.handled - before)
-            seconds = None if timeout is None else timeout - (self._clock.monotonic() - begun)
+            left = None if until_handled is None else until_handled - self.handled
+            seconds = seconds_left()
             if left == 0 or (seconds is not None and seconds <= 0) or self._all_failed:
                 break
             wait = self._wait(seconds, until_idle)
@@ -172,7 +205,6 @@ class Worker:
                 elif self.is_idle:
                     break
         self.commit()
-        return self.handled - before
 
     def stop(self) -> None:
         """Let `run` end after a last commit; may be called from any thread or signal handler."""
@@ -199,6 +231,11 @@ class Worker:
     @property
     def stopping(self) -> bool:
         return self._stopping
+
+    @property
+    def waits_for(self) -> DiskFull | None:
+        """Why it stands still; None if it does not."""
+        return self._outage.reason
 
     @property
     def commit_is_due(self) -> bool:
@@ -369,14 +406,37 @@ class Worker:
         if self._aborted_in_a_row > GIVE_UP:
             raise error
         _log.warning("a commit was aborted, going back to the last one: %s", error)
-        if self.options.processing_guarantee == "exactly_once" and _is_aborted(self._producer):
+        self._go_back()
+
+    def _go_back(self) -> None:
+        """To the last commit: in place, or from the log if what it holds must be found out."""
+        assert self._producer is not None
+        exactly_once = self.options.processing_guarantee == "exactly_once"
+        if exactly_once and self._intact and _is_aborted(self._producer):
             self._rewind_in_place()
         else:
+            self._forget_handled()
             self.close()
             self.start()
 
+    def _outlast(self, error: DiskFull, ended: Callable[[], bool]) -> None:
+        """Wait, and go back to the last commit; raise the error if the run is to end before."""
+        while True:
+            self._outage.met(error)
+            if not self._outage.pause(ended):
+                raise error
+            try:
+                return self._go_back()
+            except DiskFull as again:
+                error = again
+
+    def _forget_handled(self) -> None:
+        self.handled -= self._since_commit
+        self._since_commit = 0
+
     def _rewind_in_place(self, check: str | None = None) -> None:
         """Forget what is not committed. `check` names a topic to which sends are checked."""
+        self._forget_handled()
         for instance in self.instances:
             instance.rewind(
                 {source.partition: self._last(instance, source) for source in instance.inputs}

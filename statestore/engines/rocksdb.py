@@ -35,6 +35,7 @@ import rocksdict
 
 from changelog.clock import Clock, SystemClock
 from changelog.errors import (
+    MORE_FILES,
     CorruptLog,
     DiskFull,
     FutureFormat,
@@ -42,6 +43,8 @@ from changelog.errors import (
     LogLocked,
     StorageFailed,
     StrandlineError,
+    TooManyFiles,
+    files_allowed,
 )
 from changelog.storage import LocalStorage
 from statestore.engine import POSITION_KEY, Column, Entry, Position
@@ -100,9 +103,12 @@ class RocksEngine:
             self._db.close()
             self._set_aside("damage was met when it was last read")
             self._open()
-        # Only now: until the lock is ours, another may be writing there.
-        self._storage.remove_tree("tmp")
-        self._storage.make_dir("tmp")
+        try:  # only now: until the lock is ours, another may be writing there
+            self._storage.remove_tree("tmp")
+            self._storage.make_dir("tmp")
+        except BaseException:
+            self.close()
+            raise
 
     def position(self) -> Position | None:
         return self._position
@@ -153,7 +159,12 @@ class RocksEngine:
             with contextlib.suppress(ValueError):  # it runs on another thread this moment
                 scan.close()
         with contextlib.suppress(rocksdict.DbClosedError):
-            self._db.close()
+            try:
+                self._db.close()
+            except (
+                Exception
+            ) as error:  # it is closed all the same, and what it held is in the changelog
+                log.warning("closing the state in %s: %s", self.folder, error)
 
     def _open(self) -> None:
         database = self.folder / "db"
@@ -260,8 +271,10 @@ class RocksEngine:
         if isinstance(error, rocksdict.DbClosedError):
             return InvalidRequest(f"{what}; the store was closed")
         text = str(error)
-        if "No space left" in text or "quota exceeded" in text:
-            return DiskFull(f"{what}; free some space, then start again")
+        if any(said in text for said in _FULL):
+            return DiskFull(f"{what}; make room, then open it again")
+        if "Too many open files" in text:
+            return TooManyFiles(f"{what} ({files_allowed()}); {MORE_FILES}")
         if "/LOCK" in text:
             return LogLocked(f"{what}; another worker has it, stop that one")
         if "Corruption" in text:
@@ -391,5 +404,6 @@ def _ingest_options() -> rocksdict.IngestExternalFileOptions:
     return options
 
 
+_FULL = ("No space left", "quota exceeded", "File too large")
 _AFTER_POSITION = b"\x01"
 _POLL_SECONDS = 0.02

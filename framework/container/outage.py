@@ -1,0 +1,57 @@
+"""A full disk under a running app: how long to wait before it is tried again, and what is said."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from changelog.clock import Clock
+from changelog.errors import DiskFull
+
+_log = logging.getLogger("strandline")
+
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+REPEAT_SECONDS = 60.0
+STEP = 0.05
+"""A pause ends at most so many seconds after a stop was asked for."""
+
+
+class Outage:
+    """The time from the first refusal to the next commit that succeeds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._pause = FIRST_PAUSE
+        self._begun = 0.0
+        self._said = 0.0
+        self.reason: DiskFull | None = None
+        """Why the app waits; None if it does not."""
+
+    def met(self, error: DiskFull) -> None:
+        """Note a refusal, and say so: the first time, then every minute."""
+        now = self._clock.monotonic()
+        if self.reason is None:
+            self._begun = now
+        if self.reason is None or now - self._said >= REPEAT_SECONDS:
+            self._said = now
+            _log.error("the app waits for room, and goes on by itself: %s", error)
+        self.reason = error
+
+    def pause(self, ended: Callable[[], bool]) -> bool:
+        """Wait, each time longer; False as soon as `ended` says that nobody wants to go on."""
+        left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        waiting = threading.Event()
+        while left > 0 and not ended():
+            waiting.wait(min(left, STEP))
+            left -= STEP
+        return not ended()
+
+    def over(self) -> None:
+        """There was room for a commit."""
+        if self.reason is not None:
+            seconds = self._clock.monotonic() - self._begun
+            _log.warning("there is room again after %.0f s: the app goes on", seconds)
+            self.reason = None
+            self._pause = FIRST_PAUSE

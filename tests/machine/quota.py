@@ -1,0 +1,39 @@
+"""A disk that has no room for a while."""
+
+from __future__ import annotations
+
+from changelog.errors import DiskFull
+from tests.log.power import Operation
+
+NEED_ROOM = ("create", "append", "rename", "make_dir")
+
+
+class Quota:
+    """A hook of PowerStorage: of what needs room, refuses `times` operations after the first `room`.
+
+    `where` restricts it to paths that contain that text.
+    """
+
+    def __init__(self, room: int = 0, times: int = 1 << 62, where: str = "") -> None:
+        self.room = room
+        self.times = times
+        self.where = where
+        self.refused = 0
+
+    def __call__(self, operation: Operation) -> None:
+        if operation.kind not in NEED_ROOM or self.where not in operation.path:
+            return
+        if self.room > 0:
+            self.room -= 1
+        elif self.refused < self.times:
+            self.refused += 1
+            raise DiskFull(f"cannot {operation.kind} {operation.path}: No space left on device")
+
+    @property
+    def over(self) -> bool:
+        """Whether it has refused all that it was to refuse."""
+        return self.refused >= self.times
+
+    def make_room(self) -> None:
+        """From now on there is room."""
+        self.times = self.refused

@@ -1,0 +1,555 @@
+"""No room for the log: what was begun is undone, nothing acknowledged is lost, and it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+import pytest
+
+from changelog.client.producer import Producer
+from changelog.client.standing import State
+from changelog.embedded.format import HEADER_SIZE
+from changelog.embedded.frame import encode, frame_parts
+from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE, partition_folder
+from changelog.errors import (
+    DiskFull,
+    PartitionPoisoned,
+    StorageFailed,
+    StrandlineError,
+    TransactionAborted,
+)
+from changelog.records import CommittedOffset, TopicPartition
+from changelog.storage import LocalStorage
+from tests.log.kit import Client, World, columns
+from tests.log.power import Operation, PowerStorage, PowerWorld
+from tests.machine.quota import Quota
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+T = TypeVar("T")
+BOUND = 200
+"""Attempts after which a story is taken to hang."""
+
+
+def a_world(chance: Random | None = None, **config: str) -> PowerWorld:
+    world = PowerWorld(storage=PowerStorage(chance))
+    settings = {name.replace("_", "."): value for name, value in config.items()}
+    world.owner.create_topic("t", 2, config=settings)
+    return world
+
+
+def folder(world: World, partition: int = 0, topic: str = "t") -> str:
+    return partition_folder(world.owner.topic(topic).topic_id, partition)
+
+
+def no_room(world: PowerWorld, where: str = "") -> Quota:
+    quota = world.storage.hook = Quota(where=where)
+    return quota
+
+
+# Any step, any time -------------------------------------------------------------------
+
+
+class Story:
+    """A producer that does what the documentation says when the disk is full."""
+
+    def __init__(self, world: PowerWorld) -> None:
+        self.world = world
+
+    def tell(self) -> None:
+        producer = self.patiently(
+            lambda: Producer(self.world.owner, transactional_id="tx", clock=self.world.clock)
+        )
+        plain = Producer(self.world.owner, clock=self.world.clock)
+        for n in range(3):
+            while not self.transaction(producer, n):
+                self.world.owner.tick()
+            self.patiently(lambda n=n: plain.append("t", [{"value": b"plain %d" % n}], partition=1))
+            self.world.owner.tick()
+
+    def transaction(self, producer: Producer, n: int) -> bool:
+        """Whether it was committed; if not, it was aborted."""
+        try:
+            producer.begin_transaction()
+            for partition in (0, 1):
+                producer.append("t", [{"value": b"%d" % n + b"x" * 1500}], partition=partition)
+            producer.send_offsets_to_transaction({T0: CommittedOffset(n)}, "g")
+            producer.commit_transaction()
+        except DiskFull:
+            return self.resolved(producer)
+        return True
+
+    def resolved(self, producer: Producer) -> bool:
+        if producer.state is State.IN_DOUBT:
+            try:
+                self.patiently(producer.commit_transaction)
+            except TransactionAborted:
+                producer.abort_transaction()
+                return False
+            return True
+        if producer.state is State.ABORTABLE:
+            producer.abort_transaction()
+        return False
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        for _ in range(BOUND):
+            try:
+                return call()
+            except DiskFull:
+                self.world.owner.tick()
+        raise AssertionError("it hangs")
+
+
+@pytest.mark.parametrize("end", ["crash", "power_cut"])
+@pytest.mark.parametrize("times", [1, 2, 5, 17])
+def test_a_disk_that_is_full_at_any_step_loses_and_repeats_nothing(times: int, end: str) -> None:
+    for room in range(BOUND):
+        world = a_world(Random(room), segment_bytes="4096")
+        quota = world.storage.hook = Quota(room, times)
+        Story(world).tell()
+        for _ in range(times + 1):
+            world.owner.tick()
+        values = [b"%d" % n + b"x" * 1500 for n in range(3)]
+        both = [value for n in range(3) for value in (values[n], b"plain %d" % n)]
+        assert world.values() == values
+        assert world.values(partition=1) == both
+        getattr(world, end)()
+        assert world.values() == values
+        assert world.values(partition=1) == both
+        assert world.owner.committed("g")[T0].offset == 2
+        if not quota.refused:
+            assert room > 40
+            return
+    raise AssertionError("the story never came through without a refusal")
+
+
+# Appends ------------------------------------------------------------------------------
+
+
+def test_an_append_without_room_is_taken_back_and_may_be_tried_again() -> None:
+    world = a_world(Random(1))
+    client = Client(world)
+    client.append(b"a")
+    no_room(world, ".log")
+    with pytest.raises(DiskFull):
+        client.append(b"b" * 900)
+    world.storage.hook = None
+    client.append(b"c")
+    assert world.values() == [b"a", b"c"]
+    world.power_cut()
+    assert world.values() == [b"a", b"c"]
+
+
+def test_what_cannot_be_taken_back_ends_the_partition_until_the_log_is_reopened() -> None:
+    world = a_world(Random(1))
+    client = Client(world)
+    client.append(b"a")
+    full = Quota(where=".log")
+
+    def hook(operation: Operation) -> None:
+        full(operation)
+        if operation.kind == "truncate":
+            raise StorageFailed("cannot truncate: Input/output error")
+
+    world.storage.hook = hook
+    with pytest.raises(StorageFailed, match="truncate"):
+        client.append(b"b")
+    world.storage.hook = None
+    with pytest.raises(PartitionPoisoned, match="truncate"):
+        client.append(b"b", sequence=1)
+    world.crash()
+    Client(world).append(b"c")
+    assert [value for value in world.values() if value != b"b"] == [b"a", b"c"]
+
+
+class Nearly(Random):
+    """Of a write that is cut short all but the last byte is written."""
+
+    def randrange(self, start: int, *_: object) -> int:
+        return start - 2
+
+
+def test_a_whole_frame_in_what_was_taken_back_never_appears() -> None:
+    world = a_world(Nearly())
+    client = Client(world)
+    client.append(b"a")
+    ghost = b"".join(frame_parts(encode(columns([b"ghost"])), base_offset=2)[1])
+    short = encode(columns([b"c" * 400])).frame_size
+    before = bytes(encode(columns([b"\0" * 1000])).parts[1]).index(b"\0" * 1000) + HEADER_SIZE
+    quota = no_room(world, ".log")
+    with pytest.raises(DiskFull):
+        client.append(b"\0" * (short - before) + ghost * 3 + b"\0" * 100)
+    quota.make_room()
+    client.append(b"c" * 400)
+    world.crash()
+    assert world.values() == [b"a", b"c" * 400]
+
+
+def test_what_was_taken_back_is_off_the_disk_before_anything_is_appended() -> None:
+    world = a_world()
+    client = Client(world)
+    client.append(b"a")
+    quota = Quota(times=1, where=".log")
+    seen = []
+
+    def hook(operation: Operation) -> None:
+        seen.append(operation.kind)
+        quota(operation)
+
+    world.storage.hook = hook
+    with pytest.raises(DiskFull):
+        client.append(b"b")
+    client.append(b"b")
+    assert seen == ["append", "truncate", "fsync", "append", "fsync"]
+
+
+def test_of_a_call_for_two_partitions_only_what_found_no_room_is_refused() -> None:
+    world = a_world()
+    Client(world).append(b"first")
+    Client(world).append(b"first", partition=1)
+    no_room(world, folder(world, 1))
+    producer = Producer(world.owner, linger_ms=1e6, clock=world.clock)
+    sent = [producer.send("t", b"x", partition=partition) for partition in (0, 1, 0)]
+    producer.flush()
+    outcomes = [one.exception() for one in sent]
+    assert [type(outcome) for outcome in outcomes] == [type(None), DiskFull, type(None)]
+    world.storage.hook = None
+    producer.send("t", b"again", partition=1)
+    producer.flush()
+    assert world.values() == [b"first", b"x", b"x"]
+    assert world.values(partition=1) == [b"first", b"again"]
+
+
+def test_a_roll_that_found_no_room_is_made_anew() -> None:
+    for room in range(20):
+        world = a_world(segment_bytes="4096")
+        client = Client(world)
+        for n in range(2):
+            client.append(b"%d" % n + b"x" * 1800)
+        quota = world.storage.hook = Quota(room, 1)
+        with contextlib.suppress(DiskFull):
+            client.append(b"2" * 1800)
+        world.storage.hook = None
+        client.append(b"3" * 1800, sequence=client.sequences[T0])
+        world.power_cut()
+        kept = [(value or b"")[:1] for value in world.values()]
+        assert kept == [b"0", b"1", *([b"2"] if not quota.refused else []), b"3"]
+        if not quota.refused:
+            return
+    raise AssertionError("a roll needs room without end")
+
+
+# Transactions -------------------------------------------------------------------------
+
+
+def without_room_for_the_second_marker(world: PowerWorld) -> tuple[Client, Quota]:
+    client = Client(world, "tx")
+    client.append(b"a")
+    client.append(b"b", partition=1)
+    quota = no_room(world, folder(world, 1))
+    with pytest.raises(DiskFull):
+        client.commit()
+    return client, quota
+
+
+def test_a_commit_whose_marker_finds_no_room_is_completed_without_a_reopening() -> None:
+    world = a_world()
+    client, quota = without_room_for_the_second_marker(world)
+    assert (world.values(), world.values(partition=1)) == ([b"a"], [])
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            client.commit()  # not all of it is visible yet
+    quota.make_room()
+    client.commit()
+    assert (world.values(), world.values(partition=1)) == ([b"a"], [b"b"])
+    client.append(b"c", partition=1)
+    client.commit()
+    world.power_cut()
+    assert (world.values(), world.values(partition=1)) == ([b"a"], [b"b", b"c"])
+
+
+def test_a_marker_that_is_owed_is_written_by_the_log_itself() -> None:
+    world = a_world()
+    _, quota = without_room_for_the_second_marker(world)
+    world.owner.tick()
+    assert world.values(partition=1) == []
+    quota.make_room()
+    world.owner.tick()
+    assert world.values(partition=1) == [b"b"]
+
+
+@pytest.mark.parametrize("end", ["crash", "power_cut"])
+def test_a_marker_that_is_owed_when_the_log_dies_is_written_by_the_next_opening(end: str) -> None:
+    world = a_world()
+    without_room_for_the_second_marker(world)
+    getattr(world, end)()
+    assert (world.values(), world.values(partition=1)) == ([b"a"], [b"b"])
+
+
+def test_nobody_begins_a_transaction_that_a_marker_owed_to_the_last_one_would_end() -> None:
+    world = a_world()
+    client, quota = without_room_for_the_second_marker(world)
+    client.identity = client.identity._replace(epoch=client.identity.epoch + 1)
+    client.sequences.clear()
+    with pytest.raises(DiskFull):
+        client.append(b"next")
+    with pytest.raises(StorageFailed):
+        Client(world, "tx")  # nor may its successor supersede the Prepare
+    quota.make_room()
+    successor = Client(world, "tx")
+    successor.append(b"next", partition=1)
+    successor.abort()
+    world.power_cut()
+    assert (world.values(), world.values(partition=1)) == ([b"a"], [b"b"])
+
+
+def test_an_abort_whose_marker_finds_no_room_stays_an_abort() -> None:
+    world = a_world()
+    client = Client(world, "tx")
+    client.append(b"aborted")
+    quota = no_room(world, folder(world))
+    client.abort()
+    with pytest.raises(DiskFull):
+        client.append(b"next")
+    quota.make_room()
+    client.append(b"next")
+    client.commit()
+    assert world.values() == [b"next"]
+    world.power_cut()
+    assert world.values() == [b"next"]
+
+
+def test_readers_get_past_an_abort_as_soon_as_there_is_room() -> None:
+    world = a_world()
+    client = Client(world, "tx")
+    client.append(b"aborted")
+    quota = no_room(world, folder(world))
+    client.abort()
+    quota.make_room()
+    Client(world).append(b"plain")
+    world.owner.tick()
+    assert world.values() == [b"plain"]
+
+
+def test_without_room_for_the_prepare_the_transaction_is_aborted_and_says_why() -> None:
+    world = a_world(Random(3))
+    client = Client(world, "tx")
+    client.append(b"a")
+    no_room(world, folder(world, topic=TRANSACTION_STATE))
+    with pytest.raises(DiskFull):
+        client.commit()
+    world.storage.hook = None
+    with pytest.raises(TransactionAborted, match="No space left"):
+        client.commit()
+    again = Client(world, "tx")
+    again.append(b"b")
+    again.commit()
+    world.power_cut()
+    assert world.values() == [b"b"]
+
+
+def test_offsets_without_room_do_not_count() -> None:
+    world = a_world()
+    Client(world).append(b"a", b"b")
+    world.owner.commit_offsets("g", {T0: CommittedOffset(1)})
+    quota = no_room(world, folder(world, topic=CONSUMER_OFFSETS))
+    with pytest.raises(DiskFull):
+        world.owner.commit_offsets("g", {T0: CommittedOffset(2)})
+    assert world.owner.committed("g")[T0].offset == 1
+    quota.make_room()
+    world.owner.commit_offsets("g", {T0: CommittedOffset(2)})
+    assert world.owner.committed("g")[T0].offset == 2
+
+
+# Topics, opening, closing -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", ["create", "alter", "delete"])
+def test_a_topic_that_finds_no_room_is_as_it_was(act: str) -> None:
+    def change(world: PowerWorld) -> None:
+        if act == "create":
+            world.owner.create_topic("new")
+        elif act == "alter":
+            world.owner.alter_topic("t", partitions=3)
+        else:
+            world.owner.delete_topic("t")
+
+    for room in range(20):
+        world = a_world()
+        Client(world).append(b"a")
+        quota = world.storage.hook = Quota(room, 1)
+        before = world.owner.topics()
+        try:
+            change(world)
+        except DiskFull:
+            assert world.owner.topics() == before
+            change(world)
+        after = world.owner.topics()
+        assert after != before
+        world.power_cut()
+        assert [topic.name for topic in world.owner.topics()] == [topic.name for topic in after]
+        if not quota.refused:
+            return
+    raise AssertionError("a topic needs room without end")
+
+
+def test_a_log_that_finds_no_room_at_opening_opens_when_there_is() -> None:
+    for room in range(BOUND):
+        world = a_world()
+        client = Client(world, "tx")
+        client.append(b"a")
+        client.commit()
+        client.append(b"open")
+        world.storage.power_cut()
+        quota = world.storage.hook = Quota(room, 1)
+        with contextlib.suppress(DiskFull):
+            world.open()
+        if quota.refused:
+            world.open()
+        assert world.values() == [b"a"]
+        if not quota.refused:
+            assert room > 0
+            return
+    raise AssertionError("an opening needs room without end")
+
+
+def test_a_log_is_closed_on_a_full_disk_too_and_loses_nothing() -> None:
+    world = a_world()
+    client = Client(world, "tx")
+    client.append(b"a")
+    client.commit()
+    owner = world.owner
+    no_room(world)
+    owner.close()
+    with pytest.raises(StrandlineError):
+        owner._catalog.get("t").partition(0).append(None)  # type: ignore[arg-type]
+    world.storage.hook = None
+    world.open()
+    assert world.values() == [b"a"]
+
+
+def test_a_full_disk_does_not_keep_retention_from_its_work() -> None:
+    world = a_world(segment_bytes="4096", retention_ms="1000", file_delete_delay_ms="0")
+    client = Client(world, "tx")
+    for _ in range(4):
+        client.append(b"x" * 2000)
+    client.commit()
+    client.append(b"last", partition=1)
+    world.clock.advance(60_000)
+    no_room(world, folder(world, topic=TRANSACTION_STATE))
+    for _ in range(3):
+        world.owner.tick()
+        world.clock.advance(60_000)
+    assert world.owner.offsets([T0])[T0].log_start > 0
+
+
+# Fsyncs, and what is cut short --------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_an_fsync_that_fails_ends_the_partition_even_if_it_is_for_want_of_room(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(LocalStorage(tmp_path))
+    world.owner.create_topic("t")
+    client = Client(world)
+    client.append(b"a")
+
+    def fails(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("changelog.storage._sync_descriptor", fails)
+        with pytest.raises(StorageFailed, match=r"\.log: .*open the log again") as caught:
+            client.append(b"b")
+    assert not isinstance(caught.value, DiskFull)
+    with pytest.raises(PartitionPoisoned):
+        client.append(b"b")
+    world.owner.close()
+    world.open()
+    Client(world).append(b"c")
+    assert world.values() in ([b"a", b"c"], [b"a", b"b", b"c"])
+    world.owner.close()
+
+
+def test_an_fsync_whose_failure_another_was_told_of_acknowledges_nothing() -> None:
+    world = a_world()
+    client = Client(world)
+    client.append(b"a")
+    partition = world.owner._catalog.get("t").partition(0)
+
+    def another_is_told(operation: Operation) -> None:
+        if operation.kind == "fsync":
+            partition.poison(StorageFailed("cannot fsync: Input/output error"))
+
+    world.storage.hook = another_is_told
+    with pytest.raises(PartitionPoisoned):
+        client.append(b"b")
+    assert world.values() == [b"a"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("where", ["append", "noted", "appended"])
+def test_an_append_cut_short_anywhere_is_neither_repeated_nor_overwritten(
+    error: type[BaseException], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = a_world()
+    client = Client(world)
+    client.append(b"a")
+    partition = world.owner._catalog.get("t").partition(0)
+    target = {
+        "append": partition.segments[-1].file,
+        "noted": partition.segments[-1],
+        "appended": partition.producers,
+    }[where]
+    real = getattr(target, where)
+
+    def cut_short(*args: object, **options: object) -> None:
+        real(*args, **options)
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(target, where, cut_short)
+        with pytest.raises(error):
+            client.append(b"b")
+    with pytest.raises(PartitionPoisoned, match=error.__name__):
+        client.append(b"b", sequence=1)
+    world.crash()
+    client.append(b"b", sequence=1)
+    assert world.values() == [b"a", b"b"]
+
+
+def test_many_threads_and_a_disk_that_fills_up_and_empties() -> None:
+    world = a_world(segment_bytes="8192")
+    chance = Random(5)
+
+    def flicker(operation: Operation) -> None:
+        if operation.kind in ("append", "create") and chance.random() < 0.3:
+            raise DiskFull(f"cannot {operation.kind} {operation.path}: No space left on device")
+
+    def write(client: Client, number: int) -> None:
+        for n in range(40):
+            for _ in range(BOUND):
+                with contextlib.suppress(DiskFull):
+                    client.append(b"%d-%d" % (number, n), sequence=n)
+                    break
+
+    clients = [Client(world) for _ in range(4)]
+    world.storage.hook = flicker
+    threads = [threading.Thread(target=write, args=(c, n)) for n, c in enumerate(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    world.power_cut()
+    found = [value or b"" for value in world.values()]
+    for number in range(4):
+        mine = [value for value in found if value.startswith(b"%d-" % number)]
+        assert mine == [b"%d-%d" % (number, n) for n in range(40)]
