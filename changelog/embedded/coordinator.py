@@ -140,6 +140,7 @@ class Coordinator:
         record = TransactionRecord(
             "empty", producer.producer_id, producer.epoch, producer.epoch, transaction.timeout_ms
         )
+        self._commits.pay(transaction.transactional_id)
         self._commits.settle()  # or this record would supersede a Prepare that is still needed
         if not self._commits.is_settled(transaction.transactional_id):
             raise StorageFailed(

@@ -299,7 +299,7 @@ def test_nobody_begins_a_transaction_that_a_marker_owed_to_the_last_one_would_en
     client.sequences.clear()
     with pytest.raises(DiskFull):
         client.append(b"next")
-    with pytest.raises(StorageFailed):
+    with pytest.raises(DiskFull):
         Client(world, "tx")  # nor may its successor supersede the Prepare
     quota.make_room()
     successor = Client(world, "tx")
