@@ -54,6 +54,10 @@ class ManualClock:
         self._now_ms += ms
         self._elapsed_ms += ms
 
+    def jump(self, ms: int) -> None:
+        """Set the wall clock forward (or back) by `ms`, while no time passes."""
+        self._now_ms += ms
+
     def now_ms(self) -> int:
         return self._now_ms
 

@@ -208,7 +208,7 @@ class LocalStorage:
 
     def lock(self, path: str, note: str) -> Lock:
         with self._translated("lock", path):
-            _allow_many_files()
+            allow_many_files()
             return FolderLock(self.root / path, note)
 
     @contextlib.contextmanager
@@ -438,13 +438,18 @@ def _after(parts: list[memoryview], written: int) -> list[memoryview]:
     return []
 
 
-def _allow_many_files() -> None:
-    """An owner has a file open for every partition: use what the system allows a process."""
+def allow_many_files() -> int:
+    """Let this process open as many files as the system allows it, and say how many.
+
+    An owner has a file open for every partition, a store several.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MANY_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def _sync_descriptor(descriptor: int) -> None:

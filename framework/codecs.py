@@ -150,6 +150,8 @@ class StrCodec:
     def decode(self, column: pa.Array) -> list[Any]:
         try:
             return list(column.cast(pa.string()).to_pylist())
+        except MemoryError:
+            raise  # Arrow's is an ArrowException as well
         except (pa.ArrowException, UnicodeDecodeError) as error:
             raise InvalidRecord(f"not UTF-8 text: {error}; declare the type bytes") from error
 

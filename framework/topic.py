@@ -189,6 +189,8 @@ class Topic(Generic[K, V]):
             self.keys.encode([key])
             self.values.encode([value])
             pa.array([timestamp], pa.int64())
+        except MemoryError:
+            raise  # Arrow's is an ArrowException as well
         except (pa.ArrowException, UnicodeError, OverflowError, ValueError) as error:
             raise InvalidRecord(
                 f"topic {self.name!r}: the record with key {key!r} cannot be stored: {error}"

@@ -132,7 +132,7 @@ class Coordinator:
                 old = self._before_opening.pop(transactional_id, None)
                 if old is not None:
                     self._awaited.pop(old.producer_id, None)
-            transaction.used_ms = self._environment.clock.now_ms()
+            transaction.used_ms = self._environment.steady_ms()
             return transaction
 
     def _write_empty(self, transaction: Transaction) -> None:
@@ -167,7 +167,7 @@ class Coordinator:
                 transaction.state = State.ONGOING
                 timeout = transaction.timeout_ms / 1000
                 transaction.deadline = self._environment.clock.monotonic() + timeout
-                transaction.used_ms = self._environment.clock.now_ms()
+                transaction.used_ms = self._environment.steady_ms()
             transaction.partitions[partition] = None
             yield
 
@@ -350,7 +350,7 @@ class Coordinator:
                     self._pay(transaction)
         with contextlib.suppress(*UNDONE):  # the next tick may find room
             self._commits.settle()
-            self._expire(self._environment.clock.now_ms() - EXPIRATION_MS)
+            self._expire(self._environment.steady_ms() - EXPIRATION_MS)
 
     def _expire(self, older_than: int) -> None:
         """Forget transactional ids idle for a week; a producer that comes back begins anew."""

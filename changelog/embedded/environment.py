@@ -51,6 +51,16 @@ class Environment:
     )
     """For fsyncs of several files at once; it has no thread until the first."""
 
+    def __post_init__(self) -> None:
+        self._begun_ms = self.clock.now_ms() - int(self.clock.monotonic() * 1000)
+
+    def steady_ms(self) -> int:
+        """The time in ms as it was at the opening, and goes on whatever becomes of the wall clock.
+
+        For how long something has been idle: a clock that is set forward makes nobody idle.
+        """
+        return self._begun_ms + int(self.clock.monotonic() * 1000)
+
     def at_once(self, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """`call` of each item, side by side where that is possible."""
         if len(items) > 1:

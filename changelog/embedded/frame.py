@@ -26,7 +26,7 @@ from changelog.embedded.format import (
     padded,
     unpack_header,
 )
-from changelog.errors import REPAIR, CorruptLog, InvalidRecord
+from changelog.errors import REPAIR, CorruptLog, InvalidRecord, out_of_memory
 from changelog.records import HEADERS_TYPE, columns_schema
 
 ROWS_BELOW = 32
@@ -198,6 +198,9 @@ def decode(
             columns = _read_rows(payload, schema)
         else:
             columns = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+    except MemoryError as error:  # Arrow's is an ArrowException as well
+        doing = f"decode {header.record_count} records in {header.length} bytes of {where}"
+        raise out_of_memory(error, doing) from error
     except (pa.ArrowException, msgspec.MsgspecError, OverflowError, OSError) as error:
         raise CorruptLog(f"{where}: records cannot be decoded: {error}; {REPAIR}") from error
     if columns.num_rows != header.record_count:

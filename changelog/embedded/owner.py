@@ -87,7 +87,7 @@ class Owner:
             raise InvalidConfig(f"durability is 'fsync' or 'os', got {durability!r}")
         self._environment = Environment(storage, clock or SystemClock(), durability)
         self._doomed: list[tuple[int, Segment]] = []
-        """Segments out of the log, and when (ms) their files may go."""
+        """Segments out of the log, and when (steady ms) their files may go."""
         self._next_retention_ms = 0
         self._closed = False
         self._pid = os.getpid()
@@ -180,15 +180,16 @@ class Owner:
         self._coordinator.tick()
         # What open transactions have written so far, for those who read uncommitted.
         sync_all(self._environment, [p for p in self._partitions() if p.synced_end < p.log_end])
-        now = self._environment.clock.now_ms()
+        now = self._environment.steady_ms()
         if now >= self._next_retention_ms:
             self._next_retention_ms = now + RETENTION_CHECK_MS
             with self._admin_lock:
-                self._retain(now)
+                self._retain()
         with self._admin_lock:
             self._remove_doomed(now)
 
-    def _retain(self, now: int) -> None:
+    def _retain(self) -> None:
+        now, steady = self._environment.clock.now_ms(), self._environment.steady_ms()
         for topic in self._catalog:
             for partition in topic.partitions:
                 try:
@@ -196,7 +197,7 @@ class Owner:
                 except StrandlineError as error:
                     _log.warning("retention of %s: %s", partition.topic_partition, error)
                 with partition.lock:
-                    partition.producers.expire(now - PRODUCER_ID_EXPIRATION_MS)
+                    partition.producers.expire(steady - PRODUCER_ID_EXPIRATION_MS)
 
     def _remove_doomed(self, now: int) -> None:
         kept = []
@@ -212,7 +213,7 @@ class Owner:
         self._doomed = kept
 
     def _doom(self, topic: Topic, segments: Sequence[Segment]) -> None:
-        when = self._environment.clock.now_ms() + topic.config.file_delete_delay_ms
+        when = self._environment.steady_ms() + topic.config.file_delete_delay_ms
         self._doomed += [(when, segment) for segment in segments]
 
     # Topics ---------------------------------------------------------------------------

@@ -178,7 +178,7 @@ class Partition:
                     # Before the marker can be seen, or a reader takes the data for committed.
                     ended = EndedTransaction(producer.producer_id, opened, header.base_offset)
                     self.aborted.add(ended)
-                self.producers.ended(producer, header.base_offset, now)
+                self.producers.ended(producer, header.base_offset, self.environment.steady_ms())
                 if commit and nothing_waits:
                     self.high_watermark = self.log_end
                 self._publish_unsynced()
@@ -235,7 +235,7 @@ class Partition:
             ProducerIdentity(header.producer_id, header.producer_epoch),
             BatchMeta(header.base_sequence, last, header.base_offset, header.last_offset),
             transactional=header.transactional,
-            timestamp=self.environment.clock.now_ms(),
+            timestamp=self.environment.steady_ms(),
         )
 
     def _publish_unsynced(self) -> None:

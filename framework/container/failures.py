@@ -18,6 +18,7 @@ NOT_THE_RECORD: tuple[type[BaseException], ...] = (
     CorruptLog,
     Fenced,
     TransactionAborted,
+    MemoryError,
 )
 """Errors that say nothing about the record: another one would have met them as well."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -72,6 +73,20 @@ class Input:
             self.batches.appendleft(batch.slice(DECODE))
             batch = batch.slice(0, DECODE)
         self.chunks.extend(decode(self.topic, batch, tombstones))
+
+
+def groups(sources: Sequence[Input]) -> list[dict[TopicPartition, list[Input]]]:
+    """Inputs that can be fetched together: within a group, one position a partition."""
+    found: list[dict[TopicPartition, list[Input]]] = []
+    for source in sources:
+        for group in found:
+            same = group.setdefault(source.partition, [])
+            if not same or same[0].ahead == source.ahead:
+                same.append(source)
+                break
+        else:
+            found.append({source.partition: [source]})
+    return found
 
 
 class Run(NamedTuple):

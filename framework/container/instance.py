@@ -136,7 +136,7 @@ class TaskInstance:
         fired = 0
         if self.timers is not None:
             fired += yield from self._fire("wall", now)
-        if self._object is not None and self.spec.window_ms and now >= self._next_window:
+        if self._object is not None and self.spec.window_ms and now >= self._window_at(now):
             self._next_window = now + self.spec.window_ms
             if not self.has_failed():
                 yield from self._step(self._moment(now), "window", self._object.window)
@@ -145,9 +145,15 @@ class TaskInstance:
 
     def due_at(self) -> int | None:
         """When, in ms, `ticks` has something to do next."""
-        times = [self._next_window] if self._object is not None and self.spec.window_ms else []
+        has_windows = self._object is not None and self.spec.window_ms
+        times = [self._window_at(self._clock.now_ms())] if has_windows else []
         timer = self.timers.next_at("wall") if self.timers is not None else None
         return min([*times, timer]) if timer is not None else min(times, default=None)
+
+    def _window_at(self, now: int) -> int:
+        """When the next window ends: at most a window from now, even if the clock was set back."""
+        self._next_window = min(self._next_window, now + (self.spec.window_ms or 0))
+        return self._next_window
 
     def drive(self, steps: Steps) -> int:
         """Call the handlers of `steps`, one after another."""

@@ -84,5 +84,7 @@ def columns_of(topic: Topic[Any, Any], boxes: Iterable[Outbox]) -> pa.RecordBatc
         return batch_of(
             topic, topic.keys.encode(keys), topic.values.encode(values), timestamps, headers
         )
+    except MemoryError:
+        raise  # Arrow's is an ArrowException as well
     except (pa.ArrowException, UnicodeError, OverflowError, ValueError, TypeError) as error:
         raise UnencodableSend(topic.name, error) from error

@@ -13,7 +13,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from changelog.broker import Broker
-from changelog.errors import InvalidConfig, InvalidRequest, UnknownTopic
+from changelog.errors import (
+    InvalidConfig,
+    InvalidRequest,
+    StrandlineError,
+    UnknownTopic,
+    out_of_memory,
+)
 from changelog.storage import LocalStorage
 from framework.container.folders import StoreFolders
 from framework.container.restore import OnRestore, RestoreBar
@@ -71,6 +77,10 @@ def run(app: App, limits: Limits, *, progress: bool | OnRestore) -> int:
             )
         raise_failures(worker)
         return handled
+    except StrandlineError:
+        raise
+    except MemoryError as error:
+        raise out_of_memory(error, f"go on with app {app.name!r}, which lost nothing") from error
     finally:
         app._worker = None
         worker.close()

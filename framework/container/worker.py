@@ -28,7 +28,7 @@ from changelog.errors import DiskFull, InvalidTxnState, Retriable, TransactionAb
 from changelog.records import CommittedOffset, TopicInfo, TopicPartition
 from framework.container.commit import COMMITS, Committing, checkpoint_if_due, offsets_of
 from framework.container.folders import StoreFolders
-from framework.container.inputs import Input
+from framework.container.inputs import Input, groups
 from framework.container.instance import Steps, TaskInstance
 from framework.container.outage import Outage
 from framework.container.outbox import UnencodableSend
@@ -295,10 +295,10 @@ class Worker:
         """Fetch for the inputs that have run dry; wait only if there is nothing else to do."""
         running = [instance for instance in self.instances if instance.failure is None]
         hungry = [s for instance in running for s in instance.inputs if not s.pending]
-        groups = _groups(hungry)
-        if len(groups) != 1 or any(instance.has_input for instance in running):
+        together = groups(hungry)
+        if len(together) != 1 or any(instance.has_input for instance in running):
             wait = 0.0
-        for group in groups:
+        for group in together:
             positions = {tp: sources[0].ahead for tp, sources in group.items()}
             fetched = self._broker.fetch(
                 positions, max_bytes=self.options.fetch_bytes, timeout=wait
@@ -478,20 +478,6 @@ def patiently(call: Callable[[], T]) -> T:
         except Retriable:
             pause.wait(PAUSE_SECONDS)
     return call()
-
-
-def _groups(sources: Sequence[Input]) -> list[dict[TopicPartition, list[Input]]]:
-    """Inputs that can be fetched together: within a group, one position a partition."""
-    groups: list[dict[TopicPartition, list[Input]]] = []
-    for source in sources:
-        for group in groups:
-            same = group.setdefault(source.partition, [])
-            if not same or same[0].ahead == source.ahead:
-                same.append(source)
-                break
-        else:
-            groups.append({source.partition: [source]})
-    return groups
 
 
 def _shares(count: int, size: int, left: int | None) -> list[int]:

@@ -11,6 +11,8 @@ The rules, each for a failure that was seen:
 - Ingested files all land on level 0 and RocksDB does not push back, so a write waits while
   there are more than `MAX_LEVEL0_FILES`.
 - One block cache and one budget for memtables serve the whole process.
+- A store has six files open besides its tables (LOCK, LOG, MANIFEST, a log that stays empty, two
+  folders), so how many tables it keeps open depends on how many files the process may have.
 - RocksDB's LOCK is a POSIX lock, which a process loses when it closes any descriptor of that
   file: nothing else here opens it.
 
@@ -46,7 +48,7 @@ from changelog.errors import (
     TooManyFiles,
     files_allowed,
 )
-from changelog.storage import LocalStorage
+from changelog.storage import LocalStorage, allow_many_files
 from statestore.engine import POSITION_KEY, Column, Entry, Position
 
 P = ParamSpec("P")
@@ -56,6 +58,10 @@ SST_FROM = 10_000
 MAX_LEVEL0_FILES = 20
 BACK_PRESSURE_SECONDS = 120.0
 MAX_OPEN_FILES = 256
+MIN_OPEN_FILES = 20
+"""RocksDB takes no less; ten of them it does not use for tables."""
+STORES = 256
+"""Partitions of stores that a process should be able to have open."""
 
 log = logging.getLogger("strandline.state")
 
@@ -373,6 +379,15 @@ class _Shared:
             return cls.instance
 
 
+def open_files(allowed: int) -> int:
+    """How many files one store may keep open, of those `allowed` to the process.
+
+    >>> open_files(65_536), open_files(16_384), open_files(1_024)
+    (256, 64, 20)
+    """
+    return max(MIN_OPEN_FILES, min(allowed // STORES, MAX_OPEN_FILES))
+
+
 def _options() -> rocksdict.Options:
     shared = _Shared.get()
     tables = rocksdict.BlockBasedOptions()
@@ -385,7 +400,7 @@ def _options() -> rocksdict.Options:
     options.set_block_based_table_factory(tables)
     options.set_write_buffer_manager(shared.memtables)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
-    options.set_max_open_files(MAX_OPEN_FILES)
+    options.set_max_open_files(open_files(allow_many_files()))
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(2)
     options.set_stats_dump_period_sec(0)
