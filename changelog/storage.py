@@ -164,6 +164,8 @@ class LocalStorage:
             missing = []
             folder = self.root / path
             while not folder.exists():
+                if path and folder == self.root:  # removed: a new one would have no lock
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                 missing.append(folder)
                 folder = folder.parent
             for folder in reversed(missing):

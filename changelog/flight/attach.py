@@ -95,6 +95,11 @@ class _Folder:
         if endpoint is None or endpoint.life() == "dead":
             return None
         name = str(self._folder)
+        if not Path(endpoint.socket).exists():
+            raise OwnerUnavailable(
+                f"the owner of {name}, pid {endpoint.pid}, runs, but its socket {endpoint.socket} is "
+                "gone; if it was removed, restart that process"
+            )
         try:
             target = Target(endpoint.location, endpoint.token, name, endpoint, self._folder)
             broker = FlightBroker(

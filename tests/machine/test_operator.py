@@ -1,0 +1,199 @@
+"""Folders that are removed, moved, made read-only; sockets that go; by mistake, while in use."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import changelog
+from changelog.errors import (
+    DiskFull,
+    LogLocked,
+    OwnerUnavailable,
+    StorageFailed,
+    TooManyFiles,
+    from_failed_sync,
+    from_os_error,
+)
+from changelog.flight.attach import attach_or_own
+from changelog.records import TopicPartition
+from changelog.storage import LocalStorage
+from tests.log.kit import Client, World
+
+T0 = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A log in a real folder, with the topic `t`."""
+    made = World(LocalStorage(tmp_path / "log"))
+    made.owner.create_topic("t", config={"segment.bytes": "4096"})
+    yield made
+    made.owner.close()
+
+
+def root(world: World) -> Path:
+    assert isinstance(world.storage, LocalStorage)
+    return world.storage.root
+
+
+# What is said -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "way_out"),
+    [
+        (errno.ENOSPC, DiskFull, "MiB free.*make room"),
+        (errno.EDQUOT, DiskFull, "make room"),
+        (errno.EFBIG, DiskFull, "ulimit -f"),
+        (errno.EMFILE, TooManyFiles, "ulimit -n"),
+        (errno.ENFILE, TooManyFiles, "ulimit -n"),
+        (errno.EIO, StorageFailed, "device failed.*open the log again"),
+        (errno.EROFS, StorageFailed, "mount it writable"),
+        (errno.EACCES, StorageFailed, "belong to the user"),
+        (errno.ENOENT, StorageFailed, "removed or moved"),
+    ],
+)
+def test_every_refusal_says_what_where_why_and_the_way_out(
+    number: int, kind: type[StorageFailed], way_out: str, tmp_path: Path
+) -> None:
+    error = from_os_error(OSError(number, os.strerror(number)), "append to", f"{tmp_path}/x.log")
+    assert type(error) is kind
+    assert f"cannot append to {tmp_path}/x.log: {os.strerror(number)}" in str(error)
+    with pytest.raises(kind, match=way_out):
+        raise error
+    assert type(from_failed_sync(OSError(number, "x"), "x.log")) is StorageFailed
+
+
+# Read-only ----------------------------------------------------------------------------
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, number: int, writing: Callable[[int], bool]) -> None:
+    """The system refuses to open files for writing, and to make folders."""
+    real_open, real_mkdir = os.open, Path.mkdir
+
+    def refused_open(path: Any, flags: int, *rest: Any, **options: Any) -> int:
+        if writing(flags):
+            raise OSError(number, os.strerror(number), str(path))
+        return real_open(path, flags, *rest, **options)
+
+    def refused_mkdir(path: Path, *rest: Any, **options: Any) -> None:
+        if not path.exists():
+            raise OSError(number, os.strerror(number), str(path))
+        real_mkdir(path, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refused_open)
+    monkeypatch.setattr(Path, "mkdir", refused_mkdir)
+
+
+def writes(flags: int) -> bool:
+    return bool(flags & (os.O_WRONLY | os.O_RDWR))
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_folder_made_read_only_is_said_and_the_log_goes_on_afterwards(
+    number: int, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(world)
+    client.append(b"a")
+    with monkeypatch.context() as patched:
+        refusing(patched, number, writes)
+        with pytest.raises(StorageFailed, match=os.strerror(number)):
+            client.append(b"x" * 5000)
+        with pytest.raises(StorageFailed, match=os.strerror(number)):
+            world.owner.create_topic("new")
+        assert world.values() == [b"a"]
+        world.owner._closed = True  # as a crash; an orderly end would have to write as well
+        world.owner._lock.release()
+        with pytest.raises(StorageFailed, match=os.strerror(number)):
+            world.open()
+    world.open()
+    Client(world).append(b"x" * 5000)
+    assert world.values() == [b"a", b"x" * 5000]
+
+
+def test_without_files_left_a_new_segment_is_refused_and_then_made(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(world)
+    client.append(b"a")
+    with monkeypatch.context() as patched:
+        refusing(patched, errno.EMFILE, writes)
+        with pytest.raises(TooManyFiles, match="ulimit -n"):
+            client.append(b"x" * 5000)
+    client.append(b"x" * 5000)
+    assert world.values() == [b"a", b"x" * 5000]
+
+
+# Removed and moved --------------------------------------------------------------------
+
+
+@pytest.mark.damages
+def test_nothing_is_acknowledged_in_a_folder_that_was_removed(world: World) -> None:
+    client = Client(world)
+    client.append(b"a")
+    shutil.rmtree(root(world))
+    with pytest.raises(StorageFailed, match="removed while the log was open"):
+        client.append(b"b")
+    with pytest.raises(StorageFailed, match="removed or moved"):
+        world.owner.create_topic("new")
+
+
+@pytest.mark.damages
+def test_a_commit_in_a_folder_that_was_removed_is_not_acknowledged(world: World) -> None:
+    client = Client(world, "tx")
+    client.append(b"a")
+    shutil.rmtree(root(world))
+    with pytest.raises(StorageFailed, match="removed while the log was open"):
+        client.commit()
+
+
+def test_a_folder_that_was_moved_keeps_what_it_holds_and_its_lock(
+    world: World, tmp_path: Path
+) -> None:
+    client = Client(world)
+    client.append(b"a")
+    moved = root(world).rename(tmp_path / "moved")
+    client.append(b"b")  # the files have moved along
+    with pytest.raises(StorageFailed, match="removed or moved"):
+        client.append(b"x" * 5000)
+    with pytest.raises(LogLocked):
+        World(LocalStorage(moved))
+    moved.rename(root(world))
+    world.owner.close()
+    world.open()
+    assert world.values() == [b"a", b"b"]
+
+
+@pytest.mark.damages
+def test_a_topic_deleted_beside_a_commit_poisons_nothing(world: World) -> None:
+    client = Client(world, "tx")
+    client.append(b"a")
+    world.owner.create_topic("other")
+    client.append(b"b", topic="other")
+    world.owner.delete_topic("t")
+    client.commit()
+    assert world.values("other") == [b"b"]
+
+
+# Sockets ------------------------------------------------------------------------------
+
+
+def test_without_its_socket_the_owner_is_named_and_those_attached_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    with changelog.open(folder) as owner:
+        owner.create_topic("t")
+        owner.append("t", [{"value": b"a"}])
+        sockets = list(folder.glob("*.sock"))
+        for socket in sockets:
+            socket.unlink()
+        assert sockets
+        with pytest.raises(OwnerUnavailable, match=f"pid {os.getpid()}, .*socket.* is gone"):
+            attach_or_own(folder, deadline=0.3)
+        owner.append("t", [{"value": b"b"}])
