@@ -21,6 +21,7 @@ from framework.container import outage
 from framework.container.outage import Outage
 from framework.testing import TestDriver
 from statestore.engines.memory import MemoryEngine
+from statestore.engines.rocksdb import RocksEngine
 from statestore.spec import StoreLimits
 from tests.exactly_once.apps import expected, running_totals, totals_sent
 from tests.log.power import PowerStorage
@@ -137,6 +138,51 @@ def test_a_checkpoint_without_room_counts_nothing_twice(
     driver.settle()
     assert left == [0]
     assert driver.store(seen) == expected(GIVEN)[0]
+
+
+@pytest.mark.parametrize("refusals", [1, 3])
+@pytest.mark.parametrize("act", ["_write_batch", "_ingest", "_open"])
+def test_rocksdb_without_room_is_reopened_and_reads_what_it_missed(
+    act: str, refusals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = sl.App("app", commit_records=3)
+    words = app.topic("words", value=int)
+    seen = app.store("seen", value=int, default=0, limits=AT_ONCE)
+
+    @app.task(words, stores=[seen])
+    def count(record: sl.Record[str, int]) -> None:
+        seen[record.key] += 1
+
+    left = [0]
+    real = getattr(RocksEngine, act)
+
+    def without_room(engine: RocksEngine, *args: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise DiskFull("cannot write the state: No space left on device")
+        real(engine, *args)
+
+    if act == "_ingest":
+        monkeypatch.setitem(RocksEngine.__init__.__kwdefaults__, "sst_from", 1)
+    monkeypatch.setattr(RocksEngine, act, without_room)
+    with TestDriver(app, folder=tmp_path) as driver:
+        put(driver, GIVEN)
+        if act == "_open":  # reached after a checkpoint that found no room
+            write = RocksEngine.write
+
+            def once(engine: RocksEngine, *args: Any) -> None:
+                monkeypatch.setattr(RocksEngine, "write", write)
+                left[0] = refusals
+                raise DiskFull("cannot write the state: No space left on device")
+
+            monkeypatch.setattr(RocksEngine, "write", once)
+        else:
+            left[0] = refusals
+        driver.settle()
+        assert left == [0]
+        assert driver.store(seen) == expected(GIVEN)[0]
+        driver.crash().settle()
+        assert driver.store(seen) == expected(GIVEN)[0]
 
 
 # Waiting ------------------------------------------------------------------------------

@@ -1,0 +1,67 @@
+"""As many files as the system allows a process, and an error that names the limit beyond."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, resource, sys
+folder, limit, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, 1_024), limit))
+import strandline as sl
+from statestore.spec import StoreLimits
+
+app = sl.App("app", log=folder, durability="os")
+words = app.topic("words", value=int)
+now = StoreLimits(checkpoint_interval_ms=0)
+stores = [app.store(f"s{n}", value=int, default=0, limits=now) for n in range(count)]
+
+@app.task(words, stores=stores)
+def count_in_all(record):
+    for store in stores:
+        store[record.key] += 1
+
+for _ in range(2):
+    words.append([("a", 1), ("b", 1)])
+    app.run("idle")
+print([app.query(stores[n]).to_dict() for n in (0, -1)])
+app.close()
+"""
+
+
+def run(
+    repository: Path, folder: Path, *, limit: int, stores: int
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder), str(limit), str(stores)],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_two_hundred_stores_run_where_4096_files_are_allowed(
+    tmp_path: Path, repository: Path
+) -> None:
+    done = run(repository, tmp_path / "log", limit=4_096, stores=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[{'a': 2, 'b': 2}, {'a': 2, 'b': 2}]\n"
+
+
+def test_too_few_files_are_said_with_their_limit_and_the_app_goes_on_with_more(
+    tmp_path: Path, repository: Path
+) -> None:
+    done = run(repository, tmp_path / "log", limit=100, stores=20)
+    assert done.returncode != 0
+    assert "TooManyFiles: cannot " in done.stderr
+    assert "(limit 100, at most 100); raise it with `ulimit -n`" in done.stderr
+    done = run(repository, tmp_path / "log", limit=1_024, stores=20)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[{'a': 3, 'b': 3}, {'a': 3, 'b': 3}]\n"
