@@ -320,10 +320,7 @@ class Owner:
             partition = self._partition(tp)
             return reading.fetch(partition, offset, max_bytes=max_bytes, isolation=isolation)
 
-        def is_new(fetched: Fetched, offset: int) -> bool:
-            return fetched.next_offset > offset  # past markers, too, there is nothing to wait for
-
-        return self._of_each(positions, fetch, is_new, timeout)
+        return self._of_each(positions, fetch, lambda one: bool(one.batches), timeout)
 
     def locate(
         self,
@@ -342,13 +339,13 @@ class Owner:
             partition = self._partition(tp)
             return reading.view(partition, offset, max_bytes=max_bytes, isolation=isolation)
 
-        return self._of_each(positions, locate, lambda view, _: bool(view.pieces), timeout)
+        return self._of_each(positions, locate, lambda view: bool(view.pieces), timeout)
 
     def _of_each(
         self,
         positions: Mapping[TopicPartition, int],
         look: Callable[[TopicPartition, int], T],
-        is_new: Callable[[T, int], bool],
+        is_new: Callable[[T], bool],
         timeout: float,
     ) -> dict[TopicPartition, T]:
         """What `look` finds in each partition; waits until something in it is new."""
@@ -359,8 +356,7 @@ class Owner:
             seen = signal.version
             found = {tp: look(tp, offset) for tp, offset in positions.items()}
             remaining = deadline - clock.monotonic()
-            new = any(is_new(one, positions[tp]) for tp, one in found.items())
-            if remaining <= 0 or new:
+            if remaining <= 0 or any(map(is_new, found.values())):
                 return found
             signal.wait(seen, remaining)
 

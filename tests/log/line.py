@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from changelog.broker import Broker
-from changelog.errors import DiskFull, OwnerUnavailable
+from changelog.errors import OwnerUnavailable, StorageFailed
 from changelog.records import Append, Appended, ProducerIdentity
 from tests.log.kit import World
 
 LOST_CALL = OwnerUnavailable("the call got lost")
 LOST_ANSWER = OwnerUnavailable("the answer got lost")
-FULL_AFTERWARDS = DiskFull("written, but the disk was full before it was safe")
-AFTERWARDS = (LOST_ANSWER, FULL_AFTERWARDS)
+UNSAFE_AFTERWARDS = StorageFailed("written, but the fsync failed")
+AFTERWARDS = (LOST_ANSWER, UNSAFE_AFTERWARDS)
 Fault = Exception | None
 
 

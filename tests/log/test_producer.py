@@ -25,13 +25,14 @@ from changelog.errors import (
     RequestTimedOut,
     Retriable,
     SchemaMismatch,
+    StorageFailed,
     TransactionAborted,
     UnknownPartition,
     UnknownTopic,
 )
 from changelog.records import CommittedOffset, TopicPartition
 from tests.log.kit import START_MS, World, columns
-from tests.log.line import FULL_AFTERWARDS, LOST_ANSWER, LOST_CALL, Fault, Line
+from tests.log.line import LOST_ANSWER, LOST_CALL, UNSAFE_AFTERWARDS, Fault, Line
 
 T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
@@ -359,11 +360,11 @@ def test_a_full_disk_fails_the_batch_and_the_producer_goes_on(
 
 def test_after_an_unknown_outcome_nothing_else_takes_its_sequence(line: Line) -> None:
     large = [bytes([n]) * (9 << 20) for n in range(2)]
-    line.faults = [InvalidRecord("not this call"), FULL_AFTERWARDS]
+    line.faults = [InvalidRecord("not this call"), UNSAFE_AFTERWARDS]
     with Producer(line.broker, linger_ms=NEVER, batch_bytes=32 << 20) as producer:
         sent = [producer.send("t", value, partition=0) for value in large]
     assert [append.columns.num_rows for append in line.appends] == [1, 1, 1]
-    assert [type(future.exception()) for future in sent] == [DiskFull, DiskFull]
+    assert [type(future.exception()) for future in sent] == [StorageFailed, StorageFailed]
     assert line.world.values() == large[:1]
 
 
@@ -383,7 +384,7 @@ FAULTS = st.sampled_from(
         None,
         LOST_CALL,
         LOST_ANSWER,
-        FULL_AFTERWARDS,
+        UNSAFE_AFTERWARDS,
         InvalidRecord("refused"),
         DiskFull("full"),
     ]

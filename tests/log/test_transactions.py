@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from changelog.embedded.owner import Owner
 from changelog.errors import (
     CoordinatorLoading,
     InvalidConfig,
@@ -14,9 +11,8 @@ from changelog.errors import (
     ProducerFenced,
     TransactionAborted,
 )
-from changelog.records import Append, CommittedOffset, TopicPartition
-from changelog.storage import MemoryStorage
-from tests.log.kit import Client, World, columns
+from changelog.records import CommittedOffset, TopicPartition
+from tests.log.kit import Client, World
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -78,18 +74,6 @@ def test_a_marker_takes_one_offset_and_is_never_returned(world: World) -> None:
         3,
     ]
     assert fetched.next_offset == 5
-
-
-def test_a_fetch_that_gets_past_a_marker_has_nothing_to_wait_for() -> None:
-    owner = Owner(MemoryStorage())
-    owner.create_topic("t")
-    producer = owner.init_producer("tx")
-    owner.append([Append("t", 0, columns([b"a"]), producer, 0, transactional=True)])
-    owner.end_transaction(producer, commit=True)
-    begun = time.monotonic()
-    assert owner.fetch({T0: 1}, timeout=30.0)[T0].next_offset == 2
-    assert time.monotonic() - begun < 15
-    owner.close()
 
 
 def test_every_transaction_has_an_epoch_of_its_own(world: World) -> None:
