@@ -17,7 +17,7 @@ import fcntl
 import os
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +35,14 @@ class File(Protocol):
         """Write `parts` one after another at the end; return the position of the first."""
         ...
 
+    def rewrite(self, position: int, data: Bytes) -> None:
+        """Write what is at `position` once more, so that the next `sync` brings it to the disk.
+
+        `data` is what was read there: after a failed fsync, or a failed write-back that nobody saw, the
+        system may hold bytes that it takes for written and are not.
+        """
+        ...
+
     def read(self, position: int, size: int) -> Bytes:
         """Up to `size` bytes from `position` (fewer at the end)."""
         ...
@@ -48,7 +56,7 @@ class File(Protocol):
         ...
 
     def sync(self) -> None:
-        """Return when everything appended before the call survives a power cut."""
+        """Return when all that was appended and rewritten before the call survives a power cut."""
         ...
 
     def close(self) -> None:
@@ -235,7 +243,15 @@ class LocalFile:
         self._closed = False
 
     def append(self, *parts: Bytes) -> int:
-        start = position = self._end
+        start = self._end
+        self._end = self._write("append to", start, parts)
+        return start
+
+    def rewrite(self, position: int, data: Bytes) -> None:
+        self._write("write again", position, (data,))
+
+    def _write(self, doing: str, position: int, parts: Sequence[Bytes]) -> int:
+        """The position behind what was written."""
         try:
             pending = [memoryview(part).cast("B") for part in parts if len(part)]
             while pending:
@@ -243,9 +259,8 @@ class LocalFile:
                 position += written
                 pending = _after(pending, written)
         except OSError as error:
-            raise from_os_error(error, "append to", self._path) from error
-        self._end = position
-        return start
+            raise from_os_error(error, doing, self._path) from error
+        return position
 
     def read(self, position: int, size: int) -> Bytes:
         size = max(0, min(size, self._end - position))
@@ -401,6 +416,9 @@ class MemoryFile:
         for part in parts:
             self._content += part
         return start
+
+    def rewrite(self, position: int, data: Bytes) -> None:
+        self._content[position : position + len(data)] = data
 
     def read(self, position: int, size: int) -> Bytes:
         return bytes(self._content[position : position + size])

@@ -6,7 +6,9 @@
 4. The active segment is walked, every checksum verified. Where the frames end, debris is cut
    off, unless a later frame proves that the damaged place was durable once: then the log
    refuses to open rather than lose it (every frame carries the durable end of its time).
-5. What was found is made durable before anybody sees it.
+5. What was found is made durable before anybody sees it. After an unclean stop it is written
+   once more for that, in place: where an fsync has failed, the system may show bytes which
+   the disk has not got, and call them written. What had been durable is safe meanwhile.
 6. After an unclean stop the log goes on at the reserved end, if offsets up to there may have
    been seen, and the leader epoch rises: at once in that case, else once the transactions
    that were committed have their markers again (changelog.embedded.owner).
@@ -115,12 +117,13 @@ def _recover_tail(partition: Partition, closed_size: int | None) -> None:
     """
     active = partition.segments[-1]
     interval = partition.config.index_interval_bytes
-    end, failure = active.file.size(), None
+    end, failure, durable_end = active.file.size(), None, active.base_offset
     for found in scan(active, end):
         if isinstance(found, Broken):
             failure = cause(found.reason)
             break
         active.noted(found.frame.header, interval)
+        durable_end = max(durable_end, found.frame.header.durable_end)
     position = active.size
     if closed_size not in (None, position):
         raise CorruptLog(
@@ -131,6 +134,8 @@ def _recover_tail(partition: Partition, closed_size: int | None) -> None:
         _check_never_durable(active, position, failure)
         active.file.truncate(position)
         active.file.sync()
+    if closed_size is None:
+        _write_again(active, durable_end)
     partition.log_end = active.end_offset
 
 
@@ -142,6 +147,15 @@ def _check_never_durable(segment: Segment, position: int, failure: str | None) -
             f"{segment.path}: damaged at byte {position} ({failure}), below the offset "
             f"{durable_end} that was durable; {REPAIR}"
         )
+
+
+def _write_again(segment: Segment, durable_end: int) -> None:
+    """Write the frames from offset `durable_end` on once more, as they are; closed segments were synced."""
+    for found in scan(segment, segment.size, segment.index.position_of(durable_end)):
+        if isinstance(found, Broken):  # a moment ago it was whole
+            raise found.reason
+        if found.frame.header.last_offset >= durable_end:
+            segment.file.rewrite(found.position, found.content)
 
 
 def _recover_state(partition: Partition) -> None:

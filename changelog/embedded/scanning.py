@@ -31,6 +31,12 @@ class Whole(NamedTuple):
         """Position behind it."""
         return self.position + self.frame.header.length
 
+    @property
+    def content(self) -> memoryview:
+        """Its bytes, header and payload."""
+        at = self.frame.position
+        return self.frame.data[at : at + self.frame.header.length]
+
 
 class Broken(NamedTuple):
     """A position at which there is no whole frame."""
@@ -41,14 +47,14 @@ class Broken(NamedTuple):
     """The header, if that much of it can be read."""
 
 
-def scan(segment: Segment, end: int) -> Iterator[Whole | Broken]:
+def scan(segment: Segment, end: int, position: int = 0) -> Iterator[Whole | Broken]:
     """What is in the first `end` bytes of a segment's file, whole frames in ascending order.
 
-    Raises FutureFormat.
+    `position` is where a frame begins. Raises FutureFormat.
     """
     end = min(end, segment.file.size())
-    position, offset = 0, segment.base_offset
-    data, start = memoryview(b""), 0
+    offset = segment.base_offset
+    data, start = memoryview(b""), position
     while position < end:
         found = _found_at(segment, data, start, position, end, offset)
         if isinstance(found, int):

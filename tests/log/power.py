@@ -5,6 +5,8 @@ It keeps what a folder on a disk promises, and no more:
 - A byte of a file is safe once `File.sync` has returned after it was appended. Of later ones
   there may be none, a beginning, all, or all with blocks of zeros; a truncation that was not
   synced may not have happened.
+- An fsync that fails forgets what it should have written, as Linux does: readers see those
+  bytes still, no later sync writes them, the power takes them.
 - A name is safe once its folder was synced. Of later creations, renames and removals any
   subset may have happened, whatever became of the bytes.
 
@@ -37,7 +39,16 @@ BLOCK = 64
 """Bytes that reach the disk together or not at all."""
 
 Kind = Literal[
-    "append", "truncate", "fsync", "create", "rename", "unlink", "make_dir", "sync_dir", "read"
+    "append",
+    "rewrite",
+    "truncate",
+    "fsync",
+    "create",
+    "rename",
+    "unlink",
+    "make_dir",
+    "sync_dir",
+    "read",
 ]
 
 
@@ -159,8 +170,10 @@ class PowerStorage:
 
     def flip(self, path: str, position: int) -> None:
         """A bit of a file changes, as by a failing disk; negative positions count from the end."""
-        self._names[path].content[position] ^= 1
-        self._names[path].sync()
+        inode = self._names[path]
+        position %= len(inode.content)
+        inode.write(position, bytes([inode.content[position] ^ 1]))
+        inode.sync()
 
     # Storage --------------------------------------------------------------------------
 
@@ -249,17 +262,23 @@ class PowerFile:
 
     def append(self, *parts: Bytes) -> int:
         start, data = self._end, b"".join(parts)
+        self._write("append", start, data)
+        self._end = start + len(data)
+        return start
+
+    def rewrite(self, position: int, data: Bytes) -> None:
+        self._write("rewrite", position, bytes(data))
+
+    def _write(self, kind: Kind, position: int, data: bytes) -> None:
         self._check_alive()
         try:
-            self._storage.announce("append", self._path)
+            self._storage.announce(kind, self._path)
         except (Died, StorageFailed):
             chance = self._storage.chance
             if chance is not None:  # a write that is cut short has written something
-                self._inode.write(start, data[: chance.randrange(len(data) + 1)])
+                self._inode.write(position, data[: chance.randrange(len(data) + 1)])
             raise
-        self._inode.write(start, data)
-        self._end = start + len(data)
-        return start
+        self._inode.write(position, data)
 
     def read(self, position: int, size: int) -> Bytes:
         self._check_alive()
@@ -277,7 +296,12 @@ class PowerFile:
 
     def sync(self) -> None:
         self._check_alive()
-        if self._storage.announce("fsync", self._path):
+        try:
+            done = self._storage.announce("fsync", self._path)
+        except StorageFailed:
+            self._inode.forget()
+            raise
+        if done:
             self._check_alive()  # the hook may have waited for another life
             self._inode.sync()
 
@@ -297,12 +321,16 @@ class Inode:
         self._durable = content
         self._stable = len(content)
         """So many bytes from the beginning are the same in both."""
+        self._dirty: list[tuple[int, int]] = []
+        """Where the next sync has something to write, from and to."""
         self._lock = threading.Lock()
 
     def write(self, position: int, data: bytes) -> None:
         with self._lock:
+            if self.content[position : position + len(data)] != data:
+                self._stable = min(self._stable, position)
             self.content[position : position + len(data)] = data
-            self._stable = min(self._stable, position)
+            self._dirty.append((position, position + len(data)))
 
     def truncate(self, size: int) -> None:
         with self._lock:
@@ -311,8 +339,18 @@ class Inode:
 
     def sync(self) -> None:
         with self._lock:
-            self._durable = bytes(self.content)
-            self._stable = len(self._durable)
+            durable = bytearray(self._durable[: len(self.content)]).ljust(len(self.content), b"\0")
+            for start, end in self._dirty:
+                durable[start:end] = self.content[start:end]
+            self._dirty = []
+            self._durable = bytes(durable)
+            if durable == self.content:
+                self._stable = len(durable)
+
+    def forget(self) -> None:
+        """A sync has failed: what it should have written counts as written."""
+        with self._lock:
+            self._dirty = []
 
     def after_power_cut(self, chance: Random | None) -> Inode:
         """What is found when the power is back."""
