@@ -415,8 +415,8 @@ def _complete(
             continue  # the topic was deleted
         if partition.log_end < prepared.end:
             raise CorruptLog(
-                f"{partition.topic_partition} ends at offset {partition.log_end}, but a committed "
-                f"transaction reaches to {prepared.end}; {REPAIR}"
+                f"{partition.folder}: {partition.topic_partition} ends at offset "
+                f"{partition.log_end}, but a committed transaction reaches to {prepared.end}; {REPAIR}"
             )
         if partition.producers.epoch(record.producer_id) < record.next_epoch:
             partition.append_marker(successor, commit=True)

@@ -31,6 +31,7 @@ from changelog.embedded.scanning import CHUNK, Broken, durable_end_behind, scan
 from changelog.embedded.segment import LocatedFrame, Segment
 from changelog.errors import REPAIR, CorruptLog, FutureFormat, cause
 from changelog.records import ProducerIdentity
+from changelog.storage import Storage
 
 
 def open_partition(
@@ -51,7 +52,7 @@ def open_partition(
     try:
         manifest = Manifest.load(environment.storage, folder)
     except FileNotFoundError:
-        _check_never_written(environment, folder)
+        _check_never_written(environment, folder, closed_size)
         manifest = fresh
     partition = Partition(environment, folder, manifest, config)
     _remove_strays(partition)
@@ -67,15 +68,27 @@ def open_partition(
     return partition
 
 
-def _check_never_written(environment: Environment, folder: str) -> None:
+def _check_never_written(environment: Environment, folder: str, closed_size: int | None) -> None:
     """Without a manifest there may be a first segment, empty: the crash came in between."""
-    storage = environment.storage
+    if closed_size:
+        raise CorruptLog(
+            f"{folder}/{MANIFEST} is missing though the log was closed with {closed_size} bytes of "
+            f"records there; {REPAIR}"
+        )
+    if holds_records(environment.storage, folder):
+        raise CorruptLog(f"{folder}/{MANIFEST} is missing though there are records; {REPAIR}")
+
+
+def holds_records(storage: Storage, folder: str) -> bool:
+    """Whether a partition's folder has more in it than a crash before the first manifest leaves."""
     for name in storage.list_dir(folder):
-        with contextlib.closing(storage.open(f"{folder}/{name}")) as file:
-            if segment_of(name) is not None and file.size():
-                raise CorruptLog(
-                    f"{folder}/{MANIFEST} is missing though {name} holds records; {REPAIR}"
-                )
+        if segment_of(name) is not None:
+            with contextlib.closing(storage.open(f"{folder}/{name}")) as file:
+                if file.size() or not name.endswith(".log"):
+                    return True
+        elif snapshot_offset(name) is not None:
+            return True
+    return False
 
 
 def _remove_strays(partition: Partition) -> None:

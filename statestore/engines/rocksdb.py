@@ -283,7 +283,8 @@ class RocksEngine:
             return TooManyFiles(f"{what} ({files_allowed()}); {MORE_FILES}")
         if "/LOCK" in text:
             return LogLocked(f"{what}; another worker has it, stop that one")
-        if "Corruption" in text:
+        missing = "No such file" in text and self._storage.exists("db")
+        if missing or "Corruption" in text:
             with contextlib.suppress(OSError):
                 self._damage_mark.touch()
             return CorruptLog(f"{what}; start again: it is rebuilt from the changelog")

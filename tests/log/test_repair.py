@@ -265,6 +265,45 @@ def test_a_missing_active_segment_never_gives_an_offset_again() -> None:
     assert after.epoch_end(ends.leader_epoch) <= ends.high_watermark
 
 
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_a_segment_that_is_missing_with_the_manifest_is_named(number: int) -> None:
+    world = a_log()
+    before = records_of(world)[T0]
+    lost = paths(world, ".log")[number]
+    base = int(lost.rpartition("/")[2].partition("-")[0])
+    del files(world)[lost]
+    del files(world)[f"{folder_of(world)}/manifest.meta"]
+    made = repair(world)
+    after = records_of(world)[T0]
+    assert after.items() < before.items()
+    assert any(loss.startswith(f"t-0: the records from offset {base} to ") for loss in made.losses)
+    assert Client(world).append(b"new").base_offset > max(before)
+
+
+def test_a_partition_of_which_nothing_is_left_is_missed_after_an_orderly_end() -> None:
+    world = World()
+    world.owner.create_topic("t")
+    Client(world).append(b"a")
+    world.owner.close()
+    for path in paths(world, ""):
+        del files(world)[path]
+    with pytest.raises(CorruptLog, match=r"manifest.meta is missing though .*strandline repair"):
+        world.open()
+    made = repair(world)
+    assert made.losses == ["t-0: the records from offset 0 to the end of the log"]
+    assert Client(world).append(b"new").base_offset > 1
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_closed_segment_cut_between_two_frames_gets_an_index_of_its_own(left: int) -> None:
+    world = a_log()
+    content = log_file(world, 0)
+    del content[positions(content)[left] :]
+    made = repair(world)
+    assert made.losses
+    assert world.values("t", 1)
+
+
 def test_a_tail_that_was_durable_when_the_log_was_closed() -> None:
     world = a_log()
     before = records_of(world)[T0]

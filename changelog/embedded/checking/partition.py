@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,6 +22,7 @@ from changelog.embedded.checking.walking import judge_of, schema_is_missing, wal
 from changelog.embedded.format import FrameHeader
 from changelog.embedded.manifest import STILL_OPEN, Manifest
 from changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
+from changelog.embedded.recovery import holds_records
 from changelog.embedded.scanning import Whole
 from changelog.embedded.segment import Segment, SparseIndex
 from changelog.embedded.topic import TopicMeta
@@ -54,7 +54,7 @@ def check_partition(
     scanned.closed = scene.closed is not None
     scene.report.partitions += 1
     names = scene.storage.list_dir(scanned.folder)
-    scanned.manifest = _manifest(scene, scanned, names)
+    scanned.manifest = _manifest(scene, scanned)
     scanned.state_files = [name for name in names if name.endswith((".producers", ".aborted"))]
     _note_strays(scene, scanned, names)
     _FrameCheck(scene, scanned, names).run()
@@ -68,15 +68,16 @@ def _fresh(meta: TopicMeta, number: int) -> Manifest:
     return Manifest(topic=meta.name, topic_id=meta.topic_id, partition=number)
 
 
-def _manifest(scene: Scene, scanned: ScannedPartition, names: list[str]) -> Manifest:
+def _manifest(scene: Scene, scanned: ScannedPartition) -> Manifest:
     """The manifest of a partition, or one made up from its files."""
+    active_size = (scene.closed or {}).get(scanned.folder, 0)
     try:
         manifest = Manifest.load(scene.storage, scanned.folder)
         problem = _inconsistency(manifest, scanned)
         if problem is None:
             return manifest
     except FileNotFoundError:
-        if not _was_written(scene.storage, scanned.folder, names):
+        if not active_size and not holds_records(scene.storage, scanned.folder):
             return scanned.manifest
         problem = "is missing though there are records"
     except FutureFormat:
@@ -93,19 +94,7 @@ def _manifest(scene: Scene, scanned: ScannedPartition, names: list[str]) -> Mani
         way_out="run `strandline repair`, which rebuilds it from the segment files; records that "
         "had been deleted may be back",
     )
-    return rebuilt_manifest(scene.storage, scanned.meta, scanned.number)
-
-
-def _was_written(storage: Storage, folder: str, names: list[str]) -> bool:
-    """Whether there is more than what a crash before the first manifest leaves."""
-    for name in names:
-        if segment_of(name) is not None:
-            with closing(storage.open(f"{folder}/{name}")) as file:
-                if file.size() or not name.endswith(".log"):
-                    return True
-        elif snapshot_offset(name) is not None:
-            return True
-    return False
+    return rebuilt_manifest(scene.storage, scanned.meta, scanned.number, active_size)
 
 
 def _inconsistency(manifest: Manifest, scanned: ScannedPartition) -> str | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
 from changelog.config import TopicConfig
 from changelog.embedded.format import FrameHeader
@@ -15,6 +17,7 @@ from changelog.embedded.names import (
     SegmentName,
     partition_folder,
     segment_of,
+    snapshot_offset,
     topic_folder,
 )
 from changelog.embedded.partition import RESERVATION
@@ -29,26 +32,38 @@ MADE_UP_CONFIG = {"retention.ms": "-1"}
 """Of a topic whose settings are lost: nothing of it may be deleted before somebody sets them."""
 
 
-def rebuilt_manifest(storage: Storage, meta: TopicMeta, number: int) -> Manifest:
+def rebuilt_manifest(
+    storage: Storage, meta: TopicMeta, number: int, active_size: int = 0
+) -> Manifest:
     """A manifest from the segment files of a partition: of those that overlap, the fullest.
 
-    Times of creation are 0, which is before everything. Raises FutureFormat.
+    It lists missing segments too, as far as anything in the folder, or `active_size`, the bytes
+    of the last one when the log was closed, says that they were there. Times of creation are 0,
+    which is before everything. Raises FutureFormat.
     """
     folder = partition_folder(meta.topic_id, number)
-    names = sorted({name for name in map(segment_of, storage.list_dir(folder)) if name})
-    found = [_found(storage, folder, name) for name in names if _is_there(storage, folder, name)]
+    files = storage.list_dir(folder)
+    names = sorted({name for name in map(segment_of, files) if name})
+    found = [_found(storage, folder, name) for name in names if name.log_file in files]
     kept = _without_overlaps(found)
     epochs = _epochs(header for one in kept for header in one.first_of_epoch)
     end = kept[-1].segment.end_offset if kept else 0
+    next_generation = max((name.generation for name in names), default=0) + 1
+    spans = [_Span(one.segment.name, one.segment.end_offset, one) for one in kept]
+    spans += _missing(spans, names)
+    if _active_is_missing(spans, files, active_size):
+        spans.append(_Span(SegmentName(_next_base(spans, files), next_generation), STILL_OPEN))
+        next_generation += 1
+    spans.sort()
     return Manifest(
         topic=meta.name,
         topic_id=meta.topic_id,
         partition=number,
-        log_start=kept[0].segment.base_offset if kept else 0,
+        log_start=spans[0].name.base_offset if spans else 0,
         reserved_end=end + RESERVATION,
-        next_generation=max((name.generation for name in names), default=0) + 1,
+        next_generation=next_generation,
         epochs=[*epochs, (epochs[-1][0] + 1, end)] if end > epochs[-1][1] else epochs,
-        segments=[one.entry(last=one is kept[-1]) for one in kept],
+        segments=[one.entry(last=one is spans[-1]) for one in spans],
     )
 
 
@@ -96,20 +111,64 @@ class _Found:
     frames: int = 0
     first_of_epoch: list[FrameHeader] = field(default_factory=list)
 
+
+class _Span(NamedTuple):
+    """A segment that was in the log, and the offsets it held at the most."""
+
+    name: SegmentName
+    end: int
+    found: _Found | None = None
+    """None: its file is missing."""
+
+    def covers(self, base: int) -> bool:
+        """Whether another segment with that base would hold the same offsets."""
+        return self.name.base_offset <= base < max(self.end, self.name.base_offset + 1)
+
     def entry(self, *, last: bool) -> SegmentEntry:
-        segment = self.segment
+        segment = self.found.segment if self.found is not None else None
         return SegmentEntry(
-            base_offset=segment.base_offset,
-            generation=segment.name.generation,
+            base_offset=self.name.base_offset,
+            generation=self.name.generation,
             created_ms=0,
-            size=STILL_OPEN if last else segment.file.size(),
-            end_offset=STILL_OPEN if last else segment.end_offset,
-            max_timestamp=STILL_OPEN if last else segment.max_timestamp,
+            size=STILL_OPEN if last else segment.file.size() if segment else 0,
+            end_offset=STILL_OPEN if last else self.end,
+            max_timestamp=STILL_OPEN if last else segment.max_timestamp if segment else 0,
         )
 
 
-def _is_there(storage: Storage, folder: str, name: SegmentName) -> bool:
-    return storage.exists(f"{folder}/{name.log_file}")
+def _missing(there: Sequence[_Span], names: Sequence[SegmentName]) -> list[_Span]:
+    """Segments of which only side files are left; retention, cut short, leaves such too."""
+    bases = {name.base_offset: name for name in names}
+    for one in there:
+        bases = {base: name for base, name in bases.items() if not one.covers(base)}
+    known = sorted([*bases, *(one.name.base_offset for one in there)])
+    following = dict(pairwise([*known, STILL_OPEN]))
+    return [_Span(name, following[base]) for base, name in bases.items()]
+
+
+def _active_is_missing(there: Sequence[_Span], files: Sequence[str], active_size: int) -> bool:
+    """Whether the last segment had been closed, or was there and has left nothing.
+
+    A roll writes the side files of the segment it closes, and a snapshot as of the next one's base.
+    """
+    last = max(there, default=None)
+    if last is None:
+        return active_size > 0 or bool(_snapshots(files, 0))
+    if last.found is None:
+        return False
+    closed = {last.name.index_file, last.name.aborted_file} & set(files)
+    return bool(closed or _snapshots(files, max(last.end, last.name.base_offset + 1)))
+
+
+def _next_base(there: Sequence[_Span], files: Sequence[str]) -> int:
+    """Where the segment behind these began, as far as that is known."""
+    end = max((one.end for one in there), default=0)
+    return max(_snapshots(files, end), default=end)
+
+
+def _snapshots(files: Sequence[str], start: int) -> list[int]:
+    """The offsets from `start` on as of which there is a snapshot."""
+    return [o for o in map(snapshot_offset, files) if o is not None and o >= start]
 
 
 def _found(storage: Storage, folder: str, name: SegmentName) -> _Found:

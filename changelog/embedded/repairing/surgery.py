@@ -99,7 +99,10 @@ class Surgery:
 
     def is_rewritten(self, one: ScannedSegment) -> bool:
         """Whether a segment's file holds something else than it should."""
-        whole = one.segment is not None and one.segment.size == one.file_size
+        segment = one.segment
+        whole = segment is not None and segment.size == one.file_size
+        if one.closed:  # cut between two frames: its index points behind them
+            whole = one.intact
         return not whole or bool(self.markers_of(one))
 
     def _in_words(self) -> Iterator[str]:

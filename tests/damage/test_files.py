@@ -1,0 +1,112 @@
+"""Every file of a log, damaged alone and in pairs: the same answers, or an error that helps.
+
+    same       all questions are answered as before
+    prefix     after a kill, the end of a last segment is taken for never written; the rest is as before
+    refused    CorruptLog, naming the file and the way out; `repair` then opens it, shows nothing
+               that was not there, and says what it has lost
+
+STRANDLINE_DAMAGE_EVERY=1 tries all cases (an hour), instead of every 151st.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from changelog.embedded import frame
+from tests.damage.material import make
+from tests.damage.ward import judge
+from tests.damage.wounds import Wound
+
+pytestmark = pytest.mark.damages
+
+EVERY = int(os.environ.get("STRANDLINE_DAMAGE_EVERY", "151"))
+BOUND_SECONDS = 4 * 3600 if EVERY < 20 else 300
+
+
+class Said(msgspec.Struct):
+    """A line of the ward."""
+
+    case: str = ""
+    outcome: str = ""
+    why: str = ""
+    repaired: str = ""
+    end: bool = False
+
+
+def verdicts(command: list[str], folder: Path) -> Iterator[tuple[str, Said]]:
+    """Case by case what a ward says. A death of its interpreter is a verdict too."""
+    ran = subprocess.run(
+        command, cwd=folder, capture_output=True, timeout=BOUND_SECONDS, check=False
+    )
+    lines = [msgspec.json.decode(line, type=Said) for line in ran.stdout.splitlines()]
+    case = ""
+    for said in lines:
+        if said.case:
+            case = said.case
+        elif said.outcome:
+            yield case, said
+            case = ""
+    if not lines or not lines[-1].end:
+        why = f"exit status {ran.returncode}: {ran.stderr.decode()[-2000:]}"
+        yield case, Said(outcome="died", why=why)
+
+
+def ward(state: str, selection: str, every: int = EVERY) -> list[str]:
+    return [sys.executable, "-m", "tests.damage.ward", state, selection, str(every)]
+
+
+@pytest.mark.timeout(BOUND_SECONDS)
+@pytest.mark.parametrize("selection", ["single", "pairs", "frames"])
+@pytest.mark.parametrize("state", ["closed", "killed"])
+def test_the_same_answers_or_an_error_that_helps(
+    state: str, selection: str, repository: Path
+) -> None:
+    seen = list(verdicts(ward(state, selection), repository))
+    wrong = [(case, said.why) for case, said in seen if said.outcome in ("wrong", "died")]
+    assert not wrong, wrong[:5]
+    outcomes = Counter(said.outcome for _, said in seen)
+    assert outcomes["refused"], "no damage was met: the cases are none"
+    assert state == "killed" or not outcomes["prefix"], "after an orderly end nothing may lack"
+
+
+def test_the_tail_cut_at_every_byte_leaves_what_was_before_it(repository: Path) -> None:
+    seen = list(verdicts(ward("killed", "last frames", every=1), repository))
+    assert Counter(said.outcome for _, said in seen) == {"prefix": 192}, seen[:5]
+
+
+@pytest.mark.timeout(BOUND_SECONDS)
+def test_a_store_is_what_it_was_or_says_that_it_must_be_started_again(repository: Path) -> None:
+    every = 1 + EVERY // 7
+    command = [sys.executable, "-m", "tests.damage.stores", str(every)]
+    seen = list(verdicts(command, repository))
+    assert {said.outcome for _, said in seen} <= {"same", "refused"}, seen
+    assert len(seen) > 20
+
+
+def test_a_wrong_answer_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the checksum of payloads a changed byte of a value is a silent wrong answer."""
+    monkeypatch.setattr(frame.crc32c, "crc32c", lambda *_: 0)
+    material = make(closed=False)
+    path = next(
+        path
+        for path in sorted(material.files)
+        if path.endswith(".log") and b"p0p0" in material.files[path]
+    )
+    at = material.files[path].index(b"p0p0")
+    verdict = judge(material, (Wound(path, "flip", at),))
+    assert verdict.outcome == "wrong"
+    assert "without a word" in verdict.why
+
+
+def test_the_death_of_an_interpreter_is_found_out(tmp_path: Path) -> None:
+    dying = 'import os; print(\'{"case": "one"}\', flush=True); os.abort()'
+    ((case, said),) = verdicts([sys.executable, "-c", dying], tmp_path)
+    assert (case, said.outcome) == ("one", "died")
