@@ -137,6 +137,21 @@ def check_topic_name(name: str, internal: bool = False) -> None:
         raise InvalidTopic(f"a topic cannot be called {name!r}: {problem}")
 
 
+def check_client_name(what: str, name: str) -> None:
+    """Raise InvalidConfig unless a group, or a producer (its transactional id), may have that name.
+
+    >>> check_client_name("a group", "flights/eu 1")
+    >>> check_client_name("a group", "")
+    Traceback (most recent call last):
+    changelog.errors.InvalidConfig: the name of a group has 1 to 1000 printable characters, got ''
+    """
+    if not 0 < len(name) <= _LONGEST_CLIENT_NAME or not name.isprintable():
+        raise InvalidConfig(
+            f"the name of {what} has 1 to {_LONGEST_CLIENT_NAME} printable characters, "
+            f"got {name[:80]!r}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Number:
     """A setting that is a number."""
@@ -226,6 +241,7 @@ def _listed(words: tuple[str, ...]) -> str:
 
 
 _LONGEST_NAME = 249
+_LONGEST_CLIENT_NAME = 1000
 
 
 def _problem_with_name(name: str, internal: bool) -> str:

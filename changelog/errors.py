@@ -35,6 +35,8 @@ import errno
 import os
 import resource
 
+import msgspec
+
 
 class StrandlineError(Exception):
     """Base of every error that Strandline raises on purpose."""
@@ -179,6 +181,10 @@ def cause(error: CorruptLog) -> str:
 
 class FutureFormat(CorruptLog):
     """A file or folder was written by a later version of Strandline."""
+
+
+UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+"""What decoders raise at bytes that are not what they should be: too deep, too large, no text."""
 
 
 def from_os_error(error: OSError, doing: str, path: str) -> StorageFailed:

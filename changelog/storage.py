@@ -116,15 +116,6 @@ class Lock(Protocol):
         ...
 
 
-def read_all(storage: Storage, path: str) -> bytes:
-    """The whole content of a file."""
-    file = storage.open(path)
-    try:
-        return bytes(file.read(0, file.size()))
-    finally:
-        file.close()
-
-
 def replace(storage: Storage, path: str, content: bytes) -> None:
     """Put `content` at `path` so that after any crash it is the old or the new, whole.
 

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from changelog.errors import InvalidRecord, StrandlineError
+from changelog.errors import UNREADABLE, InvalidRecord, StrandlineError
 from framework.schema import RowType, is_typed
 from statestore.packing import pack_ints
 from statestore.serdes import Serde, Typed, topic_key_serde, value_serde
@@ -188,7 +188,7 @@ class PackCodec:
         if _holds_one_scalar_each(column):
             try:
                 return list(self._decode_all(_as_one_array(column)))
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 raise InvalidRecord(f"not a MessagePack {self.exact}: {error}") from error
         loads = self._serde.loads
         return [None if data is None else loads(data) for data in column.to_pylist()]

@@ -26,15 +26,26 @@ KEPT = {"retention.ms": "-1"}
 default of seven days would delete a file of last year's events minutes after it was appended."""
 
 
+def check_app_name(app: str) -> None:
+    """Raise InvalidConfig unless an app, and so the folder of its stores, may have that name.
+
+    >>> check_app_name("..")
+    Traceback (most recent call last):
+    changelog.errors.InvalidConfig: '..' cannot be an app's name; use 1 to 100 of A-Z a-z 0-9 . _ -, not beginning with two underscores, nor . or ..
+    """
+    plain = re.fullmatch(r"[A-Za-z0-9._-]{1,100}", app)
+    if not plain or app.startswith("__") or app in (".", ".."):
+        raise InvalidConfig(
+            f"{app[:200]!r} cannot be an app's name; use 1 to 100 of A-Z a-z 0-9 . _ -, not"
+            " beginning with two underscores, nor . or .."
+        )
+
+
 class Declarations:
     """The topics, stores and tasks of one app."""
 
     def __init__(self, app: str) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", app) or app.startswith("__"):
-            raise InvalidConfig(
-                f"{app!r} cannot be an app's name; use 1 to 100 of A-Z a-z 0-9 . _ -, not"
-                " beginning with two underscores"
-            )
+        check_app_name(app)
         self.app = app
         self.topics: dict[str, Topic[Any, Any]] = {}
         self.stores: dict[str, Store[Any, Any]] = {}

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from changelog.errors import CorruptLog, FutureFormat
+from changelog.errors import UNREADABLE, CorruptLog, FutureFormat
 
 FORMAT = 1
 """Version of what an engine holds: key and value encodings, and the position's own."""
@@ -54,7 +54,7 @@ class Position:
                 )
             topic_id, leader_epoch, offset = rest
             return cls(str(topic_id), int(leader_epoch), int(offset))
-        except (msgspec.DecodeError, ValueError, TypeError) as error:
+        except (TypeError, *UNREADABLE) as error:
             raise CorruptLog(f"a state folder's position is damaged: {data!r}") from error
 
 

@@ -25,7 +25,7 @@ from uuid import UUID
 
 import msgspec
 
-from changelog.errors import InvalidConfig, InvalidRecord
+from changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class MessagePack:
     def loads(self, data: bytes, /) -> Any:
         try:
             return _decode(data)
-        except (msgspec.DecodeError, ValueError) as error:
+        except UNREADABLE as error:
             raise _undecodable("MessagePack", data, error) from error
 
 
@@ -94,7 +94,7 @@ class Typed(Generic[T]):
     def loads(self, data: bytes, /) -> T:
         try:
             return self._decode(data)
-        except (msgspec.DecodeError, ValueError) as error:
+        except UNREADABLE as error:
             if self.declared is int and data[:1] in _EXTENSIONS:
                 return MessagePack().loads(data)  # type: ignore[no-any-return]
             raise _undecodable(_name(self.declared), data, error) from error

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from enum import Enum
 
+from changelog.config import check_client_name
 from changelog.embedded.environment import Environment
 from changelog.embedded.group_commit import GroupCommit, Stage, Ticket
 from changelog.embedded.partition import Partition, sync_all
@@ -39,7 +40,6 @@ MAX_TIMEOUT_MS = 15 * 60 * 1000
 """Kafka's `transaction.max.timeout.ms`."""
 EXPIRATION_MS = 7 * 24 * 60 * 60 * 1000
 """Kafka's `transactional.id.expiration.ms`."""
-MAX_NAME = 1000
 
 
 class State(Enum):
@@ -108,7 +108,7 @@ class Coordinator:
             raise InvalidConfig(
                 f"transaction.timeout.ms must be 1 to {MAX_TIMEOUT_MS}, got {timeout_ms}"
             )
-        _check_name(transactional_id)
+        check_client_name("a transactional producer", transactional_id)
         transaction = self._transaction_of(transactional_id, timeout_ms)
         with transaction.lock:
             self._check_not_failed(transaction)
@@ -432,14 +432,6 @@ def _abort_open(partition: Partition) -> set[Partition]:
         partition.append_marker(ProducerIdentity(producer_id, epoch), commit=False)
         touched.add(partition)
     return touched
-
-
-def _check_name(transactional_id: str) -> None:
-    if not transactional_id or "\0" in transactional_id or len(transactional_id) > MAX_NAME:
-        raise InvalidConfig(
-            f"a transactional id has 1 to {MAX_NAME} characters and no zero byte, "
-            f"got {transactional_id[:80]!r}"
-        )
 
 
 def _as_complete(record: TransactionRecord) -> TransactionRecord:

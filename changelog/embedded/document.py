@@ -9,15 +9,18 @@ them. Written by temporary file, fsync, rename, fsync of the folder.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, TypeVar
 
 import crc32c
 import msgspec
 
-from changelog.errors import REPAIR, CorruptLog, FutureFormat
-from changelog.storage import Storage, read_all, replace
+from changelog.errors import REPAIR, UNREADABLE, CorruptLog, FutureFormat
+from changelog.storage import Storage, replace
 
 VERSION = 1
+MAX_SIZE = 1 << 30
+"""Bytes; a longer file is damage, not a document."""
 _MAX_LINE = 200
 
 T = TypeVar("T")
@@ -54,10 +57,20 @@ def save(storage: Storage, path: str, kind: str, value: Any) -> None:
     replace(storage, path, pack(kind, msgspec.json.format(msgspec.json.encode(value))))
 
 
+def read(storage: Storage, path: str, kind: str) -> bytes:
+    """The body of the document at `path`. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+    with contextlib.closing(storage.open(path)) as file:
+        if file.size() > MAX_SIZE:
+            raise CorruptLog(
+                f"{path}: {file.size():,} bytes where a {kind} has at most {MAX_SIZE:,}; {REPAIR}"
+            )
+        return unpack(kind, bytes(file.read(0, file.size())), path)
+
+
 def load(storage: Storage, path: str, kind: str, type_: type[T]) -> T:
     """Read the document at `path`. Raises FileNotFoundError, CorruptLog, FutureFormat."""
-    body = unpack(kind, read_all(storage, path), path)
+    body = read(storage, path, kind)
     try:
         return msgspec.json.decode(body, type=type_)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise CorruptLog(f"{path}: the {kind} cannot be decoded: {error}; {REPAIR}") from error

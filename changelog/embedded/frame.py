@@ -26,7 +26,15 @@ from changelog.embedded.format import (
     padded,
     unpack_header,
 )
-from changelog.errors import REPAIR, CorruptLog, InvalidRecord, out_of_memory
+from changelog.errors import (
+    REPAIR,
+    UNREADABLE,
+    CorruptLog,
+    InvalidRecord,
+    RecordTooLarge,
+    out_of_memory,
+)
+from changelog.ipc import check_unpacked_size, read_batch
 from changelog.records import HEADERS_TYPE, columns_schema
 
 ROWS_BELOW = 32
@@ -76,7 +84,7 @@ def encode(
 ) -> Payload:
     """Encode a batch of at least one record (schema: see changelog.records).
 
-    `compression` is none, lz4 or zstd. Raises InvalidRecord for other columns.
+    `compression` is none, lz4 or zstd. Raises InvalidRecord for other columns, RecordTooLarge.
     """
     attributes = check_columns(columns)
     if log_append_time:
@@ -197,11 +205,11 @@ def decode(
         if header.kind == Kind.ROWS:
             columns = _read_rows(payload, schema)
         else:
-            columns = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+            columns = read_batch(pa.py_buffer(payload), schema)
     except MemoryError as error:  # Arrow's is an ArrowException as well
         doing = f"decode {header.record_count} records in {header.length} bytes of {where}"
         raise out_of_memory(error, doing) from error
-    except (pa.ArrowException, msgspec.MsgspecError, OverflowError, OSError) as error:
+    except (pa.ArrowException, *UNREADABLE) as error:
         raise CorruptLog(f"{where}: records cannot be decoded: {error}; {REPAIR}") from error
     if columns.num_rows != header.record_count:
         raise CorruptLog(
@@ -251,7 +259,14 @@ def _arrow_message(columns: pa.RecordBatch, compression: str) -> memoryview:
         writer.write_batch(columns)
     stream = memoryview(sink.getvalue())
     schema_end = 8 + int.from_bytes(stream[4:8], "little")
-    return stream[schema_end:-8]  # without the schema's message and the end-of-stream mark
+    message = stream[schema_end:-8]  # without the schema's message and the end-of-stream mark
+    try:
+        check_unpacked_size(pa.ipc.read_message(pa.py_buffer(message)))
+    except pa.ArrowInvalid as error:
+        raise RecordTooLarge(
+            f"nobody could read it again: {error}; send smaller batches"
+        ) from error
+    return message
 
 
 def _rows_message(columns: pa.RecordBatch) -> bytes:

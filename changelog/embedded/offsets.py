@@ -13,13 +13,18 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from changelog.config import check_client_name
 from changelog.embedded.names import CONSUMER_OFFSETS
 from changelog.embedded.partition import Partition
 from changelog.embedded.transaction_log import append_pairs, read_records
-from changelog.errors import REPAIR, CoordinatorLoading, CorruptLog
+from changelog.errors import REPAIR, UNREADABLE, CoordinatorLoading, CorruptLog, InvalidRequest
 from changelog.records import CommittedOffset, ConsumerRecord, ProducerIdentity, TopicPartition
 
 GroupPartition = tuple[str, TopicPartition]
+
+MAX_METADATA = 32_768
+"""Characters that may go with a committed offset."""
+_MAX_OFFSET = 2**63 - 1
 
 
 class OffsetValue(msgspec.Struct, array_like=True, frozen=True):
@@ -165,16 +170,41 @@ class GroupOffsets:
             raise CoordinatorLoading("committed offsets are still being read; try again")
 
 
+def check_commit(group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]) -> None:
+    """Raise InvalidConfig or InvalidRequest unless the group may commit these; None deletes."""
+    given = {tp: offset for tp, offset in offsets.items() if offset is not None}
+    if given:
+        check_client_name("a group", group)
+    for tp, offset in given.items():
+        if not 0 <= offset.offset <= _MAX_OFFSET:
+            raise InvalidRequest(
+                f"an offset to commit is a number from 0 to {_MAX_OFFSET}, got {offset.offset} for {tp}"
+            )
+        if len(offset.metadata) > MAX_METADATA or not _is_text(offset.metadata):
+            raise InvalidRequest(
+                f"the metadata of an offset is text of at most {MAX_METADATA} characters, got "
+                f"{offset.metadata[:40]!r}… ({len(offset.metadata)} characters) for {tp}"
+            )
+
+
 def parsed(record: ConsumerRecord) -> tuple[GroupPartition, OffsetValue | None]:
     """Whose offset a record is, and which; None deletes it. Raises CorruptLog."""
     try:
         group, topic, number = _decode_key(record.key or b"")
         value = None if record.value is None else _decode_value(record.value)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise CorruptLog(
             f"{CONSUMER_OFFSETS} at offset {record.offset}: not an offset record: {error}; {REPAIR}"
         ) from error
     return (group, TopicPartition(topic, number)), value
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        return False
+    return True
 
 
 def _value(offset: CommittedOffset | None, now_ms: int) -> OffsetValue | None:

@@ -28,7 +28,7 @@ from changelog.embedded.names import (
     SYSTEM_TOPICS,
     TRANSACTION_STATE,
 )
-from changelog.embedded.offsets import GroupOffsets
+from changelog.embedded.offsets import GroupOffsets, check_commit
 from changelog.embedded.partition import Partition, sync_all
 from changelog.embedded.segment import Segment
 from changelog.embedded.topic import Catalog, Topic
@@ -403,6 +403,7 @@ class Owner:
         self._check_open()
         if not offsets:
             return
+        check_commit(group, offsets)
         located = {tp: self._located(tp, offset) for tp, offset in offsets.items()}
         with self._coordinator.joined(producer, self._offsets.partition):
             self._offsets.add(producer, group, located)
@@ -418,6 +419,7 @@ class Owner:
     ) -> None:
         self._check_open()
         if offsets:
+            check_commit(group, offsets)
             located = {tp: offset and self._located(tp, offset) for tp, offset in offsets.items()}
             self._commit_offsets(group, located)
 

@@ -13,7 +13,7 @@ from changelog.embedded.format import FrameHeader
 from changelog.embedded.frame import walk
 from changelog.embedded.names import SegmentName
 from changelog.errors import REPAIR, CorruptLog
-from changelog.storage import File, Storage, read_all
+from changelog.storage import File, Storage
 
 INDEX_KIND = "index"
 _NO_TIME = -1
@@ -219,8 +219,7 @@ class Segment:
             )
         path = f"{self._folder}/{self.name.index_file}"
         try:
-            body = document.unpack(INDEX_KIND, read_all(self._storage, path), path)
-            self.index = SparseIndex.load(body, path)
+            self.index = SparseIndex.load(document.read(self._storage, path, INDEX_KIND), path)
             self.size, self.end_offset, self.max_timestamp = size, end_offset, max_timestamp
         except (FileNotFoundError, CorruptLog):
             self._rebuild(size, interval)

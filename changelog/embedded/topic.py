@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Annotated
 
 import msgspec
 import pyarrow as pa
@@ -38,14 +39,16 @@ from changelog.storage import Storage
 KIND = "topics"
 COPY_KIND = "topic"
 MAX_PARTITIONS = 100_000
+TopicId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+"""It names a folder."""
 
 
 class TopicMeta(msgspec.Struct, kw_only=True):
     """A topic as the catalog keeps it."""
 
     name: str
-    topic_id: str
-    partitions: int
+    topic_id: TopicId
+    partitions: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARTITIONS)]
     config: dict[str, str]
     schemas: list[bytes] = []
     internal: bool = False

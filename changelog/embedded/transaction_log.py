@@ -13,7 +13,7 @@ from changelog.embedded.frame import encode
 from changelog.embedded.names import TRANSACTION_STATE
 from changelog.embedded.partition import Partition
 from changelog.embedded.reading import fetch
-from changelog.errors import REPAIR, CorruptLog
+from changelog.errors import REPAIR, UNREADABLE, CorruptLog
 from changelog.records import ConsumerRecord
 
 PRODUCER_IDS_KEY = b"\x00producer-ids"
@@ -130,7 +130,7 @@ def parsed(record: ConsumerRecord) -> Said | int | None:
             return None
         state = None if record.value is None else _decode(record.value)
         return Said(record.key.decode(), state)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise CorruptLog(
             f"{TRANSACTION_STATE} at offset {record.offset}: not a transaction record: {error}; "
             f"{REPAIR}"

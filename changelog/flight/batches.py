@@ -26,6 +26,7 @@ from changelog.flight.messages import (
     decode,
     encode,
 )
+from changelog.ipc import read_batch
 from changelog.records import Append, Batch, Fetched, TopicPartition
 
 ROW_SCHEMA = pa.schema(
@@ -66,13 +67,14 @@ def read_appends(rows: Iterable[Row]) -> list[Append]:
     appends = []
     size = 0
     for row in stream:
-        size += row.data.nbytes
+        header: AppendHeader = decode(row.header, AppendHeader)
+        appends.append(_checked_append(header, _message(row.data), schemas))
+        # Of the columns: several may lie in the same bytes, or be compressed.
+        size += appends[-1].columns.nbytes
         if size > MAX_APPEND:
             raise RecordTooLarge(
                 f"one append call brings more than {MAX_APPEND:,} bytes; send its batches in several calls"
             )
-        header: AppendHeader = decode(row.header, AppendHeader)
-        appends.append(_checked_append(header, _message(row.data), schemas))
     return appends
 
 
@@ -196,8 +198,8 @@ def _columns(message: pa.Buffer, schemas: list[pa.Schema], number: int) -> pa.Re
     if not 0 <= number < len(schemas):
         raise InvalidRequest(f"a batch has schema {number} of the {len(schemas)} that were sent")
     try:
-        return pa.ipc.read_record_batch(message, schemas[number])
-    except (pa.ArrowException, OSError) as error:
+        return read_batch(message, schemas[number])
+    except pa.ArrowException as error:
         raise InvalidRecord(f"cannot read a batch of the stream: {error}") from error
 
 

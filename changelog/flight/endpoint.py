@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from changelog.errors import CorruptLog, FutureFormat, StorageFailed, from_os_error
+from changelog.errors import UNREADABLE, CorruptLog, FutureFormat, StorageFailed, from_os_error
 
 ENDPOINT_FILE = "owner.json"
 SOCKET_FILE = "owner.sock"
@@ -128,7 +128,7 @@ def parse(content: bytes, path: str = ENDPOINT_FILE) -> Endpoint:
                 f"{path} has version {version}, this release reads up to {VERSION}; upgrade strandline"
             )
         return msgspec.json.decode(content, type=Endpoint)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CorruptLog(
             f"{path} is not an endpoint file ({error}); if no process owns the log, delete it"
         ) from error

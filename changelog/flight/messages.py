@@ -23,7 +23,7 @@ from changelog.broker import Broker
 from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.producer_state import EndedTransaction
 from changelog.embedded.view import View
-from changelog.errors import InvalidRequest, OwnerUnavailable, StrandlineError
+from changelog.errors import UNREADABLE, InvalidRequest, OwnerUnavailable, StrandlineError
 from changelog.records import (
     Appended,
     CommittedOffset,
@@ -335,7 +335,7 @@ def decode(body: Any, kind: Any) -> Any:
         )
     try:
         return _decoder(kind).decode(view)
-    except (msgspec.DecodeError, pa.ArrowException) as error:
+    except (pa.ArrowException, *UNREADABLE) as error:
         raise InvalidRequest(f"cannot read a message as {kind}: {error}") from error
 
 
@@ -343,7 +343,7 @@ def check_version(hello: Any) -> Hello:
     """The Hello of a client that speaks our version; InvalidRequest for any other."""
     try:
         version = msgspec.msgpack.decode(memoryview(hello)[:MAX_ERROR])[0]
-    except (msgspec.DecodeError, LookupError, TypeError):
+    except (LookupError, TypeError, *UNREADABLE):
         version = None
     if version != WIRE_VERSION:
         raise InvalidRequest(

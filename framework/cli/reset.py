@@ -20,6 +20,7 @@ from changelog.records import TopicPartition
 from framework.cli import output
 from framework.cli.loading import location, opened
 from framework.cli.options import JsonOption, LogOption, YesOption, confirmed
+from framework.declaring import check_app_name
 
 if TYPE_CHECKING:
     from framework.app import App
@@ -109,6 +110,7 @@ def command_of(app: App) -> Callable[..., None]:
 
 def plan_for(broker: Broker, app: str, log: str) -> Plan:
     """All that the app of that name has left. Raises InvalidRequest if that is nothing."""
+    check_app_name(app)  # it is about to name a folder that is removed
     groups = broker.groups()
     names = [info.name for info in broker.topics() if info.name.endswith(INTERNAL)]
     root = Path("state") if "://" in log else Path(log) / "state"

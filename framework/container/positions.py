@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from changelog.errors import UNREADABLE
 from changelog.records import CommittedOffset, TopicPartition
 
 
@@ -45,7 +46,7 @@ def position_of(
         return offset.offset
     try:
         metadata = msgspec.json.decode(offset.metadata, type=_Metadata)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return offset.offset
     return metadata.tasks.get(task, offset.offset)
 

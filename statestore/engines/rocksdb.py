@@ -174,6 +174,7 @@ class RocksEngine:
 
     def _open(self) -> None:
         database = self.folder / "db"
+        self._storage.make_dir("db")  # RocksDB would make it, and its parents, for all to read
         self._db = self._guarded("open", rocksdict.Rdict, str(database), _options())
         try:
             self._db.set_write_options(_write_options())
@@ -283,8 +284,9 @@ class RocksEngine:
             return TooManyFiles(f"{what} ({files_allowed()}); {MORE_FILES}")
         if "/LOCK" in text:
             return LogLocked(f"{what}; another worker has it, stop that one")
-        missing = "No such file" in text and self._storage.exists("db")
-        if missing or "Corruption" in text:
+        # A file is missing, or is none of this database.
+        strange = doing == "open" and ("No such file" in text or "Invalid argument" in text)
+        if strange or "Corruption" in text:
             with contextlib.suppress(OSError):
                 self._damage_mark.touch()
             return CorruptLog(f"{what}; start again: it is rebuilt from the changelog")

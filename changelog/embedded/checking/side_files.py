@@ -17,7 +17,7 @@ from changelog.embedded.partition import ABORTED_KIND, SNAPSHOT_KIND
 from changelog.embedded.producer_state import EndedTransaction, ProducerEntry
 from changelog.embedded.segment import INDEX_KIND, SparseIndex
 from changelog.errors import CorruptLog, cause
-from changelog.storage import Storage, read_all
+from changelog.storage import Storage
 
 Problem = str | None
 """What is wrong with a file; None if nothing is."""
@@ -60,7 +60,7 @@ def load_index(storage: Storage, folder: str, name: SegmentName) -> SparseIndex:
     """The index of a closed segment. Raises Lost, and FutureFormat."""
     path = f"{folder}/{name.index_file}"
     try:
-        return SparseIndex.load(document.unpack(INDEX_KIND, read_all(storage, path), path), path)
+        return SparseIndex.load(document.read(storage, path, INDEX_KIND), path)
     except FileNotFoundError:
         raise Lost("is missing") from None
     except CorruptLog as error:

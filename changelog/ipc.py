@@ -1,0 +1,90 @@
+"""Arrow IPC record-batch messages, read with an eye on what they would take in memory.
+
+A compressed buffer begins with its length once it is unpacked, and Arrow takes that much memory
+before it has looked at a byte: a few kilobytes can claim, or become, gigabytes. So these lengths are
+added up first; that they are right is Arrow's to see.
+
+The layout is that of RecordBatch in Arrow's format/Message.fbs, in FlatBuffers.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pyarrow as pa
+
+MAX_UNPACKED = 1 << 30
+"""Bytes that the compressed buffers of one message may have, unpacked."""
+
+
+def read_batch(message: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch in a message, its buffers long enough for its columns.
+
+    Who does not trust the writer calls `validate(full=True)` before any value is looked at.
+    Raises ArrowInvalid for anything else.
+    """
+    try:
+        found = pa.ipc.read_message(message)
+        check_unpacked_size(found)
+        batch = pa.ipc.read_record_batch(found, schema)
+        batch.validate()
+    except (EOFError, OSError, ValueError, MemoryError, RecursionError) as error:
+        raise pa.ArrowInvalid(str(error)) from error
+    return batch
+
+
+def check_unpacked_size(message: pa.Message) -> None:
+    """Raise ArrowInvalid if what is compressed in it is, or claims to be, more than MAX_UNPACKED."""
+    if message.type != "record batch":
+        raise pa.ArrowInvalid(f"a record batch was expected, got a {message.type}")
+    try:
+        sizes = _unpacked_sizes(memoryview(message.metadata), memoryview(message.body))
+    except struct.error as error:
+        raise pa.ArrowInvalid(f"a message points out of its bytes: {error}") from error
+    if min(sizes, default=0) < 0 or sum(sizes) > MAX_UNPACKED:
+        raise pa.ArrowInvalid(
+            f"a batch of {message.body.size:,} bytes claims to be {sum(sizes):,} bytes unpacked; at "
+            f"most {MAX_UNPACKED:,} are read"
+        )
+
+
+def _unpacked_sizes(metadata: memoryview, body: memoryview) -> list[int]:
+    """The lengths of a batch's compressed buffers; none if it is not compressed."""
+    batch = _target(metadata, _field(metadata, _target(metadata, 0), _MESSAGE_HEADER))
+    buffers = _field(metadata, batch, _BATCH_BUFFERS)
+    if not buffers or not _field(metadata, batch, _BATCH_COMPRESSION):
+        return []
+    start = _target(metadata, buffers)
+    (count,) = _U32.unpack_from(metadata, start)
+    sizes = []
+    for index in range(count):
+        at, size = _PAIR.unpack_from(metadata, start + _U32.size + index * _PAIR.size)
+        (unpacked,) = _I64.unpack_from(body, at) if size else (0,)
+        sizes.append(0 if unpacked == _AS_IT_IS else unpacked)
+    return sizes
+
+
+# FlatBuffers --------------------------------------------------------------------------
+
+
+def _field(data: memoryview, table: int, number: int) -> int:
+    """Position of a table's field; 0 if it has none."""
+    vtable = table - _I32.unpack_from(data, table)[0]
+    slot = 4 + 2 * number
+    if slot >= _U16.unpack_from(data, vtable)[0]:
+        return 0
+    relative = int(_U16.unpack_from(data, vtable + slot)[0])
+    return table + relative if relative else 0
+
+
+def _target(data: memoryview, position: int) -> int:
+    """Where the offset at a position leads."""
+    return position + int(_U32.unpack_from(data, position)[0])
+
+
+_MESSAGE_HEADER = 2
+_BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3
+_AS_IT_IS = -1
+"""As the length of an unpacked buffer: compressing it would not have made it smaller."""
+_U16, _U32, _I32 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i")
+_I64, _PAIR = struct.Struct("<q"), struct.Struct("<qq")

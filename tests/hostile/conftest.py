@@ -1,0 +1,80 @@
+"""A log with an endpoint, and somebody on the other side who has the token and no manners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import flight
+
+from changelog.embedded.owner import Owner
+from changelog.flight.batches import ROW_SCHEMA, Row
+from changelog.flight.connection import Connection, Target
+from changelog.flight.messages import APPEND
+from changelog.flight.server import FlightEndpoint
+from changelog.storage import LocalStorage
+
+TOKEN = "a token of the tests"
+
+
+class Stranger:
+    """Sends bytes past all that a client checks."""
+
+    def __init__(self, target: Target) -> None:
+        self.connection = Connection(target, deadline=30, connect_within=30)
+
+    def act(self, kind: str, body: bytes) -> bytes:
+        """The answer to an action. Raises what the owner answers."""
+        with self.connection._errors_translated(kind):
+            action = flight.Action(kind, body)
+            (result,) = self.connection._client.do_action(action, self.connection._options())
+            return bytes(result.body)
+
+    def get(self, ticket: bytes) -> Any:
+        with self.connection._errors_translated("fetch"):
+            client, options = self.connection._client, self.connection._options()
+            return client.do_get(flight.Ticket(ticket), options).read_all()
+
+    def put(self, rows: Sequence[Row], schema: Any = ROW_SCHEMA, command: bytes = APPEND) -> bytes:
+        """The answer to a stream of rows."""
+        with self.connection._errors_translated("append"):
+            descriptor = flight.FlightDescriptor.for_command(command)
+            client, options = self.connection._client, self.connection._options()
+            writer, answers = client.do_put(descriptor, schema, options)
+            try:
+                for row in rows:
+                    writer.write_with_metadata(row.data, row.header)
+                writer.done_writing()
+                return bytes(memoryview(answers.read()))
+            finally:
+                writer.close()
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Owner]:
+    owner = Owner(LocalStorage(tmp_path / "log"))
+    owner.create_topic("t", config={"max.message.bytes": "1000000"})
+    yield owner
+    owner.close()
+
+
+@pytest.fixture
+def target(owner: Owner, tmp_path: Path) -> Iterator[Target]:
+    location = f"grpc+unix://{tmp_path}/s"
+    endpoint = FlightEndpoint(owner, location, token=TOKEN, locate=owner.locate)
+    yield Target(location, TOKEN, "the test's log")
+    endpoint.close()
+
+
+@pytest.fixture
+def stranger(target: Target) -> Iterator[Stranger]:
+    stranger = Stranger(target)
+    yield stranger
+    stranger.connection.close()
+
+
+@pytest.fixture
+def groups_are_put_by_hand() -> bool:
+    return True

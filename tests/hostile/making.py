@@ -1,0 +1,80 @@
+"""Makes everything that can lie in a log's folder, under a umask of the caller's choice.
+
+    python -m tests.hostile.making <folder> <umask in octal digits>
+
+Its standard output ends with the modes of all files, while the log was open and after a repair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+import changelog
+from changelog.client.producer import Producer
+from changelog.flight.background import LOG_FILE, _open_log
+from changelog.log import Log
+from changelog.records import TopicPartition
+from framework.cli import main as strandline
+from statestore import StoreSpec, open_store
+
+
+def make(root: Path) -> None:
+    os.close(_open_log(root / LOG_FILE))
+    with changelog.open(root) as log:
+        log.create_topic("t", config={"segment.bytes": "4096"})
+        log.create_topic("c", config={"cleanup.policy": "compact"})
+        with log.producer(transactional_id="tx") as producer:
+            for abort in (False, True, False):
+                transact(producer, abort=abort)
+        keep(log, root / "state" / "app" / "s" / "0")
+        tell("open", root)
+
+
+def transact(producer: Producer, *, abort: bool) -> None:
+    """A transaction that fills segments."""
+    producer.begin_transaction()
+    for number in range(500):
+        producer.send("c", b"y", key=b"\x02k%d" % number)
+    for _ in range(30):
+        producer.send("t", b"x" * 300)
+        producer.flush()
+    producer.abort_transaction() if abort else producer.commit_transaction()
+
+
+def keep(log: Log, folder: Path) -> None:
+    """A store with something in it."""
+    store = open_store(StoreSpec("s", key=bytes, value=bytes), folder)
+    store.restore(log.broker, TopicPartition("c", 0))
+    store.checkpoint()
+    store.close()
+
+
+def mend(root: Path) -> None:
+    """Damage a segment, and let the command repair it."""
+    path = max(root.glob("topics/*/0/*.log"), key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[300] ^= 1
+    path.write_bytes(content)
+    with contextlib.suppress(SystemExit):
+        strandline(["repair", str(root), "--yes"])
+    tell("repaired", root)
+
+
+def tell(when: str, root: Path) -> None:
+    """One line of JSON: by path, the mode."""
+    paths = [root, *root.rglob("*")]
+    modes = {str(p.relative_to(root)): stat.S_IMODE(p.lstat().st_mode) for p in paths}
+    print(json.dumps({"when": when, "modes": modes}), flush=True)
+
+
+if __name__ == "__main__":
+    os.umask(int(sys.argv[2], 8))
+    place = Path(sys.argv[1])
+    place.mkdir()
+    make(place)
+    mend(place)

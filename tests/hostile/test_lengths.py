@@ -1,0 +1,151 @@
+"""Lengths are looked at before memory is taken: in frames, messages, documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from changelog.embedded import document
+from changelog.embedded.format import MAX_FRAME, Kind, unpack_header
+from changelog.embedded.frame import decode, encode, payload_bytes
+from changelog.embedded.manifest import Manifest
+from changelog.embedded.names import SegmentName
+from changelog.embedded.scanning import Broken, scan
+from changelog.embedded.segment import Segment
+from changelog.errors import CorruptLog, RecordTooLarge
+from changelog.flight import messages
+from changelog.ipc import MAX_UNPACKED
+from changelog.storage import LocalStorage, MemoryStorage
+from statestore.serdes import MessagePack
+from tests.hostile.bombs import (
+    batch,
+    claiming,
+    compressed,
+    frame,
+    header_claiming,
+    measured,
+)
+
+pytestmark = pytest.mark.damages
+
+LITTLE = 8 << 20
+"""Bytes that any of these may take."""
+
+
+def read_frame(content: bytes) -> pa.RecordBatch:
+    header = unpack_header(content, 0, "here")
+    return decode(
+        header, payload_bytes(memoryview(content), 0, header, "here"), pa.binary(), "here"
+    )
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+@pytest.mark.parametrize(
+    "claim",
+    [lambda _: 1 << 40, lambda _: MAX_UNPACKED, lambda _: -5, lambda _: (1 << 63) - 1],
+    ids=["a TiB", "a GiB each", "less than nothing", "overflowing"],
+)
+def test_a_compressed_frame_that_claims_to_be_huge(compression: str, claim) -> None:  # type: ignore[no-untyped-def]
+    content = frame(claiming(compressed(batch(), compression), claim))
+    with measured() as taken, pytest.raises(CorruptLog, match=r"cannot be decoded.*unpacked"):
+        read_frame(content)
+    assert taken.arrow < LITTLE
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_one_that_claims_a_little_more_or_less_than_it_is(compression: str) -> None:
+    for by in (-8, 8, 64):
+        with pytest.raises(CorruptLog):
+            read_frame(
+                frame(claiming(compressed(batch(), compression), lambda size, by=by: size + by))
+            )
+    whole = read_frame(frame(compressed(batch(), compression)))
+    assert whole.to_pylist() == batch().to_pylist()
+
+
+def test_a_batch_that_unpacks_to_too_much_is_refused_when_it_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("changelog.ipc.MAX_UNPACKED", 1000)
+    with pytest.raises(RecordTooLarge, match="send smaller batches"):
+        encode(batch(), compression="lz4")
+    assert encode(batch(), compression="none").record_count == 100
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"length": 1 << 31},
+        {"length": MAX_FRAME + 64},
+        {"length": MAX_FRAME},
+        {"length": 0},
+        {"payload_size": (1 << 32) - 1},
+        {"payload_start": (1 << 32) - 1},
+        {"payload_start": 0},
+    ],
+    ids=str,
+)
+def test_a_header_that_claims_more_than_there_is(fields: dict[str, int]) -> None:
+    storage = MemoryStorage()
+    file = storage.create("f/" + SegmentName(0, 1).log_file)
+    file.append(header_claiming(**fields) + b"\0" * 24)
+    segment = Segment.open(storage, "f", SegmentName(0, 1), 0, writable=False)
+    with measured() as taken:
+        (found,) = scan(segment, segment.file.size())
+        assert isinstance(found, Broken)
+        segment.size = segment.file.size()
+        with pytest.raises(CorruptLog):
+            list(segment.frames(0, 4096))
+    assert taken.arrow + taken.python < LITTLE
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xdd\xff\xff\xff\xff",
+        b"\x94\xdd\x7f\xff\xff\xff\x01",
+        b"\x94\x90\x90\xdd\x7f\xff\xff\xff",
+        b"\x94\x91\x01\x91\xc6\xff\xff\xff\xff",
+        b"\x94\x91\xcf" + b"\xff" * 8 + b"\x91\xc0\x91\xc0\xc0",
+        b"\x94\x91\x01\x91\xc0\x91\xc0\x91\x91\x92\xdb\xff\xff\xff\xff",
+        b"\x94\x91\x01\x91\xc0\x91\xc0\x92\x90\x90",
+        b"\x91" * 100_000,
+    ],
+)
+def test_rows_that_claim_more_than_there_is(body: bytes) -> None:
+    with measured() as taken, pytest.raises(CorruptLog, match="cannot be decoded"):
+        read_frame(frame(body, Kind.ROWS, 1))
+    assert taken.arrow + taken.python < LITTLE
+
+
+def test_a_document_larger_than_any_can_be(tmp_path: Path) -> None:
+    (tmp_path / "manifest.meta").touch()
+    with (tmp_path / "manifest.meta").open("r+b") as file:
+        file.truncate(1 << 40)  # sparse
+    with measured() as taken, pytest.raises(CorruptLog, match="strandline repair"):
+        Manifest.load(LocalStorage(tmp_path), ".")
+    assert taken.arrow + taken.python < LITTLE
+
+
+def test_a_document_that_is_too_deep() -> None:
+    storage = MemoryStorage()
+    document.replace(storage, "manifest.meta", document.pack("manifest", b'{"x":' + b"[" * 100_000))
+    with pytest.raises(CorruptLog, match="cannot be decoded"):
+        document.load(storage, "manifest.meta", "manifest", Manifest)
+
+
+@pytest.mark.parametrize("kind", sorted(messages.REQUESTS))
+def test_a_request_that_claims_more_than_there_is(kind: str) -> None:
+    for body in (b"\xdd\xff\xff\xff\xff", b"\x9f" + b"\xdf\xff\xff\xff\xff" * 3, b"\x91" * 100_000):
+        with measured() as taken, pytest.raises(messages.InvalidRequest):
+            messages.decode(body + b"\x01", messages.REQUESTS[kind])
+        assert taken.python < LITTLE
+
+
+def test_a_record_that_is_too_deep_is_one_that_cannot_be_decoded() -> None:
+    with pytest.raises(messages.StrandlineError, match="MessagePack"):
+        MessagePack().loads(b"\x91" * 100_000 + b"\xc0")
+    assert MessagePack().loads(msgspec.msgpack.encode([[[]]])) == [[[]]]

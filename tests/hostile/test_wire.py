@@ -1,0 +1,220 @@
+"""Whoever attaches is believed nothing: an error for him, and the log goes on for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from changelog.embedded.owner import Owner
+from changelog.errors import InvalidRequest, StrandlineError
+from changelog.flight import batches
+from changelog.flight.batches import ROW_SCHEMA, Row
+from changelog.flight.client import FlightBroker
+from changelog.flight.connection import Target
+from changelog.flight.messages import (
+    REQUESTS,
+    SMALL_APPEND,
+    AppendHeader,
+    SmallAppend,
+    StreamHeader,
+    encode,
+)
+from changelog.records import Append, ProducerIdentity, TopicPartition
+from tests.hostile.bombs import batch, claiming, compressed, measured, sharing
+from tests.hostile.conftest import Stranger
+
+LITTLE = 64 << 20
+"""Bytes that any of these may take of Arrow's memory; gRPC has buffers of its own."""
+
+T0 = TopicPartition("t", 0)
+Send = Callable[[Stranger, ProducerIdentity, bytes, pa.Schema], bytes]
+
+
+def header(producer: ProducerIdentity, **changes: object) -> AppendHeader:
+    known = AppendHeader("t", 0, 0, producer, 0, transactional=False, schema_id=0)
+    return msgspec.structs.replace(known, **changes)
+
+
+def as_a_stream(
+    stranger: Stranger, producer: ProducerIdentity, message: bytes, schema: pa.Schema
+) -> bytes:
+    cells = [pa.array([message], pa.large_binary()), pa.nulls(1, pa.large_binary())]
+    row = pa.RecordBatch.from_arrays(cells, schema=ROW_SCHEMA)
+    first = Row(batches._EMPTY_ROW, encode(StreamHeader([schema])))
+    return stranger.put([first, Row(row, encode(header(producer)))])
+
+
+def at_once(
+    stranger: Stranger, producer: ProducerIdentity, message: bytes, schema: pa.Schema
+) -> bytes:
+    return stranger.act(SMALL_APPEND, encode(SmallAppend([schema], [(header(producer), message)])))
+
+
+@pytest.fixture(params=[as_a_stream, at_once], ids=["stream", "at once"])
+def send(request: pytest.FixtureRequest) -> Send:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def producer(owner: Owner) -> ProducerIdentity:
+    return owner.init_producer()
+
+
+@pytest.fixture(autouse=True)
+def the_log_goes_on(owner: Owner, target: Target, request: pytest.FixtureRequest) -> object:
+    """After whatever was sent, another client appends and reads."""
+    yield
+    broker = FlightBroker(target, deadline=30)
+    identity = broker.init_producer()
+    end = broker.offsets([T0])[T0].high_watermark
+    (appended,) = broker.append([Append(*T0, batch(3), identity, 0)])
+    assert appended.base_offset == end
+    fetched = broker.fetch({T0: end})[T0]
+    assert [len(one) for one in fetched.batches] == [3]
+    broker.close()
+
+
+def test_what_is_as_it_should_be_is_taken(
+    stranger: Stranger, producer: ProducerIdentity, send: Send
+) -> None:
+    records = batch()
+    assert send(stranger, producer, records.serialize().to_pybytes(), records.schema)
+
+
+@pytest.mark.parametrize("claim", [1 << 40, 1 << 30, -5, (1 << 63) - 1])
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_a_compressed_batch_that_claims_to_be_huge(
+    stranger: Stranger, producer: ProducerIdentity, send: Send, compression: str, claim: int
+) -> None:
+    message = claiming(compressed(batch(), compression), lambda _: claim)
+    with measured() as taken, pytest.raises(InvalidRequest, match="unpacked"):
+        send(stranger, producer, message, batch().schema)
+    assert taken.arrow < LITTLE
+
+
+def test_many_columns_in_few_bytes(
+    stranger: Stranger, producer: ProducerIdentity, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they would be when written counts, not what was sent."""
+    monkeypatch.setattr(batches, "MAX_APPEND", 1_000_000)
+    column = pa.array([b"x" * 1000] * 100, pa.binary())
+    records = pa.record_batch([column] * 50, names=[str(n) for n in range(50)])
+    message = sharing(records.serialize().to_pybytes())
+    with pytest.raises(InvalidRequest):
+        send(stranger, producer, message, records.schema)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_damaged_batches(
+    stranger: Stranger, producer: ProducerIdentity, send: Send, seed: int
+) -> None:
+    """Bits that no checksum protects: lengths, offsets and types of Arrow's own."""
+    records = batch()
+    message = bytearray(records.serialize().to_pybytes())
+    for step in range(1 + seed % 4):
+        message[(seed * 37 + step * 101) % len(message)] ^= 1 << seed % 8
+    try:
+        send(stranger, producer, bytes(message), records.schema)
+    except StrandlineError:
+        return  # else it has hit a value: that is another record, and no damage
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pa.schema([]),
+        pa.schema([pa.field("timestamp", pa.dictionary(pa.int32(), pa.binary()))]),
+        pa.schema([pa.field("x", pa.list_(pa.list_(pa.list_(pa.int8()))))]),
+        pa.schema([pa.field("timestamp", pa.run_end_encoded(pa.int32(), pa.int64()))]),
+        pa.schema(
+            [("timestamp", pa.int64()), ("key", pa.binary()), ("value", pa.list_(pa.null()))]
+        ),
+    ],
+    ids=str,
+)
+def test_batches_of_another_schema(
+    stranger: Stranger, producer: ProducerIdentity, send: Send, schema: pa.Schema
+) -> None:
+    with pytest.raises(InvalidRequest):
+        send(stranger, producer, batch().serialize().to_pybytes(), schema)
+
+
+@pytest.mark.parametrize("number", [-1, 1, 1 << 40])
+def test_a_schema_that_was_not_sent(
+    stranger: Stranger, producer: ProducerIdentity, number: int
+) -> None:
+    message = batch().serialize().to_pybytes()
+    sent = SmallAppend([batch().schema], [(header(producer, schema=number), message)])
+    with pytest.raises(InvalidRequest):
+        stranger.act(SMALL_APPEND, encode(sent))
+
+
+@pytest.mark.parametrize("kind", [*sorted(REQUESTS), "SmallAppend", "Locate", "Hello", "None"])
+def test_bodies_that_are_none(stranger: Stranger, kind: str) -> None:
+    for body in (b"", b"\xc0", b"\xdd\xff\xff\xff\xff", b"\x91" * 100_000, b"\xff" * 50, b"\x9f"):
+        try:
+            stranger.act(kind, body)
+        except StrandlineError:
+            continue
+        assert kind in ("Topics", "Groups"), "only what has no fields may be asked so"
+
+
+def asking_with(number: int) -> Iterator[Callable[[Stranger], object]]:
+    """Everything that takes a number."""
+    for kind, body in (
+        ("DeleteRecords", [["t", 0], number]),
+        ("OffsetForTime", [["t", 0], number, "read_committed"]),
+        ("Offsets", [[["t", number]]]),
+        ("CommitOffsets", ["g", {("t", 0): [number, "", ""]}]),
+        ("CommitOffsets", ["g", {("t", number): [0, "", ""]}]),
+        ("CreateTopic", ["new", number, None, None, False]),
+        ("AlterTopic", ["t", None, number, None]),
+        ("InitProducer", ["tx", number]),
+        ("EndTransaction", [[number, number], True]),
+        ("AddOffsets", [[number, number], "g", {("t", 0): [0, "", ""]}]),
+        ("Locate", [{("t", 0): number}, number, "read_committed", 0.0]),
+    ):
+        yield partial(Stranger.act, kind=kind, body=msgspec.msgpack.encode(body))
+    fetch = [{("t", 0): number}, 1, "read_committed", 0.0]
+    yield partial(Stranger.get, ticket=msgspec.msgpack.encode(fetch))
+    yield partial(Stranger.get, ticket=msgspec.msgpack.encode([{("t", 0): 0}, number, *fetch[2:]]))
+
+
+@pytest.mark.parametrize("number", [(1 << 64) - 1, -(1 << 63), 1 << 62, -1])
+def test_numbers_beyond_all_bounds(stranger: Stranger, owner: Owner, number: int) -> None:
+    unexpected = []
+    for ask in asking_with(number):
+        try:
+            ask(stranger)
+        except StrandlineError as error:
+            if type(error) is StrandlineError:  # what the owner did not foresee goes as that
+                unexpected.append(str(error))
+    assert not unexpected
+    assert [info.name for info in owner.topics() if not info.internal] == ["t"]
+
+
+def test_streams_that_are_none(stranger: Stranger, producer: ProducerIdentity) -> None:
+    first = Row(batches._EMPTY_ROW, encode(StreamHeader([batch().schema])))
+    other = pa.record_batch({"x": pa.array([1])})
+    nulls = pa.RecordBatch.from_arrays([pa.nulls(1, pa.large_binary())] * 2, schema=ROW_SCHEMA)
+    for rows, schema in (
+        ([], ROW_SCHEMA),
+        ([Row(other, b"")], other.schema),
+        ([Row(nulls, b"")], ROW_SCHEMA),
+        ([first, Row(nulls, encode(header(producer)))], ROW_SCHEMA),
+        ([first, Row(batches._EMPTY_ROW, encode(header(producer)))], ROW_SCHEMA),
+        ([first, Row(nulls, b"\x91" * 100_000)], ROW_SCHEMA),
+    ):
+        with pytest.raises(InvalidRequest):
+            stranger.put(rows, schema)
+    with pytest.raises(InvalidRequest, match="unknown stream"):
+        stranger.put([first], command=b"pickle")
+
+
+def test_a_message_that_is_too_large(stranger: Stranger) -> None:
+    with pytest.raises(InvalidRequest, match="over the limit"):
+        stranger.act("Topic", b"\x91\xdb\x01\x10\x00\x00" + b"x" * (17 << 20))
