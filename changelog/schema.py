@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from changelog.errors import REPAIR, CorruptLog, SchemaMismatch
+from changelog.errors import REPAIR, UNREADABLE, CorruptLog, SchemaMismatch
 
 BYTES = 0
 """The schema id of values that are bytes."""
@@ -114,9 +114,25 @@ def encode_schemas(schemas: Sequence[pa.Schema]) -> list[bytes]:
 def decode_schemas(messages: Sequence[bytes], where: str) -> ValueSchemas:
     """What `encode_schemas` wrote. Raises CorruptLog."""
     try:
-        return ValueSchemas(tuple(pa.ipc.read_schema(pa.py_buffer(m)) for m in messages))
-    except (pa.ArrowException, OSError) as error:
+        return ValueSchemas(tuple(map(read_schema, messages)))
+    except pa.ArrowException as error:
         raise CorruptLog(f"{where}: a schema cannot be decoded: {error}; {REPAIR}") from error
+
+
+def read_schema(message: bytes) -> pa.Schema:
+    """The schema in an Arrow IPC message, all of its names text. Raises ArrowInvalid."""
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(message))
+        _read_names(schema)
+    except (OSError, *UNREADABLE) as error:
+        raise pa.ArrowInvalid(str(error)) from error
+    return schema
+
+
+def _read_names(fields: Iterable[pa.Field]) -> None:
+    for field in fields:
+        assert field.name is not None
+        _read_names(field.type.field(i) for i in range(field.type.num_fields))
 
 
 def _children(value: pa.StructArray) -> list[pa.Array]:

@@ -26,6 +26,7 @@ from statestore.ordered import (
     TAG_STR,
     TAG_TUPLE,
     decode_bytes,
+    decode_one,
     decode_str,
     decode_tuple,
     decode_whole,
@@ -268,10 +269,10 @@ def _name(declared: Any) -> str:
 
 _SCALARS: dict[Any, _Scalar] = {
     str: _Scalar(_admits(str), encode_str, decode_str, encode_all=encode_strs),
-    int: _Scalar(_admits(int), encode_int, decode_whole),
-    float: _Scalar(_admit_float, encode_float, decode_whole, exact=False),
+    int: _Scalar(_admits(int), encode_int, decode_one(int)),
+    float: _Scalar(_admit_float, encode_float, decode_one(float), exact=False),
     bytes: _Scalar(_admits(bytes), encode_bytes, decode_bytes),
-    bool: _Scalar(_admits(bool), encode_bool, decode_whole),
-    date: _Scalar(_admits(date), encode_date, decode_whole),
-    datetime: _Scalar(_admit_datetime, encode_datetime, decode_whole, exact=False),
+    bool: _Scalar(_admits(bool), encode_bool, decode_one(bool)),
+    date: _Scalar(_admits(date), encode_date, decode_one(date)),
+    datetime: _Scalar(_admit_datetime, encode_datetime, decode_one(datetime), exact=False),
 }

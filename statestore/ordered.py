@@ -121,8 +121,22 @@ def decode_whole(data: bytes) -> Any:
     return value
 
 
+def decode_one(kind: type) -> Callable[[bytes], Any]:
+    """What decodes whole keys of exactly this type. It raises CorruptLog."""
+
+    def decode(data: bytes) -> Any:
+        value = decode_whole(data)
+        if type(value) is not kind:
+            raise _damage(data)
+        return value
+
+    return decode
+
+
 def decode_str(data: bytes) -> str:
     """A whole key that is a str. Raises CorruptLog."""
+    if not data or data[0] != TAG_STR:
+        raise _damage(data)
     try:
         return data[1:].decode()
     except UnicodeDecodeError:
@@ -137,7 +151,9 @@ def _decode_surrogates(data: bytes) -> str:
 
 
 def decode_bytes(data: bytes) -> bytes:
-    """A whole key that is bytes."""
+    """A whole key that is bytes. Raises CorruptLog."""
+    if not data or data[0] != TAG_BYTES:
+        raise _damage(data)
     return data[1:]
 
 
@@ -182,7 +198,7 @@ def _decode_element(data: bytes, position: int) -> tuple[Any, int]:
             return _decode_terminated(data, position)
         if tag == TAG_TUPLE:
             return _decode_inner(data, position + 1)
-    except (IndexError, ValueError, OverflowError) as error:
+    except (IndexError, ValueError, OverflowError, RecursionError) as error:
         raise _damage(data) from error
     raise _damage(data)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from changelog.embedded import document
@@ -38,7 +40,9 @@ class Manifest(msgspec.Struct, kw_only=True):
     """No offset below this is given again after an unclean start (durability "os")."""
     next_generation: int = 1
     """Number of the next segment; numbers are never used twice."""
-    epochs: list[tuple[int, int]] = msgspec.field(default_factory=lambda: [(0, 0)])
+    epochs: Annotated[list[tuple[int, int]], msgspec.Meta(min_length=1)] = msgspec.field(
+        default_factory=lambda: [(0, 0)]
+    )
     """(leader epoch, its first offset), in order."""
     segments: list[SegmentEntry] = msgspec.field(default_factory=list)
 

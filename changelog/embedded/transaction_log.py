@@ -125,7 +125,7 @@ def parsed(record: ConsumerRecord) -> Said | int | None:
     """
     try:
         if record.key == PRODUCER_IDS_KEY:
-            return _decode_int(record.value)
+            return _decode_int(record.value or b"")
         if record.key is None:
             return None
         state = None if record.value is None else _decode(record.value)

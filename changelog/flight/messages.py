@@ -33,6 +33,7 @@ from changelog.records import (
     TopicInfo,
     TopicPartition,
 )
+from changelog.schema import read_schema
 
 WIRE_VERSION = 1
 MAX_MESSAGE = 16 << 20
@@ -395,7 +396,7 @@ def _to_wire(value: Any) -> Any:
 
 def _from_wire(kind: type, value: Any) -> Any:
     if kind is pa.Schema and isinstance(value, bytes):
-        return pa.ipc.read_schema(pa.py_buffer(value))
+        return read_schema(value)
     if kind is AbortedTransactions:
         return AbortedTransactions(msgspec.convert(value, list[EndedTransaction]))
     raise ValueError(f"expected the bytes of a {kind.__name__}, got a {type(value).__name__}")

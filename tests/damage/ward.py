@@ -150,6 +150,7 @@ def _repaired(material: Material, case: Case, storage: MemoryStorage) -> str:
                 start = material.answers["start", question[1]]
                 after = {offset: one for offset, one in after.items() if offset >= start}
                 answers[question] = after
+                answers["start", question[1]] = max(start, answers.get(("start", question[1]), 0))
             assert after.items() <= before.items(), f"{question} after repair: {after}"
     if _essence(answers) == _essence(material.answers):
         return "whole"

@@ -1,0 +1,116 @@
+"""Whatever a decoder is given: a value, or an error of our tree; never anything else, never a death.
+
+STRANDLINE_FUZZ_SECONDS=600 looks for so long, instead of a few seconds; STRANDLINE_FUZZ_SEED begins elsewhere.
+What it finds, mended, is put into corpus/<target>/, and tried first ever after.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from changelog.errors import CorruptLog
+from tests.fuzz.fuzzing import CORPUS, attempt, changed, seeds
+from tests.fuzz.targets import Target, targets
+
+SECONDS = float(os.environ.get("STRANDLINE_FUZZ_SECONDS", "20"))
+SEED = os.environ.get("STRANDLINE_FUZZ_SEED", "1")
+FUZZED = targets()
+IN_A_MOMENT = sorted(name for name in FUZZED if not name.startswith("opening"))
+
+
+def fuzzed(seconds: float, *names: str) -> tuple[dict[str, int], list[str]]:
+    """By target how many inputs were tried, and the findings, deaths of the interpreter among them."""
+    command = [sys.executable, "-m", "tests.fuzz.fuzzing", str(seconds), SEED, *names]
+    bound = 120 + 3 * seconds
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=bound, check=False)
+    tried: dict[str, int] = {}
+    findings, target, trying = [], "", ""
+    for line in map(json.loads, ran.stdout.splitlines()):
+        if "target" in line:
+            target, trying = line["target"], line["trying"]
+        elif line.get("found"):
+            findings.append(f"{target}: {line['data']}\n{line['found']}")
+        elif "count" in line:
+            tried[target] = line["count"]
+    if ran.returncode != 0:
+        last = Path(trying).read_bytes().hex() if trying else ""
+        findings.append(f"{target}: died with {ran.returncode} at {last}\n{ran.stderr[-2000:]}")
+    return tried, findings
+
+
+@pytest.mark.timeout(300 + 4 * SECONDS)
+def test_no_input_is_too_much(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository)
+    tried, findings = fuzzed(SECONDS)
+    assert not findings, "\n\n".join(findings)
+    assert tried.keys() == FUZZED.keys()
+    assert all(count >= len(seeds(name, FUZZED[name])) for name, count in tried.items())
+
+
+@pytest.mark.parametrize("name", sorted(FUZZED))
+def test_what_is_written_is_read(name: str) -> None:
+    """So the seeds lead behind the first checks, and changes to them do too."""
+    for data in FUZZED[name].seeds:
+        FUZZED[name].run(data)
+
+
+@pytest.mark.parametrize("name", IN_A_MOMENT)
+def test_any_bytes(name: str) -> None:
+    @settings(
+        max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
+    @given(st.binary(max_size=200))
+    def look(data: bytes) -> None:
+        assert attempt(FUZZED[name], data) is None
+
+    look()
+
+
+def test_every_folder_of_the_corpus_is_of_a_target() -> None:
+    folders = {path.name for path in CORPUS.iterdir()}
+    assert folders
+    assert folders <= FUZZED.keys()
+
+
+def test_a_finding_is_found() -> None:
+    """A decoder with an error of Python's own, or with one of ours, and what is said of each."""
+
+    def wrong(data: bytes) -> None:
+        if b"\xff" in data:
+            raise KeyError(data)
+        raise CorruptLog("here: no")
+
+    assert attempt(Target(wrong, []), b"\0") is None
+    assert "KeyError" in (attempt(Target(wrong, []), b"\xff") or "")
+
+
+def test_a_death_is_found(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests" / "fuzz").mkdir(parents=True)
+    source = (repository / "tests/fuzz/fuzzing.py").read_text()
+    (tmp_path / "tests/fuzz/fuzzing.py").write_text(source)
+    (tmp_path / "tests/fuzz/targets.py").write_text(
+        "import os\nfrom typing import NamedTuple\n"
+        "class Target(NamedTuple):\n    run: object\n    seeds: list\n"
+        "def targets():\n    return {'deadly': Target(lambda data: os.abort(), [b'seed'])}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{repository}")
+    _, findings = fuzzed(1)
+    assert len(findings) == 1
+    assert f"at {b'seed'.hex()}" in findings[0]
+
+
+def test_changes_are_the_same_for_the_same_seed() -> None:
+    made = [changed(b"some bytes", [b"other"], Random(7)) for _ in range(2)]
+    assert made[0] == made[1] != b"some bytes"
