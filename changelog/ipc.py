@@ -28,7 +28,9 @@ def read_batch(message: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
         check_unpacked_size(found)
         batch = pa.ipc.read_record_batch(found, schema)
         batch.validate()
-    except (EOFError, OSError, ValueError, MemoryError, RecursionError) as error:
+    except MemoryError:
+        raise  # what it takes is bounded, so it is this machine that has too little
+    except (EOFError, OSError, ValueError, RecursionError) as error:
         raise pa.ArrowInvalid(str(error)) from error
     return batch
 

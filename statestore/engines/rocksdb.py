@@ -98,6 +98,7 @@ class RocksEngine:
         self._scans: weakref.WeakSet[Generator[Entry, None, None]] = weakref.WeakSet()
         self._files_written = 0
         self._position: Position | None = None
+        self._storage.make_dir("")
         try:
             self._open()
         except FutureFormat:

@@ -443,7 +443,9 @@ def targets() -> dict[str, Target]:
         "log": read_document(FOLDER_KIND, FolderMeta),
         "aborted": read_document(ABORTED_KIND, list[tuple[int, int, int]]),
         "producers": read_document(SNAPSHOT_KIND, list[tuple[int, ProducerEntry]], dict),
-        "index": Target(use_index, [b for k, b in bodies().items() if k.startswith(INDEX_KIND + " ")]),
+        "index": Target(
+            use_index, [b for k, b in bodies().items() if k.startswith(INDEX_KIND + " ")]
+        ),
         "opening-manifest": open_with(MANIFEST_KIND),
         "opening-catalog": open_with(CATALOG_KIND),
         "opening-producers": open_with(SNAPSHOT_KIND),
