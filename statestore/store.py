@@ -55,12 +55,14 @@ def open_store(
     clock: Clock | None = None,
     now: Callable[[], int] | None = None,
     lock_timeout: float = 10.0,
+    engine: Engine | None = None,
 ) -> PartitionStore[K, V]:
     """One partition of a store, its engine in `folder` (not needed in memory).
 
     `now` is the time in ms that a time to live is counted in: pass the task's stream time, or
     leave it to the clock. `lock_timeout` is how many seconds another holder of the folder is
-    waited for. Raises FutureFormat, StorageFailed, DiskFull.
+    waited for. An open `engine` takes the place of the one that the spec names. Raises
+    FutureFormat, StorageFailed, DiskFull.
 
     >>> store = open_store(StoreSpec("n", key=str, value=int, default=0, engine="memory"))
     >>> store["LHR"] += 1
@@ -73,7 +75,7 @@ def open_store(
         ValueCodec(spec.value, ttl_ms=spec.ttl_ms, now=now or clock.now_ms),
         Cache(spec.limits.cache_bytes),
         Dirty(key_codec(spec.key).encode),
-        Changelogged(_engine(spec, folder, lock_timeout, clock)),
+        Changelogged(engine or _engine(spec, folder, lock_timeout, clock)),
         clock,
     )
 

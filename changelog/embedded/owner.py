@@ -156,9 +156,11 @@ class Owner:
                 segment.remove()
         finally:
             synced = self._environment.at_once(_sync_quietly, written)
+            # The next opening takes the names it finds for durable, and removes what they leave out.
+            known = all(partition.is_known for partition in self._partitions())
             for partition in self._partitions():
                 partition.shut()
-        if all(synced) and all(p.log_end == p.synced_end for p in written):
+        if known and all(synced) and all(p.log_end == p.synced_end for p in written):
             sizes = {partition.folder: partition.segments[-1].size for partition in written}
             save_closed_sizes(self._environment.storage, sizes)
 

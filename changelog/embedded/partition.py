@@ -87,6 +87,8 @@ class Partition:
         """Whether the leader epoch was raised since the log was opened."""
         self.schemas = ValueSchemas()
         """Of the topic's values, kept up to date by the topic."""
+        self._manifest_in_doubt = False
+        """Whether saving it has failed: the name may be the new one's, and not durable."""
         self._refused: StrandlineError | None = None
         """Why nothing can be written: a failure, a deletion, the log's end."""
 
@@ -113,6 +115,11 @@ class Partition:
     def usable(self) -> bool:
         """Whether it can be written, if there is room."""
         return self._refused is None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what is on the disk is known: nothing has failed that was to change it."""
+        return not (self._manifest_in_doubt or isinstance(self._refused, StorageFailed))
 
     def offsets(self) -> PartitionOffsets:
         """The ends, and the leader epochs."""
@@ -383,7 +390,9 @@ class Partition:
     def _change_manifest(self, **changes: Any) -> None:
         """Save the manifest with changes; memory follows only once they are durable."""
         manifest = msgspec.structs.replace(self.manifest, **changes)
+        self._manifest_in_doubt = True
         manifest.save(self.environment.storage, self.folder)
+        self._manifest_in_doubt = False
         self.manifest = manifest
 
     # Side files -----------------------------------------------------------------------

@@ -427,6 +427,23 @@ def test_an_aborted_index_that_is_not_what_the_frames_say(change: object) -> Non
     assert found(world) == [("repairable", "aborted index")]
 
 
+def test_aborted_transactions_whose_records_were_deleted_need_not_be_listed() -> None:
+    world = World()
+    world.owner.create_topic("t", 1, config={"segment.bytes": "4096"})
+    tx = Client(world, "tx")
+    tx.append(b"aborted")
+    tx.abort()
+    tx.append(b"kept")
+    tx.commit()
+    world.owner.delete_records(T0, 2)  # within the active segment, which stays
+    for _ in range(5):
+        tx.append(b"x" * 1_000)
+        tx.commit()
+    assert len(paths(world, ".aborted")) == 1
+    world.owner.close()
+    assert report(world).findings == []
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -441,6 +441,32 @@ def test_a_segment_left_behind_without_a_manifest_is_no_obstacle() -> None:
     assert world.values() == [b"a"]
 
 
+def test_a_first_manifest_whose_rename_is_in_doubt_is_made_durable_by_the_next_opening() -> None:
+    world = a_world(1)
+    client = Client(world)
+    world.storage.after = failing("rename", "manifest.meta", times=1)
+    with pytest.raises(StorageFailed):
+        client.append(b"a")
+    world.reopen()
+    assert Client(world).append(b"b").base_offset == 0
+    world.power_cut(keep=lambda change: change.kind != "rename")
+    assert world.values() == [b"b"]
+
+
+def test_a_deletion_whose_manifest_is_in_doubt_is_made_durable_before_its_files_go() -> None:
+    world = a_world(1, segment_bytes="4096")
+    client = Client(world)
+    for number in range(4):
+        client.append(b"%d" % number + b"." * 3_000)
+    world.storage.after = failing("rename", "manifest.meta", times=1)
+    with pytest.raises(StorageFailed):
+        world.owner.delete_records(T0, 2)
+    world.storage.after = None
+    world.reopen()
+    world.power_cut(keep=lambda change: change.kind != "rename")
+    assert [value and value[:1] for value in world.values()] == [b"2", b"3"]
+
+
 @pytest.mark.damages
 @pytest.mark.parametrize("lost", [CATALOG, FOLDER_META, "manifest.meta"])
 @pytest.mark.parametrize("how", ["crash", "reopen"])

@@ -166,7 +166,9 @@ class _FrameCheck:
         self._durable_end = 0
         """The highest offset that a frame has called durable."""
         self._rules = ProducerRules(scanned.topic_partition, scanned.folder, ages, scene.report)
-        self._states = StateFiles(scene.storage, scanned.folder, self._end, self._rules, ages)
+        self._states = StateFiles(
+            scene.storage, scanned.folder, scanned.manifest, self._end, self._rules, ages
+        )
         self._judge = judge_of(scanned.topic_partition, scanned.schemas)
 
     def run(self) -> None:

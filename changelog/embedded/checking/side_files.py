@@ -12,6 +12,7 @@ from typing import NamedTuple
 from changelog.embedded import document
 from changelog.embedded.checking.producers import Ages, ProducerRules
 from changelog.embedded.format import FrameHeader
+from changelog.embedded.manifest import Manifest
 from changelog.embedded.names import SegmentName, producer_snapshot
 from changelog.embedded.partition import ABORTED_KIND, SNAPSHOT_KIND
 from changelog.embedded.producer_state import EndedTransaction, ProducerEntry
@@ -78,10 +79,17 @@ class StateFiles:
     """Aborted indexes and producer snapshots of a partition, as its frames are followed."""
 
     def __init__(
-        self, storage: Storage, folder: str, first: int, rules: ProducerRules, ages: Ages
+        self,
+        storage: Storage,
+        folder: str,
+        manifest: Manifest,
+        first: int,
+        rules: ProducerRules,
+        ages: Ages,
     ) -> None:
         self._storage = storage
         self._folder = folder
+        self._log_start = manifest.log_start
         self._first = first
         """Where the frames begin; what was before is known from these files only."""
         self._rules = rules
@@ -106,7 +114,12 @@ class StateFiles:
         if noted == found:
             return None
         markers = {(one.producer_id, one.marker_offset) for one in noted}
-        missing = [one for one in found if (one.producer_id, one.marker_offset) not in markers]
+        missing = [
+            one
+            for one in found
+            if (one.producer_id, one.marker_offset) not in markers
+            and one.marker_offset >= self._log_start  # nobody reads below, so it may be forgotten
+        ]
         if missing:
             return f"does not list {missing[0]}, whose records would be shown"
         wrong = [one for one in noted - found if not self._began_before(one, found)]

@@ -1,0 +1,265 @@
+"""Clients of a log that tell a ledger what they were promised: plain and transactional producers,
+a consumer that commits offsets, somebody who makes, changes and deletes topics.
+
+A plain producer outlives the log's process: a batch that was not answered it sends again. A
+transactional one begins anew after each opening.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from changelog.errors import StorageFailed, TransactionAborted, UnknownPartition, UnknownTopic
+from changelog.records import CommittedOffset, TopicPartition
+from tests.crash.oracle import T0, Ledger, Settings, Transaction, check
+from tests.log.kit import START_MS, Client
+
+TIMEOUT_MS = 10_000
+PLAIN = TRANSACTIONAL = 2
+"""So many producers of either kind."""
+
+
+class Sent(NamedTuple):
+    """A plain batch of one record."""
+
+    value: bytes
+    tp: TopicPartition
+    key: bytes
+    at_ms: int
+
+
+class Actors:
+    """Everybody who uses one log. Each method is one act, with whatever answer it gets."""
+
+    def __init__(self, world: Any, ledger: Ledger, may_fail: Callable[[], bool]) -> None:
+        self.world = world
+        self.ledger = ledger
+        self.may_fail = may_fail
+        """Whether the disk has failed by now, so that errors of storage are no surprise."""
+        self.count = 0
+        self.plain: list[Client | None] = [None] * PLAIN
+        self.unanswered: dict[int, Sent] = {}
+        self.producers: list[Client | None] = [None] * TRANSACTIONAL
+
+    def copy(self, world: Any, may_fail: Callable[[], bool]) -> Actors:
+        """The same people at this moment, before another log."""
+        twin = Actors(world, self.ledger.copy(), may_fail)
+        twin.count = self.count
+        twin.unanswered = dict(self.unanswered)
+        twin.plain = [client and _copied(client) for client in self.plain]
+        return twin
+
+    def log_died(self) -> None:
+        """The log's process is gone."""
+        self.ledger.died()
+        self.producers = [None] * TRANSACTIONAL
+
+    def next_count(self) -> int:
+        """A number never used before, for values and offsets."""
+        self.count += 1
+        return self.count
+
+    def forget(self, number: int) -> None:
+        """A transactional producer is gone; another one takes its place at the next act."""
+        self._give_up(number)
+
+    @contextmanager
+    def tolerant(self) -> Iterator[None]:
+        """Errors of storage are expected once the disk has failed, and only then.
+
+        So are those of using a topic which for that reason could not be made.
+        """
+        try:
+            yield
+        except (StorageFailed, UnknownTopic, UnknownPartition):
+            if not self.may_fail():
+                raise
+
+    # Plain producers ------------------------------------------------------------------
+
+    def append(
+        self, number: int, value: bytes, tp: TopicPartition, *, key: bytes = b"k", at_ms: int = 0
+    ) -> None:
+        """A new batch; or, if the last one was not answered, that one once more."""
+        client = self._plain(number)
+        if client is None:
+            return
+        sent = self.unanswered.setdefault(number, Sent(value, tp, key, at_ms))
+        value, tp, key, at_ms = sent
+        may_be_there = self.ledger.sent(value, tp)
+        with self.tolerant():
+            appended = client.append(
+                value, topic=tp.topic, partition=tp.partition, key=key, times=START_MS + at_ms
+            )
+            check(
+                "acknowledged",
+                may_be_there or not appended.duplicate,
+                f"{value[:9]!r} is said to be there",
+            )
+            del self.unanswered[number]
+            self.ledger.acknowledged(value, tp, appended.base_offset, duplicate=appended.duplicate)
+
+    def _plain(self, number: int) -> Client | None:
+        """The plain producer of that number, after its init_producer."""
+        if self.plain[number] is None:
+            with self.tolerant():
+                self.plain[number] = client = Client(self.world)
+                self.ledger.introduce(client.identity)
+        client = self.plain[number]
+        if client is not None:
+            client.world = self.world
+        return client
+
+    # Transactional producers ----------------------------------------------------------
+
+    def append_in_transaction(self, number: int, value: bytes, tp: TopicPartition) -> None:
+        def append(client: Client) -> None:
+            self.ledger.void.add(value)  # until it is known to be in
+            offset = client.append(value, topic=tp.topic, partition=tp.partition).base_offset
+            self.ledger.void.discard(value)
+            self.ledger.open[number].records[value] = tp, offset
+
+        self._in_transaction(number, append)
+
+    def add_offsets(self, number: int) -> None:
+        offset, group = self.next_count(), self.ledger.open[number].group
+
+        def add(client: Client) -> None:
+            self.world.owner.add_offsets(client.identity, group, {T0: CommittedOffset(offset)})
+            self.ledger.open[number].offset = offset
+
+        self._in_transaction(number, add)
+
+    def _in_transaction(self, number: int, act: Callable[[Client], None]) -> None:
+        client = self._producer(number)
+        if client is None:
+            return
+        transaction = self.ledger.open[number]
+        if transaction.began_ms is None:
+            transaction.began_ms = self.world.clock.now_ms()
+        try:
+            with self.tolerant():
+                act(client)
+                return
+        except TransactionAborted:
+            self._check_overdue(transaction)
+        self._give_up(number)
+
+    def _producer(self, number: int) -> Client | None:
+        """The transactional producer of that number, after its init_producer."""
+        if self.producers[number] is None:
+            with self.tolerant():
+                self.producers[number] = client = Client(self.world, f"tx-{number}")
+                self.ledger.introduce(client.identity)
+        return self.producers[number]
+
+    def _give_up(self, number: int) -> None:
+        """The transaction is lost, the producer begins anew."""
+        self.ledger.aborted(self._take(number))
+        self.producers[number] = None
+
+    def _take(self, number: int) -> Transaction:
+        """What the producer has put into its transaction; the next one is empty."""
+        transaction = self.ledger.open[number]
+        self.ledger.open[number] = Transaction(transaction.group)
+        return transaction
+
+    def _check_overdue(self, transaction: Transaction) -> None:
+        began = transaction.began_ms
+        overdue = began is not None and self.world.clock.now_ms() - began > TIMEOUT_MS
+        check("transactions", overdue, "a transaction was aborted in time")
+
+    def commit(self, number: int, *, ask_again: bool = False) -> None:
+        """End the transaction; with `ask_again` once more if the first call fails."""
+        client = self.producers[number]
+        if client is None:
+            return
+        transaction = self._take(number)
+        self.ledger.transactions.append(transaction)
+        if transaction.offset is not None:
+            self.ledger.offsets.setdefault(transaction.group, {None}).add(transaction.offset)
+        for attempt in range(1 + ask_again):
+            try:
+                with self.tolerant():
+                    self._end(client, commit=True)
+                    self._ended(transaction, is_committed=True)
+                    return
+            except TransactionAborted:
+                if attempt == 0:  # a second time it may say so because the first call failed
+                    self._check_overdue(transaction)
+                self._ended(transaction, is_committed=False)
+                break
+        self.producers[number] = None
+
+    def abort(self, number: int) -> None:
+        client = self.producers[number]
+        self.ledger.aborted(self._take(number))
+        if client is None:
+            return
+        with self.tolerant():
+            self._end(client, commit=False)
+            return
+        self.producers[number] = None
+
+    def _end(self, client: Client, *, commit: bool) -> None:
+        before = client.identity
+        client.commit() if commit else client.abort()
+        if client.identity != before:
+            self.ledger.introduce(client.identity)
+
+    def _ended(self, transaction: Transaction, *, is_committed: bool) -> None:
+        self.ledger.transactions.remove(transaction)
+        if is_committed:
+            self.ledger.committed(transaction)
+        else:
+            self.ledger.aborted(transaction)
+            if transaction.offset is not None:
+                self.ledger.offsets[transaction.group].discard(transaction.offset)
+
+    # Everybody else -------------------------------------------------------------------
+
+    def commit_offsets(self) -> None:
+        offset = self.next_count()
+        self.ledger.offsets.setdefault("plain", {None}).add(offset)
+        with self.tolerant():
+            self.world.owner.commit_offsets("plain", {T0: CommittedOffset(offset)})
+            self.ledger.offsets["plain"] = {offset}
+
+    def delete_records(self, tp: TopicPartition, target: int) -> None:
+        """Move the partition's start up to an offset."""
+        self.ledger.starts[tp].add(target)
+        with self.tolerant():
+            self.ledger.starts[tp] = {self.world.owner.delete_records(tp, target)}
+
+    def tick(self) -> None:
+        """The log's periodic work."""
+        with self.tolerant():
+            self.world.owner.tick()
+
+    def create_topic(self, name: str, partitions: int, config: dict[str, str]) -> None:
+        self.ledger.topic_changes(name, settings := Settings(partitions, config))
+        with self.tolerant():
+            self.world.owner.create_topic(name, partitions, config=config)
+            self.ledger.topic_is(name, settings)
+
+    def alter_topic(self, name: str, partitions: int, config: dict[str, str]) -> None:
+        """Give a topic these settings, over those that it has."""
+        self.ledger.topic_changes(name, settings := Settings(partitions, config))
+        with self.tolerant():
+            self.world.owner.alter_topic(name, partitions=partitions, config=config)
+            self.ledger.topic_is(name, settings)
+
+    def delete_topic(self, name: str) -> None:
+        self.ledger.topic_changes(name, None)
+        with self.tolerant():
+            self.world.owner.delete_topic(name)
+            self.ledger.topic_is(name, None)
+
+
+def _copied(client: Client) -> Client:
+    twin = copy.copy(client)
+    twin.sequences = dict(client.sequences)
+    return twin

@@ -1,0 +1,359 @@
+"""What was promised to whom, and whether an opened log keeps it.
+
+The ledger notes what was acknowledged, what was taken back, and what nobody can know. After
+each opening it is held against what readers see:
+
+- what was acknowledged is there once, at its offset; a committed transaction is whole, with
+  its offsets; an aborted or unfinished one is nowhere; what was in doubt is decided once;
+- no transaction is left open, no offset shows two records, no producer identity is given
+  twice, and no position that a reader had reached counts as diverged (KIP-320);
+- topics are there or not as was last said, and no topic id is given twice.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Literal, NamedTuple
+
+from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from changelog.embedded.owner import Owner
+from changelog.records import ConsumerRecord, Isolation, ProducerIdentity, TopicPartition
+from tests.log.kit import World
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+PARTITIONS = (T0, T1)
+SYSTEM = (TopicPartition(CONSUMER_OFFSETS, 0), TopicPartition(TRANSACTION_STATE, 0))
+GROUPS = ("g0", "g1", "plain")
+"""Of the two transactional producers, and of a consumer that commits by itself; all read T0."""
+
+
+Promise = Literal[
+    "opens",
+    "acknowledged",
+    "transactions",
+    "offsets",
+    "identities",
+    "groups",
+    "topics",
+    "state",
+    "outputs",
+    "goes on",
+    "check",
+]
+
+PROMISES: dict[Promise, str] = {
+    "opens": "the log opens, whatever a crash left",
+    "acknowledged": "what was acknowledged is there, once, and nothing half",
+    "transactions": "committed transactions are whole, others nowhere, none is left open",
+    "offsets": "no offset shows two records, no position that was read diverges",
+    "identities": "no producer id and epoch is given twice",
+    "groups": "a group is where it last committed",
+    "topics": "topics are as they were last made, changed or deleted",
+    "state": "stores equal the fold of the committed input",
+    "outputs": "each output is there once",
+    "goes on": "producers, consumers and tasks go on",
+    "check": "check finds nothing wrong",
+}
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+    def __init__(self, promise: Promise, broken: str) -> None:
+        super().__init__(f"{promise}: {broken}")
+        self.promise = promise
+
+
+def check(promise: Promise, kept: object, broken: str) -> None:
+    if not kept:
+        raise Violation(promise, broken)
+
+
+# What should be there -----------------------------------------------------------------
+
+
+class Settings(NamedTuple):
+    """What a topic was told to be."""
+
+    partitions: int
+    config: dict[str, str]
+
+    def __hash__(self) -> int:
+        return hash((self.partitions, *sorted(self.config.items())))
+
+
+@dataclass
+class Transaction:
+    """What a transactional producer has put into its transaction so far."""
+
+    group: str
+    records: dict[bytes, tuple[TopicPartition, int]] = field(default_factory=dict)
+    offset: int | None = None
+    began_ms: int | None = None
+
+
+@dataclass
+class Ledger:
+    """All that was promised so far."""
+
+    partitions: tuple[TopicPartition, ...] = PARTITIONS
+    """Those that it watches."""
+    topics: dict[str, set[Settings | None]] = field(default_factory=dict)
+    """By name, what each topic may be; None: it is not there."""
+    topic_ids: dict[str, str] = field(default_factory=dict)
+    """Which topic was seen under an id."""
+    certain: dict[bytes, tuple[TopicPartition, int]] = field(default_factory=dict)
+    """Acknowledged or committed: partition and offset."""
+    void: set[bytes] = field(default_factory=set)
+    """Never to be seen: aborted, or in a transaction that nobody asked to commit."""
+    batches: dict[bytes, TopicPartition] = field(default_factory=dict)
+    """Plain batches that were sent and not acknowledged."""
+    missing: set[bytes] = field(default_factory=set)
+    """Those of them that an opening did not find."""
+    open: dict[int, Transaction] = field(
+        default_factory=lambda: {0: Transaction("g0"), 1: Transaction("g1")}
+    )
+    """By producer, the transaction that it is filling."""
+    transactions: list[Transaction] = field(default_factory=list)
+    """Those whose commit was not answered."""
+    offsets: dict[str, set[int | None]] = field(default_factory=dict)
+    """By group, what may be committed."""
+    starts: dict[TopicPartition, set[int]] = field(default_factory=dict)
+    """Where each partition may begin."""
+    places: dict[tuple[TopicPartition, int], bytes] = field(default_factory=dict)
+    """Which record was seen at an offset, by anybody."""
+    identities: set[ProducerIdentity] = field(default_factory=set)
+    reached: set[tuple[TopicPartition, int, int]] = field(default_factory=set)
+    """Positions up to which somebody could have read, with their leader epoch."""
+
+    def __post_init__(self) -> None:
+        for tp in self.partitions:
+            self.starts.setdefault(tp, {0})
+
+    def marks(self) -> list[object]:
+        """Changes whenever anything becomes known."""
+        sizes = [len(getattr(self, known.name)) for known in fields(self)]
+        return [*sizes, repr((self.topics, self.open, self.offsets, self.starts))]
+
+    def copy(self) -> Ledger:
+        """What is promised at this moment."""
+        return copy.deepcopy(self)
+
+    def introduce(self, identity: ProducerIdentity) -> None:
+        check("identities", identity not in self.identities, f"{identity} was given out twice")
+        self.identities.add(identity)
+
+    def sent(self, value: bytes, tp: TopicPartition) -> bool:
+        """A plain batch is under way; whether it may already be there."""
+        was_missing = value in self.missing
+        self.missing.discard(value)
+        self.batches[value] = tp
+        return not was_missing
+
+    def acknowledged(
+        self, value: bytes, tp: TopicPartition, offset: int, *, duplicate: bool
+    ) -> None:
+        del self.batches[value]
+        if value in self.certain:
+            check(
+                "acknowledged",
+                self.certain[value] == (tp, offset),
+                f"{value[:9]!r} has two offsets",
+            )
+            check(
+                "acknowledged",
+                duplicate,
+                f"{value[:9]!r}, found after an opening, was written again",
+            )
+        self.certain[value] = (tp, offset)
+        self.place(tp, offset, value)
+
+    def place(self, tp: TopicPartition, offset: int, value: bytes) -> None:
+        known = self.places.setdefault((tp, offset), value)
+        check(
+            "offsets", known == value, f"{tp} showed {known[:9]!r} at {offset}, then {value[:9]!r}"
+        )
+
+    def committed(self, transaction: Transaction) -> None:
+        self.certain.update(transaction.records)
+        if transaction.offset is not None:
+            self.offsets[transaction.group] = {transaction.offset}
+
+    def aborted(self, transaction: Transaction) -> None:
+        self.void.update(transaction.records)
+
+    def died(self) -> None:
+        """The log's process is dead: nobody asked to commit what is open."""
+        for number, transaction in self.open.items():
+            self.aborted(transaction)
+            self.open[number] = Transaction(transaction.group)
+
+    def topic_changes(self, name: str, to: Settings | None) -> None:
+        """Somebody asked for that; `topic_is` says that it was done."""
+        self.topics.setdefault(name, {None}).add(to)
+
+    def topic_is(self, name: str, settings: Settings | None) -> None:
+        self.topics[name] = {settings}
+
+    # After an opening -----------------------------------------------------------------
+
+    def judge(self, world: World) -> None:
+        """Hold an opened log against the promises, and settle what was in doubt."""
+        self._judge_topics(world)
+        there = self._there(world)
+        ends = world.owner.offsets([*there, *SYSTEM])
+        for tp, end in ends.items():
+            check(
+                "transactions",
+                end.last_stable_offset == end.high_watermark,
+                f"a transaction hangs in {tp}",
+            )
+        for tp, epoch, end_seen in self.reached:
+            check(
+                "offsets",
+                end_seen <= ends[tp].epoch_end(epoch),
+                f"{end_seen} in {tp} counts as diverged",
+            )
+        for tp in there:
+            start = ends[tp].log_start
+            check(
+                "acknowledged",
+                self._may_start(tp, start),
+                f"{tp} starts at {start}, not at {self.starts[tp]}",
+            )
+            self.starts[tp] = {start}
+        shown: dict[bytes, tuple[TopicPartition, int]] = {}
+        for tp in there:
+            for record in records(world.owner, tp):
+                check(
+                    "acknowledged",
+                    record.value not in shown,
+                    f"{record.value[:9]!r} is there twice",
+                )
+                shown[record.value] = (tp, record.offset)
+                self.place(tp, record.offset, record.value)
+        groups = {group: committed(world, group) for group in GROUPS}
+        self._judge_batches(shown)
+        self._judge_transactions(shown, groups)
+        self._judge_records(shown)
+        for group, position in groups.items():
+            expected = self.offsets.get(group, {None})
+            check(
+                "groups", position in expected, f"group {group} is at {position}, not in {expected}"
+            )
+            self.offsets[group] = {position}
+        self._see(world)
+
+    def _judge_topics(self, world: World) -> None:
+        found = {info.name: info for info in world.owner.topics()}
+        for name, allowed in self.topics.items():
+            info = found.get(name)
+            now = None if info is None else Settings(info.partitions, dict(info.config))
+            check("topics", now in allowed, f"topic {name} is {now}, not in {allowed}")
+            self.topics[name] = {now}
+        for name, info in found.items():
+            known = self.topic_ids.setdefault(info.topic_id, name)
+            check(
+                "topics",
+                known == name,
+                f"{info.topic_id} was the id of {known} and is that of {name}",
+            )
+
+    def _there(self, world: World) -> list[TopicPartition]:
+        """The watched partitions that exist."""
+        counts = {info.name: info.partitions for info in world.owner.topics()}
+        return [tp for tp in self.partitions if tp.partition < counts.get(tp.topic, 0)]
+
+    def _may_start(self, tp: TopicPartition, start: int) -> bool:
+        """At a known place, or past it, if only offsets that were never given lie between."""
+        offsets = [offset for where, offset in self.places if where == tp]
+        return any(
+            before <= start and not any(before <= offset < start for offset in offsets)
+            for before in self.starts[tp]
+        )
+
+    def _judge_batches(self, shown: dict[bytes, tuple[TopicPartition, int]]) -> None:
+        for value in self.batches:
+            if value in shown:
+                check("acknowledged", value not in self.missing, f"{value[:9]!r} has come back")
+                self.certain.setdefault(value, shown[value])
+            elif value not in self.certain:  # else it was found once, and deleted since
+                self.missing.add(value)
+
+    def _judge_transactions(
+        self, shown: dict[bytes, tuple[TopicPartition, int]], groups: dict[str, int | None]
+    ) -> None:
+        for transaction in self.transactions:
+            kept = [value for value in transaction.records if self._is_kept(transaction, value)]
+            found = [value for value in kept if value in shown]
+            check(
+                "transactions",
+                len(found) in (0, len(kept)),
+                f"half a transaction: {len(found)} of {len(kept)}",
+            )
+            is_committed = bool(found) or (
+                not kept and transaction.offset in (groups[transaction.group], None)
+            )
+            if is_committed:
+                self.committed(transaction)
+            else:
+                self.aborted(transaction)
+        self.transactions = []
+
+    def _is_kept(self, transaction: Transaction, value: bytes) -> bool:
+        tp, offset = transaction.records[value]
+        return offset >= min(self.starts[tp])
+
+    def _judge_records(self, shown: dict[bytes, tuple[TopicPartition, int]]) -> None:
+        for value, (tp, offset) in self.certain.items():
+            if offset >= min(self.starts[tp]):
+                found = shown.get(value)
+                check(
+                    "acknowledged",
+                    found == (tp, offset),
+                    f"{value[:9]!r} at {offset} of {tp} is at {found}",
+                )
+        for value in shown:
+            check("transactions", value not in self.void, f"{value[:9]!r} was aborted and is shown")
+            check(
+                "acknowledged", value in self.certain, f"{value[:9]!r} is shown and nobody knows it"
+            )
+
+    def look(self, world: World) -> None:
+        """Read while the log is in use: nothing is shown that is not committed."""
+        self._see(world)
+        hidden = self.void.union(*(transaction.records for transaction in self.open.values()))
+        for tp in self._there(world):
+            for record in records(world.owner, tp):
+                hides = record.value in hidden
+                check("transactions", not hides, f"{record.value[:9]!r} is shown and not committed")
+
+    def _see(self, world: World) -> None:
+        """Note all that anybody could have read by now."""
+        there = self._there(world)
+        ends = world.owner.offsets([*there, *SYSTEM])
+        self.reached |= {(tp, e.leader_epoch, e.high_watermark) for tp, e in ends.items()}
+        for tp in there:
+            for record in records(world.owner, tp, "read_uncommitted"):
+                self.place(tp, record.offset, record.value)
+
+
+def records(
+    owner: Owner, tp: TopicPartition, isolation: Isolation = "read_committed"
+) -> Iterator[ConsumerRecord]:
+    """All that a reader sees."""
+    position = owner.offsets([tp])[tp].log_start
+    while True:
+        fetched = owner.fetch({tp: position}, isolation=isolation)[tp]
+        for batch in fetched.batches:
+            yield from batch.records()
+        if fetched.next_offset == position:
+            return
+        position = fetched.next_offset
+
+
+def committed(world: World, group: str) -> int | None:
+    offset = world.owner.committed(group).get(T0)
+    return None if offset is None else offset.offset

@@ -1,0 +1,164 @@
+"""The battery's short form, and that it finds what is wrong when something is.
+
+`make battery` runs all of it (tests/crash/battery.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from changelog.embedded.producer_state import ProducerStates
+from changelog.embedded.transaction_log import TransactionLog
+from framework.container.commit import COMMITS
+from statestore.engine import Position
+from tests.crash.battery import PARTS, Share, alone, filmed, noted, visited
+from tests.crash.images import KILL, Image, Score, judge
+from tests.crash.oracle import Promise
+from tests.crash.points import POINTS
+from tests.crash.tally import SnapshotEngine
+from tests.crash.twin import PowerStorage
+from tests.crash.workload import Scene
+
+SHORT = {"stops": 97, "stops, os": 83, "failures": 211, "recoveries": 61, "pairs": 97}
+"""By part, which share of it runs here."""
+
+CRASHES = (
+    # durability, the operation, whether it is torn, what is lost
+    ("os", "roll.manifest.append", True, "kill -9"),
+    ("os", "roll.index.create", False, "kill -9"),
+    ("fsync", "roll.offsets.create", False, "kill -9"),
+    ("fsync", "roll.aborted.create", False, "kill -9"),
+    ("fsync", "abort.segment.append", False, "nothing"),
+    ("fsync", "alter.topics.create", False, "kill -9"),
+    ("fsync", "recovery.create.topics.create", False, "kill -9"),
+    ("fsync", "recovery.catalog.topics.fsync", False, "kill -9"),
+    ("fsync", "init.transactions.append", True, "kill -9"),
+    ("fsync", "append.segment.append", True, "kill -9"),
+    ("fsync", "offsets.offsets.append", True, "kill -9"),
+    ("fsync", "roll.producers.fsync", False, "kill -9"),
+    ("fsync", "restore.store.create", False, "kill -9"),
+)
+"""Deaths whose recoveries go, together, through every point of recovery."""
+
+
+@pytest.fixture(autouse=True)
+def one_thing_after_another() -> Iterator[None]:
+    with alone():
+        yield
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_nothing_that_was_promised_breaks(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    score = PARTS[part](Share(0, SHORT[part]))
+    with capsys.disabled():
+        print(f"\n{part}: {len(score.points)} points, {score.deaths.total()} deaths", end=" ")
+    assert not score.broken, "\n".join(score.lines())
+    assert len(score.points) > 1
+    assert score.deaths.total() > 10
+
+
+def test_every_operation_has_a_name_and_every_name_is_visited() -> None:
+    by_durability = {durability: visited(durability) for durability in ("fsync", "os")}
+    met = {*by_durability["fsync"], *by_durability["os"]}
+    for durability, point, torn, death in CRASHES:
+        image = image_at(by_durability[durability], point, durability, torn=torn)
+        met.update(recovered(image, death, durability))
+    assert met - POINTS == set(), "an operation without a name"
+    assert POINTS - met == set(), "a name that nothing goes through"
+
+
+def image_at(
+    points: list[str], point: str, durability: str = "fsync", *, torn: bool = False
+) -> Image:
+    """The workload at an operation of that name: the one in the middle."""
+    numbers = [at for at, name in enumerate(points, start=1) if name == point]
+    images = filmed(numbers[len(numbers) // 2].__eq__, durability)
+    return next(image for image in reversed(images) if image.torn is torn)
+
+
+def recovered(image: Image, death: str, durability: str) -> list[str]:
+    """The points of the recovery from a death."""
+    storage = image.after(next(one for one in image.any_death() if one.name == death))
+    points = noted(storage)
+    scene = Scene(storage, image.past, durability=durability)
+    scene.open()
+    scene.start_task()
+    return points
+
+
+def test_the_workload_is_always_the_same() -> None:
+    assert visited() == visited()
+
+
+# That it can fail ---------------------------------------------------------------------
+
+
+def first_broken(point: str, storage: PowerStorage | None = None) -> set[Promise]:
+    """What the first case breaks that breaks anything, of the deaths behind such operations."""
+    numbers = {at for at, name in enumerate(visited(), start=1) if name == point}
+    score = Score()
+    for image in filmed(numbers.__contains__, storage=storage):
+        for death in image.any_death()[:3]:
+            judge(score, image, death)
+            if score.broken:
+                return set(score.broken)
+    return set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "point", "broken"),
+    [
+        ("fsync", f"topics/{4:032x}/.*log", "append.segment.fsync", "acknowledged"),
+        ("fsync", "topics/", "prepare.transactions.append", "opens"),
+        ("sync_dir", "topics/", "roll.manifest.append", "identities"),
+        ("sync_dir", "", "checkpoint.store.append", "opens"),
+    ],
+)
+def test_it_finds_out_a_disk_that_lies(kind: str, where: str, point: str, broken: Promise) -> None:
+    storage = PowerStorage()  # a log's fourth identifier is that of its first topic
+    storage.lies = lambda operation: (
+        operation.kind == kind and bool(re.match(where, operation.path))
+    )
+    assert first_broken(point, storage) == {broken}
+
+
+def test_it_finds_out_a_commit_without_the_fsync_of_its_prepare(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TransactionLog, "sync", lambda _: None)
+    assert first_broken("settle.segment.fsync") == {"state"}
+
+
+def test_it_finds_out_retries_that_are_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProducerStates, "check", lambda *_: None)
+    assert first_broken("append.segment.fsync") == {"acknowledged"}
+
+
+def test_it_finds_out_outputs_that_are_not_in_the_transaction_of_the_offsets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(COMMITS, "exactly_once", COMMITS["at_least_once"])  # type: ignore[misc]
+    assert first_broken("offsets.offsets.append") == {"state"}
+
+
+def test_it_finds_out_a_store_that_leaves_out_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = SnapshotEngine.write
+
+    def forgetful(engine: SnapshotEngine, keys: Any, values: Any, position: Position) -> None:
+        write(engine, list(keys)[:-1], list(values)[:-1], position)
+
+    monkeypatch.setattr(SnapshotEngine, "write", forgetful)
+    assert first_broken("checkpoint.store.sync_dir") == {"state"}
+
+
+def test_it_finds_out_a_bit_that_has_changed() -> None:
+    image = image_at(visited(), "roll.manifest.rename")
+    closed = image.storage.paths(suffix=".log")[0]
+    image.storage.flip(closed, 200)
+    score = Score()
+    judge(score, image, KILL)
+    assert set(score.broken) == {"check"}

@@ -1,0 +1,115 @@
+"""Real processes with RocksDB, killed at any moment: what was promised holds in the next.
+
+STRANDLINE_KILLS=200 kills so many.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from changelog.embedded.checking.findings import Severity
+from changelog.embedded.checking.folder import check_log
+from changelog.storage import LocalStorage
+from statestore.checking import check_stores
+from tests.crash.victim import Process, live
+
+SHORT, LONG = 0.4, 2.5
+"""The longest lives in seconds, opening and restore included; as many are short as long."""
+FIRST_WORDS = 50
+BOUND = 60.0
+LIVES = 10
+"""In one folder before it is judged."""
+
+
+@pytest.fixture(scope="module")
+def processes() -> ForkServerContext:
+    """A server that has imported everything, so that a life is short and a start cheap."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.crash.victim"])
+    return context
+
+
+def kill_one(processes: ForkServerContext, folder: Path, chance: Random, *, words: int = 0) -> None:
+    """Start a process, and kill it some time later, or once it has sent so many words."""
+    begun = processes.Event()
+    victim = processes.Process(
+        target=live,
+        args=(folder / "log", folder / "acknowledged", begun),
+        kwargs={"ingest": chance.random() < 0.5},
+        daemon=True,
+    )
+    victim.start()
+    try:
+        assert begun.wait(BOUND)
+        if words:
+            _wait_for_words(folder, victim, words)
+        victim.join(chance.random() * chance.choice((SHORT, LONG)))
+        assert victim.is_alive(), f"it ended by itself: {victim.exitcode}"
+    finally:
+        victim.kill()
+        victim.join(BOUND)
+
+
+def _wait_for_words(folder: Path, victim: BaseProcess, words: int) -> None:
+    deadline = time.monotonic() + BOUND
+    while len(told(folder)) < words:
+        assert time.monotonic() < deadline, "it sends nothing"
+        victim.join(0.01)
+        assert victim.is_alive(), f"it ended by itself: {victim.exitcode}"
+
+
+def told(folder: Path) -> set[int]:
+    """The words that were acknowledged."""
+    path = folder / "acknowledged"
+    return {int(line) for line in path.read_bytes().split()} if path.exists() else set()
+
+
+def judge(folder: Path) -> int:
+    """Hold what the killed have left against what they were told; how many words there are."""
+    process = Process(folder / "log", background=False)
+    try:
+        process.runner.judge(finished=False)
+        process.runner.work()
+        process.runner.judge(finished=True)
+        sent = sorted(process.words())
+    finally:
+        process.close()
+    assert told(folder) <= set(sent)
+    assert sent == list(range(1, len(sent) + 1))
+    checked = check_log(LocalStorage(folder / "log"))
+    check_stores(folder / "log", checked)
+    found = [f for f in checked.report.findings if f.severity > Severity.NOTE]
+    assert found == []
+    assert checked.report.stores == 6
+    return len(sent)
+
+
+def kills(processes: ForkServerContext, root: Path, rounds: int) -> Iterator[int]:
+    """Rounds of LIVES in a folder of their own each."""
+    for number in range(rounds):
+        folder, chance = root / str(number), Random(number)
+        folder.mkdir()
+        for life in range(LIVES):
+            kill_one(processes, folder, chance, words=0 if life else FIRST_WORDS)
+        yield judge(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600)
+def test_killed_processes_leave_nothing_half(
+    processes: ForkServerContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = int(os.environ.get("STRANDLINE_KILLS", "10"))
+    words = list(kills(processes, tmp_path, -(-wanted // LIVES)))
+    with capsys.disabled():
+        print(f"\n{len(words) * LIVES} kills, {sum(words):,} words", end=" ")
+    assert min(words) >= FIRST_WORDS

@@ -1,0 +1,508 @@
+"""The storage twin: a folder in memory whose power can be cut at any operation.
+
+It keeps what a folder on a disk promises, and no more:
+
+- A byte of a file is safe once `File.sync` has returned after it was appended. Of later ones
+  there may be none, a beginning, all, or all with blocks of zeros; a truncation that was not
+  synced may not have happened.
+- A name is safe once its folder was synced. Of later creations, renames and removals any
+  subset may have happened, whatever became of the bytes.
+
+`crash` is the milder death, kill -9: the process is gone, all that it has written stays. After
+either, the file handles of before are dead, so that no straggler writes into the next life.
+
+`hook` sees each operation before it takes place, `after` once it has, and both may raise: a
+StorageFailed is an error of the disk, `Died` the end of the process, after which nothing more can
+be done before `crash` or `power_cut`. `lies` names operations which the disk acknowledges and does
+not do. A `forgetful` disk takes what a failed fsync did not write for written, as Linux does: a
+later fsync succeeds without it.
+
+Chance is passed in. Without it a cut takes all that was not synced, and an append that fails
+writes nothing; with it any part may be left of either, always the same for the same seed. What a
+cut may leave can also be enumerated: `outcomes` names each, `clone` makes a twin to try it on.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from random import Random
+from typing import Literal, NamedTuple
+
+from changelog.errors import LogLocked, StorageFailed
+from changelog.storage import Bytes, Storage
+
+BLOCK = 64
+"""Bytes that reach the disk together or not at all."""
+
+Kind = Literal[
+    "append",
+    "rewrite",
+    "truncate",
+    "fsync",
+    "create",
+    "rename",
+    "unlink",
+    "make_dir",
+    "sync_dir",
+    "read",
+]
+
+
+def read_all(storage: Storage, path: str) -> bytes:
+    """The whole content of a file."""
+    file = storage.open(path)
+    return bytes(file.read(0, file.size()))
+
+
+class Operation(NamedTuple):
+    """What is about to be done, and to which path (of a rename: the target)."""
+
+    kind: Kind
+    path: str
+    size: int = 0
+    """Bytes, of an append."""
+
+    @property
+    def folder(self) -> str:
+        return _folder(self.path)
+
+
+class Died(BaseException):
+    """The process stopped at this operation. Not an Exception: nobody may go on after it."""
+
+
+Hook = Callable[[Operation], None]
+
+
+class NameChange(NamedTuple):
+    """A creation, renaming or removal that its folder's next sync makes durable."""
+
+    kind: Literal["create", "rename", "unlink"]
+    path: str
+    source: str = ""
+    inode: Inode | None = None
+
+    def apply(self, names: dict[str, Inode]) -> None:
+        names.pop(self.source or self.path, None)
+        if self.inode is not None:
+            names[self.path] = self.inode
+
+
+class Outcome(NamedTuple):
+    """What a power cut leaves of what was not synced: all but some of it, or what a seed says."""
+
+    name: str
+    lost: frozenset[int] = frozenset()
+    """Places in `PowerStorage.unsynced`."""
+    seed: int | None = None
+
+
+class PowerStorage:
+    """A folder in memory with power cuts. Implements Storage."""
+
+    def __init__(self, chance: Random | None = None) -> None:
+        self.chance = chance
+        self.hook: Hook | None = None
+        self.after: Hook | None = None
+        self.lies: Callable[[Operation], bool] = lambda _: False
+        self.forgetful = True
+        self.short: Callable[[int], int] | None = None
+        """How many bytes of an append that fails are written; else chance says."""
+        self.operations = 0
+        """How many there were so far; reads are not counted, since they leave no trace."""
+        self.life = 0
+        self._dead = False
+        self._names: dict[str, Inode] = {}
+        self._durable_names: dict[str, Inode] = {}
+        self._unsynced: list[NameChange] = []
+        self._folders = {""}
+        self._locked: set[str] = set()
+
+    # Deaths ---------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """The process dies (kill -9): locks and handles are gone, whatever was written stays."""
+        self.life += 1
+        self._dead = False
+        self._locked = set()
+        self.hook = self.after = None
+
+    def power_cut(self, keep: Callable[[NameChange], bool] | None = None) -> None:
+        """The machine dies: of what was not synced, chance decides.
+
+        `keep` says instead of chance which changes of names have reached the disk.
+        """
+        self._cut(self._surviving(keep), lambda inode: inode.after_power_cut(self.chance))
+
+    def cut(self, outcome: Outcome) -> None:
+        """The machine dies, and leaves what the outcome says."""
+        if outcome.seed is not None:
+            self.chance = Random(outcome.seed)
+            self.power_cut()
+            return
+        lost = {id(thing) for i, thing in enumerate(self.unsynced()) if i in outcome.lost}
+        survivors = [change for change in self._unsynced if id(change) not in lost]
+        self._cut(survivors, lambda inode: inode.found(lost=id(inode) in lost))
+
+    def outcomes(self, seeds: Iterable[int] = ()) -> Iterator[Outcome]:
+        """What a power cut could leave now: nothing, all, all but one thing, what seeds say."""
+        things = self.unsynced()
+        yield Outcome("nothing", frozenset(range(len(things))))
+        if not things:
+            return
+        yield Outcome("everything")
+        if len(things) > 1:
+            for i, thing in enumerate(things):
+                yield Outcome(f"all but {self._described(thing)}", frozenset((i,)))
+        for seed in seeds:
+            yield Outcome(f"seed {seed}", seed=seed)
+
+    def unsynced(self) -> list[NameChange | Inode]:
+        """All that a power cut may take: changes of names, and bytes of files."""
+        inodes = {**self._durable_names, **self._names}
+        return [*self._unsynced, *(i for _, i in sorted(inodes.items()) if i.is_dirty)]
+
+    def _described(self, thing: NameChange | Inode) -> str:
+        if isinstance(thing, NameChange):
+            return f"{thing.kind} {thing.path}"
+        inodes = {**self._durable_names, **self._names}
+        return "bytes of " + next(path for path, inode in inodes.items() if inode is thing)
+
+    def _cut(self, survivors: Iterable[NameChange], found: Callable[[Inode], Inode]) -> None:
+        for change in survivors:
+            change.apply(self._durable_names)
+        self._unsynced = []
+        self._names = {path: found(inode) for path, inode in sorted(self._durable_names.items())}
+        self._durable_names = dict(self._names)
+        for path in self._names:
+            self._note_folder(_folder(path))  # one whose removal was undone
+        self.crash()
+
+    def _surviving(self, keep: Callable[[NameChange], bool] | None) -> list[NameChange]:
+        if keep is not None:
+            return [change for change in self._unsynced if keep(change)]
+        if self.chance is None:
+            return []
+        survivors = set()
+        for folder in sorted({_folder(change.path) for change in self._unsynced}):
+            mine = [i for i, c in enumerate(self._unsynced) if _folder(c.path) == folder]
+            if self.chance.random() < 0.5:  # in order, as a journal keeps them
+                survivors.update(mine[: self.chance.randrange(len(mine) + 1)])
+            else:
+                survivors.update(i for i in mine if self.chance.random() < 0.5)
+        return [self._unsynced[i] for i in sorted(survivors)]
+
+    def announce(self, kind: Kind, path: str, size: int = 0) -> bool:
+        """Let the hook see an operation; False if the disk only pretends to do it."""
+        if self._dead:
+            raise Died(f"{kind} {path}, by a dead process")
+        operation = Operation(kind, path, size)
+        self.operations += kind != "read"
+        self._show(self.hook, operation)
+        return not self.lies(operation)
+
+    def done(self, kind: Kind, path: str, size: int = 0) -> None:
+        """Let `after` see an operation that has taken place."""
+        self._show(self.after, Operation(kind, path, size))
+
+    def _show(self, hook: Hook | None, operation: Operation) -> None:
+        if hook is not None:
+            try:
+                hook(operation)
+            except Died:
+                self._dead = True
+                raise
+
+    def clone(self) -> PowerStorage:
+        """A storage of its own with the same content, synced and not; without hooks and locks."""
+        twin = copy.copy(self)
+        known: dict[int, Inode] = {}
+
+        def copied(inode: Inode) -> Inode:
+            if id(inode) not in known:
+                known[id(inode)] = inode.clone()
+            return known[id(inode)]
+
+        twin._names = {path: copied(inode) for path, inode in self._names.items()}
+        twin._durable_names = {p: copied(inode) for p, inode in self._durable_names.items()}
+        twin._unsynced = [
+            change._replace(inode=change.inode and copied(change.inode))
+            for change in self._unsynced
+        ]
+        twin._folders = set(self._folders)
+        twin._locked = set(self._locked)
+        twin.chance = copy.deepcopy(self.chance)
+        twin.hook = twin.after = None
+        return twin
+
+    # Damage ---------------------------------------------------------------------------
+
+    def paths(self, folder: str = "", suffix: str = "") -> list[str]:
+        """The files below a folder whose names end in `suffix`."""
+        inside = folder + "/" if folder else ""
+        return sorted(p for p in self._names if p.startswith(inside) and p.endswith(suffix))
+
+    def content(self, path: str) -> bytes:
+        """All that was written to a file; nothing if there is none."""
+        return bytes(self._names[path].content) if path in self._names else b""
+
+    def lose(self, path: str) -> None:
+        """A file disappears, durably, as by a mistaken hand."""
+        del self._names[path]
+        self._durable_names.pop(path, None)
+        self._unsynced = [change for change in self._unsynced if change.path != path]
+
+    def flip(self, path: str, position: int) -> None:
+        """A bit of a file changes, as by a failing disk; negative positions count from the end."""
+        inode = self._names[path]
+        position %= len(inode.content)
+        inode.write(position, bytes([inode.content[position] ^ 1]))
+        inode.sync()
+
+    def shorten(self, path: str, by: int) -> None:
+        """The last bytes of a file were not written after all."""
+        inode = self._names[path]
+        inode.truncate(len(inode.content) - by)
+
+    # Storage --------------------------------------------------------------------------
+
+    def create(self, path: str) -> PowerFile:
+        if path in self._names:
+            raise FileExistsError(path)
+        self._check_folder(_folder(path))
+        self.announce("create", path)
+        inode = self._names[path] = Inode()
+        self._unsynced.append(NameChange("create", path, inode=inode))
+        self.done("create", path)
+        return PowerFile(self, inode, path)
+
+    def open(self, path: str, *, writable: bool = False) -> PowerFile:
+        if path not in self._names:
+            raise FileNotFoundError(path)
+        return PowerFile(self, self._names[path], path)
+
+    def rename(self, source: str, target: str) -> None:
+        self.announce("rename", target)
+        inode = self._names[target] = self._names.pop(source)
+        self._unsynced.append(NameChange("rename", target, source, inode))
+        self.done("rename", target)
+
+    def unlink(self, path: str) -> None:
+        if path in self._names:
+            self.announce("unlink", path)
+            del self._names[path]
+            self._unsynced.append(NameChange("unlink", path))
+            self.done("unlink", path)
+
+    def make_dir(self, path: str) -> None:
+        self.announce("make_dir", path)
+        self._note_folder(path)
+        self.done("make_dir", path)
+
+    def remove_tree(self, path: str) -> None:
+        for name in self.paths(path):
+            self.unlink(name)
+        self._folders = {f for f in self._folders if f != path and not f.startswith(path + "/")}
+
+    def list_dir(self, path: str) -> list[str]:
+        inside = path + "/" if path else ""
+        known = [name for name in (*self._folders, *self._names) if name.startswith(inside)]
+        names = {name[len(inside) :] for name in known}
+        return sorted(name for name in names if name and "/" not in name)
+
+    def exists(self, path: str) -> bool:
+        return path in self._names or path in self._folders
+
+    def sync_dir(self, path: str) -> None:
+        self._check_folder(path)
+        if self.announce("sync_dir", path):
+            for change in self._unsynced:
+                if _folder(change.path) == path:
+                    change.apply(self._durable_names)
+            self._unsynced = [c for c in self._unsynced if _folder(c.path) != path]
+        self.done("sync_dir", path)
+
+    def short_write(self, size: int) -> int:
+        """How many bytes of an append that fails reach the file."""
+        if self.short is not None:
+            return self.short(size)
+        return self.chance.randrange(size + 1) if self.chance is not None else 0
+
+    def lock(self, path: str, note: str) -> PowerLock:
+        if path in self._locked:
+            raise LogLocked(f"{path} is already locked by this process")
+        self._locked.add(path)
+        return PowerLock(self, path)
+
+    def _note_folder(self, path: str) -> None:
+        """It is there, with its parents."""
+        while path not in self._folders:
+            self._folders.add(path)
+            path = _folder(path)
+
+    def _check_folder(self, path: str) -> None:
+        if path not in self._folders:
+            raise FileNotFoundError(path)
+
+    def unlock(self, path: str, life: int) -> None:
+        """Let go of a lock that was taken in that life."""
+        if life == self.life:
+            self._locked.discard(path)
+
+
+class PowerFile:
+    """A handle of a file; like a descriptor of LocalStorage, it knows the end by itself."""
+
+    def __init__(self, storage: PowerStorage, inode: Inode, path: str) -> None:
+        self._storage = storage
+        self._inode = inode
+        self._path = path
+        self._life = storage.life
+        self._end = len(inode.content)
+
+    def append(self, *parts: Bytes) -> int:
+        start, data = self._end, b"".join(parts)
+        self._write("append", start, data)
+        return start
+
+    def rewrite(self, position: int, data: Bytes) -> None:
+        self._write("rewrite", position, bytes(data))
+
+    def _write(self, kind: Kind, position: int, data: bytes) -> None:
+        self._check_alive()
+        try:
+            self._storage.announce(kind, self._path, len(data))
+        except (Died, StorageFailed):  # a write that is cut short may have written something
+            self._inode.write(position, data[: self._storage.short_write(len(data))])
+            raise
+        self._inode.write(position, data)
+        self._end = max(self._end, position + len(data))
+        self._storage.done(kind, self._path, len(data))
+
+    def read(self, position: int, size: int) -> Bytes:
+        self._check_alive()
+        self._storage.announce("read", self._path)
+        return bytes(self._inode.content[position : min(position + size, self._end)])
+
+    def size(self) -> int:
+        return self._end
+
+    def truncate(self, size: int) -> None:
+        self._check_alive()
+        self._storage.announce("truncate", self._path)
+        self._inode.truncate(size)
+        self._end = size
+        self._storage.done("truncate", self._path)
+
+    def sync(self) -> None:
+        self._check_alive()
+        try:
+            is_done = self._storage.announce("fsync", self._path)
+        except StorageFailed:
+            if self._storage.forgetful:
+                self._inode.forget()
+            raise
+        if is_done:
+            self._check_alive()  # the hook may have waited for another life
+            self._inode.sync()
+        self._storage.done("fsync", self._path)
+
+    def close(self) -> None:
+        pass
+
+    def _check_alive(self) -> None:
+        if self._life != self._storage.life:
+            raise Died(f"{self._path}, by a handle of a process that is dead")
+
+
+class Inode:
+    """The bytes of a file: as they are, and as a power cut would find them."""
+
+    def __init__(self, content: bytes = b"") -> None:
+        self.content = bytearray(content)
+        self._durable = content
+        self._stable = len(content)
+        """So many bytes from the beginning are the same in both."""
+        self._dirty: list[tuple[int, int]] = []
+        """Where the next sync has something to write, from and to."""
+        self._lock = threading.Lock()
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether a power cut would find something else."""
+        return self._stable < max(len(self.content), len(self._durable))
+
+    def clone(self) -> Inode:
+        inode = Inode(self._durable)
+        inode.content = bytearray(self.content)
+        inode._stable, inode._dirty = self._stable, list(self._dirty)
+        return inode
+
+    def write(self, position: int, data: bytes) -> None:
+        with self._lock:
+            if self.content[position : position + len(data)] != data:
+                self._stable = min(self._stable, position)
+            self.content[position : position + len(data)] = data
+            self._dirty.append((position, position + len(data)))
+
+    def truncate(self, size: int) -> None:
+        with self._lock:
+            del self.content[size:]
+            self._stable = min(self._stable, size)
+
+    def forget(self) -> None:
+        """An fsync has failed, and what it should have written passes for written from now on."""
+        with self._lock:
+            self._dirty = []
+
+    def sync(self) -> None:
+        with self._lock:
+            size = len(self.content)
+            durable = bytearray(self._durable[:size]).ljust(size, b"\0")
+            for start, end in self._dirty:
+                durable[start:end] = self.content[start:end]
+            self._dirty = []
+            self._durable = bytes(durable)
+            if durable == self.content:
+                self._stable = size
+
+    def found(self, *, lost: bool) -> Inode:
+        """What is found when the power is back, if all that was not synced was lost, or nothing."""
+        return Inode(self._durable if lost else bytes(self.content))
+
+    def after_power_cut(self, chance: Random | None) -> Inode:
+        """What is found when the power is back, as chance has it."""
+        truncated = self._stable < len(self._durable)
+        if chance is None or (truncated and chance.random() < 0.5):
+            return self.found(lost=True)
+        safe, tail = self.content[: self._stable], self.content[self._stable :]
+        return Inode(bytes(safe) + _torn(bytes(tail), chance))
+
+
+class PowerLock:
+    """A lock that is held until released, or until its process dies."""
+
+    def __init__(self, storage: PowerStorage, path: str) -> None:
+        self._storage, self._path, self._life = storage, path, storage.life
+
+    def release(self) -> None:
+        self._storage.unlock(self._path, self._life)
+
+
+def _torn(tail: bytes, chance: Random) -> bytes:
+    """What may be left of bytes that were not synced."""
+    how = chance.choice(("none", "all", "beginning", "holes"))
+    if how == "none":
+        return b""
+    if how == "all":
+        return tail
+    if how == "beginning":
+        return tail[: chance.randrange(len(tail) + 1)]
+    blocks = [tail[i : i + BLOCK] for i in range(0, len(tail), BLOCK)]
+    return b"".join(bytes(len(b)) if chance.random() < 0.4 else b for b in blocks)
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]

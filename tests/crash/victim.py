@@ -1,0 +1,84 @@
+"""A process to be killed: it owns a log, sends words into it, and counts them in RocksDB.
+
+What was acknowledged it writes down in a file, a number a line, before it sends the next.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from changelog.clock import SystemClock
+from changelog.embedded.names import STATE
+from changelog.embedded.owner import Owner
+from changelog.records import Append
+from changelog.storage import LocalStorage
+from framework.container.folders import StoreFolders
+from statestore.engines.rocksdb import RocksEngine
+from tests.crash.oracle import records
+from tests.crash.tally import APP, WORDS, Runner
+from tests.log.kit import START_MS, columns
+
+KEYS = [f"word-{number}" for number in range(20)]
+CHECKPOINT_MS = 20
+WAIT_SECONDS = 0.02
+STEP_MS = 2
+"""Between the timestamps of two words: so timers fire between the records of a key."""
+
+
+class Process:
+    """A log in a folder, and the task on it."""
+
+    def __init__(self, root: Path, *, background: bool) -> None:
+        clock = SystemClock()
+        self.owner = Owner(LocalStorage(root), clock=clock, background=background)
+        folders = StoreFolders(root / STATE / APP, clock)
+        self.runner = Runner(self.owner, clock, folders, checkpoint_ms=CHECKPOINT_MS)
+        self.runner.start()
+
+    def words(self) -> list[int]:
+        """All that were sent."""
+        return [
+            msgspec.msgpack.decode(record.value)
+            for tp in WORDS
+            for record in records(self.owner, tp)
+        ]
+
+    def close(self) -> None:
+        self.runner.let_go()
+        self.owner.close()
+
+
+def live(root: Path, acknowledged: Path, begun: Any, *, ingest: bool) -> None:
+    """Until killed. With `ingest` checkpoints are files that RocksDB takes in, however small."""
+    if ingest:
+        assert RocksEngine.__init__.__kwdefaults__ is not None
+        RocksEngine.__init__.__kwdefaults__["sst_from"] = 1
+    begun.set()
+    process = Process(root, background=True)
+    threading.Thread(target=_send, args=(process, acknowledged), daemon=True).start()
+    while True:
+        process.runner.work(WAIT_SECONDS)
+
+
+def _send(process: Process, acknowledged: Path) -> None:
+    """Words without end."""
+    file = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    producer = process.owner.init_producer()
+    sequences = dict.fromkeys(WORDS, 0)
+    for number in count(max(process.words(), default=0) + 1):
+        key = KEYS[number % len(KEYS)]
+        tp = WORDS[number % len(WORDS)]
+        batch = columns(
+            [msgspec.msgpack.encode(number)], key=key.encode(), times=START_MS + STEP_MS * number
+        )
+        process.owner.append(
+            [Append(tp.topic, tp.partition, batch, producer, sequences[tp], transactional=False)]
+        )
+        sequences[tp] += 1
+        os.write(file, b"%d\n" % number)

@@ -1,0 +1,262 @@
+"""The script that goes through every durability step of the log, of its stores and of a task.
+
+Always the same: the clock is moved by hand, nothing runs beside it, and chance has no part. A
+`Scene` is one process with everything that uses its log; `play` is its life, `go_on` what the
+next one does after a death: everybody carries on, and everything is there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from changelog.clock import ManualClock
+from changelog.errors import StorageFailed
+from changelog.records import TopicPartition
+from tests.crash.actors import TIMEOUT_MS, Actors
+from tests.crash.oracle import PARTITIONS, T0, T1, Ledger, check
+from tests.crash.tally import CHECKPOINT_MS, WORDS, Runner, TwinFolders
+from tests.crash.twin import PowerStorage
+from tests.log.kit import START_MS
+from tests.log.power import PowerWorld
+
+AGED = TopicPartition("aged", 0)
+SEGMENTS = {"segment.bytes": "4096"}
+AGES = {"segment.bytes": "4096", "retention.ms": "60000", "file.delete.delay.ms": "1000"}
+KEYS = (b"ebb", b"flow", b"tide")
+FIRST_WORD = 1_000
+LARGE = b"." * 1_500
+MINUTE_MS = 60_000
+
+
+def never() -> bool:
+    return False
+
+
+class Past(NamedTuple):
+    """What is known when a log is opened again."""
+
+    actors: Actors
+    clock: ManualClock
+
+    def marks(self) -> list[object]:
+        """Changes whenever anybody learns something."""
+        actors = self.actors
+        return [actors.count, repr(actors.unanswered), *actors.ledger.marks()]
+
+    def copy(self) -> Past:
+        """As it is at this moment."""
+        return Past(self.actors.copy(None, never), copy.copy(self.clock))
+
+
+class Scene:
+    """A log in a storage, and all who use it; `past` is what they know from before."""
+
+    def __init__(
+        self,
+        storage: PowerStorage,
+        past: Past | None = None,
+        *,
+        durability: str = "fsync",
+        may_fail: Callable[[], bool] = never,
+    ) -> None:
+        past = past or Past(Actors(None, Ledger((*PARTITIONS, AGED, *WORDS)), never), _clock())
+        self.clock = copy.copy(past.clock)
+        self.actors = past.actors.copy(None, may_fail)
+        self.runner: Runner | None = None
+        self._storage = storage
+        self._durability = durability
+        self.may_fail = may_fail
+
+    def open(self) -> None:
+        """Open the log. Raises what that raises."""
+        self.world = PowerWorld(self._storage, clock=self.clock, durability=self._durability)
+        self.actors.world = self.world
+        self.actors.log_died()
+
+    def past(self) -> Past:
+        """What is known; `copy` keeps it as it is at a moment."""
+        return Past(self.actors, self.clock)
+
+    # Its life -------------------------------------------------------------------------
+
+    def play(self) -> None:
+        """Once through everything."""
+        actors = self.actors
+        actors.create_topic("t", 1, SEGMENTS)
+        actors.create_topic("gone", 1, {})
+        actors.create_topic("aged", 1, AGES)
+        actors.alter_topic("t", 2, {**SEGMENTS, "compression.type": "lz4"})
+        self.task()  # which makes its topics
+        self._words(6)
+        self.task()
+        self._transactions()
+        self._wait(CHECKPOINT_MS)
+        self._words(3)
+        self.task()  # with checkpoints
+        self._rolls()
+        actors.delete_topic("gone")
+        self._words(2)
+        self.task()
+        self._takeover()
+        if self._reopen():
+            self._deletions()
+            self._words(2)
+            self.task()  # restored: checkpoints, and what came after them
+            self._transactions()
+            self._reopen()
+
+    def go_on(self) -> None:
+        """Nothing happens any more, and everybody gets on. The topics are made if need be."""
+        actors = self.actors
+        self.task()
+        self._ensure("t", 2, SEGMENTS)
+        self._ensure("aged", 1, AGES)
+        for number in range(2):
+            self._append(number, T0)
+            self._append(number, T1)
+            self._expect(number not in actors.unanswered, "a batch was never answered")
+            for tp in PARTITIONS:
+                actors.append_in_transaction(number, self._value(), tp)
+            actors.add_offsets(number)
+            actors.commit(number)
+            self._expect(actors.producers[number], "a transaction failed")
+        actors.commit_offsets()
+        self._wait(MINUTE_MS)
+        self._words(2)
+        self.task()
+
+    def _expect(self, success: object, failure: str) -> None:
+        check("goes on", success or self.may_fail(), failure)
+
+    def _ensure(self, name: str, partitions: int, config: dict[str, str]) -> None:
+        now = next(iter(self.actors.ledger.topics.get(name, {None})))
+        if now is None:
+            self.actors.create_topic(name, partitions, config)
+        elif now.partitions < partitions:
+            self.actors.alter_topic(name, partitions, now.config)
+
+    # Its parts ------------------------------------------------------------------------
+
+    def _transactions(self) -> None:
+        """Of two producers, interleaved with plain records; committed and aborted."""
+        actors = self.actors
+        self._append(0, T0)
+        actors.append_in_transaction(0, self._value(), T0)
+        actors.append_in_transaction(1, self._value(), T0)
+        self._append(1, T1)
+        actors.append_in_transaction(0, self._value(), T1)
+        actors.add_offsets(0)
+        actors.tick()  # what is open becomes durable, and visible to those who read uncommitted
+        actors.ledger.look(self.world)
+        actors.commit(0)
+        actors.append_in_transaction(1, self._value(), T1)
+        actors.add_offsets(1)
+        actors.abort(1)
+        actors.commit_offsets()
+        actors.append_in_transaction(0, self._value(), T1)
+        actors.append_in_transaction(1, self._value(), T1)
+        actors.commit(1)
+        actors.commit(0)
+        actors.tick()
+
+    def _rolls(self) -> None:
+        """Of partitions with plain records, committed, aborted and open transactions."""
+        actors = self.actors
+        for tp in PARTITIONS:
+            actors.append_in_transaction(0, self._value(), tp)
+            for number in range(4):
+                actors.append_in_transaction(1, self._value() + LARGE, tp)
+                self._append(number % 2, tp, LARGE)
+                if number % 2:
+                    actors.abort(1)
+        actors.commit(0)
+        actors.commit(1)
+
+    def _takeover(self) -> None:
+        """A producer's successor aborts what it left open; the clock aborts what stays open."""
+        actors = self.actors
+        actors.append_in_transaction(0, self._value(), T0)
+        actors.forget(0)
+        actors.append_in_transaction(0, self._value(), T1)
+        self._wait(TIMEOUT_MS + 1)
+        actors.tick()
+        actors.commit(0)
+
+    def _deletions(self) -> None:
+        """By retention and by hand."""
+        actors = self.actors
+        for at_ms in range(3):
+            actors.append(0, self._value() + LARGE, AGED, at_ms=at_ms)
+        self._wait(2 * MINUTE_MS)
+        partition = self.world.owner._partition(AGED)
+        bases = {segment.base_offset for segment in partition.segments} | {partition.log_end}
+        actors.ledger.starts[AGED] |= bases
+        actors.tick()
+        ends = self.world.owner.offsets(PARTITIONS)
+        actors.delete_records(T0, ends[T0].last_stable_offset - 1)
+        actors.delete_records(T1, ends[T1].last_stable_offset)
+        self._wait(MINUTE_MS)
+        actors.tick()  # the files go
+
+    def task(self) -> None:
+        """Let the task handle all there is; if the disk fails, it is gone."""
+        try:
+            self.start_task().work()
+        except StorageFailed:
+            if not self.may_fail():
+                raise
+            self._stop_task()
+
+    def start_task(self) -> Runner:
+        """Take over and restore, if it is not at work."""
+        if self.runner is None:
+            folders = TwinFolders(None, self.clock, self._storage)
+            self.runner = Runner(self.world.owner, self.clock, folders)
+            self.runner.start()
+        return self.runner
+
+    def _stop_task(self) -> None:
+        if self.runner is not None:
+            self.runner.let_go()
+        self.runner = None
+
+    def close(self) -> None:
+        """In order."""
+        self._stop_task()
+        with self.actors.tolerant():
+            self.world.owner.close()
+        self.actors.log_died()
+
+    def _reopen(self) -> bool:
+        """Closed in order, and opened again; False if the disk does not let it."""
+        self.close()
+        with self.actors.tolerant():
+            self.world.open()
+            self.actors.ledger.judge(self.world)
+            return True
+        return False
+
+    def _words(self, count: int) -> None:
+        """Input for the task."""
+        for _ in range(count):
+            number = self.actors.next_count()
+            key = KEYS[number % len(KEYS)]
+            value = msgspec.msgpack.encode(FIRST_WORD + number)
+            self.actors.append(number % 2, value, WORDS[len(key) % 2], key=key, at_ms=10 * number)
+
+    def _append(self, number: int, tp: TopicPartition, filling: bytes = b"") -> None:
+        self.actors.append(number, self._value() + filling, tp)
+
+    def _value(self) -> bytes:
+        return b"v%d" % self.actors.next_count()
+
+    def _wait(self, ms: int) -> None:
+        self.clock.advance(ms)
+
+
+def _clock() -> ManualClock:
+    return ManualClock(START_MS)
