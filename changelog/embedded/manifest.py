@@ -13,15 +13,19 @@ from changelog.storage import Storage
 KIND = "manifest"
 STILL_OPEN = -1
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""An offset, or a number of things."""
+Figure = Annotated[int, msgspec.Meta(ge=STILL_OPEN, le=2**63 - 1)]
+
 
 class SegmentEntry(msgspec.Struct, kw_only=True):
     """One segment. The last one listed is active: its figures are STILL_OPEN."""
 
-    base_offset: int
-    generation: int
+    base_offset: Count
+    generation: Count
     created_ms: int
-    size: int = STILL_OPEN
-    end_offset: int = STILL_OPEN
+    size: Figure = STILL_OPEN
+    end_offset: Figure = STILL_OPEN
     max_timestamp: int = STILL_OPEN
 
     @property
@@ -34,11 +38,11 @@ class Manifest(msgspec.Struct, kw_only=True):
 
     topic: str
     topic_id: str
-    partition: int
-    log_start: int = 0
-    reserved_end: int = 0
+    partition: Count
+    log_start: Count = 0
+    reserved_end: Count = 0
     """No offset below this is given again after an unclean start (durability "os")."""
-    next_generation: int = 1
+    next_generation: Count = 1
     """Number of the next segment; numbers are never used twice."""
     epochs: Annotated[list[tuple[int, int]], msgspec.Meta(min_length=1)] = msgspec.field(
         default_factory=lambda: [(0, 0)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import signal
 import sys
 import time
 import traceback
@@ -26,6 +27,8 @@ from changelog.errors import StrandlineError
 from tests.fuzz.targets import Target, targets
 
 CORPUS = Path(__file__).parent / "corpus"
+BOUND_SECONDS = 30
+"""For one input, on a machine that has other things to do."""
 LARGEST = 1 << 16
 """Bytes of an input."""
 STRANGE = (0, 1, 0x7F, 0x80, 0xFF, 0xC0, 0xC1, 0xDD, 0xDF, 0x91, 0x5B, 0x7B)
@@ -101,15 +104,23 @@ def _change_a_number(content: bytearray, chance: Random) -> None:
         content[at : at + 1] = other.encode()
 
 
+class TookTooLong(BaseException):
+    """A decoder goes on for ever, or nearly. Not an Exception: nothing may catch it."""
+
+
 def attempt(target: Target, data: bytes) -> str | None:
     """What a decoder does that it must not: the end of its traceback."""
     try:
         target.run(data)
     except StrandlineError:
         return None
-    except (Exception, MemoryError):
+    except (Exception, TookTooLong):
         return traceback.format_exc(limit=-2)
     return None
+
+
+def _too_long(*_: object) -> None:
+    raise TookTooLong
 
 
 def kind_of(found: str) -> str:
@@ -128,7 +139,9 @@ def fuzz(
     while pending or time.monotonic() < end:
         data = pending.pop() if pending else changed(chance.choice(known), known, chance)
         trying.write_bytes(data)
+        signal.alarm(BOUND_SECONDS)
         found = attempt(target, data)
+        signal.alarm(0)
         count += 1
         if found is not None and kind_of(found) not in seen:
             seen.add(kind_of(found))
@@ -138,6 +151,7 @@ def fuzz(
 
 def main(seconds: str, seed: str, *names: str) -> None:
     logging.disable()
+    signal.signal(signal.SIGALRM, _too_long)
     chosen = {name: one for name, one in targets().items() if not names or name in names}
     trying = Path(f"/tmp/strandline-fuzz-{seed}-{time.monotonic_ns()}")
     for name, target in chosen.items():
