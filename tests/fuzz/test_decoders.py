@@ -93,22 +93,28 @@ def test_a_finding_is_found() -> None:
     assert "KeyError" in (attempt(Target(wrong, []), b"\xff") or "")
 
 
-def test_a_death_is_found(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("deed", "said"),
+    [("os.abort()", "died with -6 at "), ("all(iter(lambda: 1, 0))", "TookTooLong")],
+)
+def test_a_death_is_found_and_so_is_no_end(
+    deed: str, said: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tests" / "fuzz").mkdir(parents=True)
     source = (repository / "tests/fuzz/fuzzing.py").read_text()
-    (tmp_path / "tests/fuzz/fuzzing.py").write_text(source)
+    impatient = source.replace("BOUND_SECONDS = 30", "BOUND_SECONDS = 1")
+    (tmp_path / "tests/fuzz/fuzzing.py").write_text(impatient)
     (tmp_path / "tests/fuzz/targets.py").write_text(
         "import os\nfrom typing import NamedTuple\n"
         "class Target(NamedTuple):\n    run: object\n    seeds: list\n"
-        "def targets():\n    return {'deadly': Target(lambda data: os.abort(), [b'seed'])}\n"
+        f"def targets():\n    return {{'bad': Target(lambda data: {deed}, [b'seed'])}}\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{repository}")
-    _, findings = fuzzed(1)
+    _, findings = fuzzed(0.1)
     assert len(findings) == 1
-    assert f"at {b'seed'.hex()}" in findings[0]
+    assert said in findings[0]
+    assert b"seed".hex() in findings[0]
 
 
 def test_changes_are_the_same_for_the_same_seed() -> None:
