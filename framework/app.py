@@ -54,8 +54,9 @@ class App:
     """Stateful stream processing over one log.
 
     `log` is a folder, a URL, or an open log; the environment variable STRANDLINE_LOG
-    overrides it. `state_dir` is where stores keep their files, by default inside of the log's
-    folder. The name is also the consumer group, and begins the names of internal topics.
+    overrides it. Stores keep their files in `<state_dir>/<name>`: by default `state/` in the
+    log's folder, or in the current one if the log is a URL; with a log that is passed in open
+    and no `state_dir` they are in memory. The name is also the consumer group, and begins the names of internal topics.
     """
 
     def __init__(

@@ -34,7 +34,8 @@ class TaskContext:
         self.record: Record[Any, Any] = _NOTHING
         """The record being handled."""
         self.stream_time = -1
-        """The largest timestamp seen so far, in ms; -1 before the first record."""
+        """The largest timestamp seen so far, in ms; -1 before the first record. Kept over
+        restarts, and for functions at all, only where the task has a handler for timers."""
         self.timers = timers
 
 
