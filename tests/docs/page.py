@@ -1,0 +1,107 @@
+"""A page of the documentation: its blocks, and whether what it shows is what came out.
+
+A block of code is one of
+
+    ```python              runs, after those above it, in one namespace and one folder
+    ```python spark        the same, where there is a Spark
+    ```python              whose first line is `# name.py`: that file
+    ```console             lines `$ …` run; the others are what they print
+    ```sh                  is to be read only; options of `strandline …` must exist
+    ```text                right behind python: what that block prints
+
+In what is printed `…` stands for anything, alone on a line for any lines; white space does not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+_FENCE = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
+_FILE = re.compile(r"# ([\w-]+\.py)\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of code of a page."""
+
+    kind: str
+    text: str
+    where: str
+    """Page and line, for messages."""
+    line: int
+    prints: str | None = None
+    """What the page says that it prints."""
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that it is, if it is one."""
+        found = _FILE.match(self.text) if self.kind.startswith("python") else None
+        return found[1] if found else None
+
+    @property
+    def commands(self) -> list[tuple[str, str]]:
+        """Of a console: each command, and what it prints."""
+        parts = re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]
+        return [(command, said) for command, _, said in (part.partition("\n") for part in parts)]
+
+
+def name_of(page: Path) -> str:
+    """A page as tests are called: docs/cli.md."""
+    return str(page.relative_to(ROOT))
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """All blocks of a page, in order."""
+    source = page.read_text()
+    found: list[Block] = []
+    end = 0
+    for match in _FENCE.finditer(source):
+        kind, text = match["kind"].strip(), match["text"]
+        line = source.count("\n", 0, match.start()) + 1
+        follows = not source[end : match.start()].strip() and bool(found)
+        if kind == "text" and follows and found[-1].kind.startswith("python"):
+            last = found.pop()
+            found.append(Block(last.kind, last.text, last.where, last.line, prints=text))
+        else:
+            found.append(Block(kind, text, f"{name_of(page)}:{line}", line))
+        end = match.end()
+    return found
+
+
+def links_of(page: Path) -> Iterator[str]:
+    """The targets of a page's links, those to other sites left out."""
+    prose = _FENCE.sub("", page.read_text())
+    yield from (target for target in _LINK.findall(prose) if "://" not in target)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """What links may name behind a `#`: headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
+    kept = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in kept}
+
+
+def is_what_came(shown: str, said: str) -> bool:
+    """Whether a page shows what was said.
+
+    >>> is_what_came("a  1\\n…\\nz …", "a 1\\nb\\nc\\nz 26"), is_what_came("a", "b")
+    (True, False)
+    """
+    parts = [
+        r"(?:.*\n)*?" if line == "…" else ".*?".join(map(re.escape, line.split("…"))) + r"\n"
+        for line in _lines(shown)
+    ]
+    return re.fullmatch("".join(parts), "".join(f"{line}\n" for line in _lines(said))) is not None
+
+
+def _lines(text: str) -> list[str]:
+    """Lines that say something, with single spaces."""
+    squeezed = (" ".join(line.split()) for line in text.splitlines())
+    return [line for line in squeezed if line.strip("─━═- ")]

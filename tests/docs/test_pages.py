@@ -1,0 +1,248 @@
+"""What the documentation shows is run, and comes out as it says."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer.main
+
+import changelog
+import strandline as sl
+from framework.cli import main
+from framework.cli.application import strandline as command_line
+from tests.docs.page import (
+    PAGES,
+    ROOT,
+    Block,
+    anchors_of,
+    blocks_of,
+    is_what_came,
+    links_of,
+    name_of,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LONGEST = 300
+"""Lines of a page of the guide."""
+LOG = "data"
+"""The folder that commands without --log mean."""
+
+
+def pages_with(kinds: Callable[[str], bool]) -> list[Path]:
+    return [page for page in PAGES if any(kinds(block.kind) for block in blocks_of(page))]
+
+
+def plain_python(kind: str) -> bool:
+    return kind == "python"
+
+
+def any_console(kind: str) -> bool:
+    return kind == "console"
+
+
+# The machine that the pages are run on ---------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty folder as the current one, and an environment that says nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STRANDLINE_LOG", raising=False)
+    monkeypatch.delenv("STRANDLINE_TOKEN", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    known = set(sys.modules)
+    yield
+    for name in set(sys.modules) - known:
+        if getattr(sys.modules[name], "__file__", None) in written(tmp_path):
+            del sys.modules[name]
+
+
+def written(folder: Path) -> set[str]:
+    return {str(path) for path in folder.glob("*.py")}
+
+
+@pytest.fixture
+def namespace() -> Iterator[types.ModuleType]:
+    """The module that a page's blocks are: annotations are looked up in it by name."""
+    module = types.ModuleType("page")
+    sys.modules["page"] = module
+    yield module
+    del sys.modules["page"]
+    for value in vars(module).values():
+        if isinstance(value, sl.App):
+            value.close()
+
+
+def run_block(block: Block, module: types.ModuleType) -> None:
+    """Run a block of Python, and its tests if it defines some; compare what it prints."""
+    if block.file is not None:
+        Path(block.file).write_text(block.text)
+        return
+    before = set(vars(module))
+    code = compile("\n" * block.line + block.text, block.where, "exec")
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(code, vars(module))
+        for name in [new for new in vars(module) if new not in before and new.startswith("test_")]:
+            getattr(module, name)()
+    if block.prints is not None:
+        assert is_what_came(block.prints, said.getvalue()), f"{block.where}: {said.getvalue()}"
+
+
+class Terminal:
+    """Runs the commands of a page in this process, against a log that it has open itself."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
+        self._capsys = capsys
+        self._patch = patch
+
+    def run(self, block: Block) -> None:
+        """Run each command of a console; compare what it prints."""
+        for command, shown in block.commands:
+            where = f"{block.where}: {command}"
+            code, said = self._run(command)
+            assert code == 0, f"{where}: exit code {code}: {said}"
+            assert is_what_came(shown, said), f"{where}: {said}"
+
+    def _run(self, command: str) -> tuple[int, str]:
+        given, pipe, after = command.partition(" | ")
+        if not given.startswith("strandline "):
+            done = subprocess.run(given, shell=True, capture_output=True, text=True, timeout=60)
+            if not pipe:
+                return done.returncode, done.stdout + done.stderr
+            return self._strandline(shlex.split(after)[1:], done.stdout)
+        assert not pipe, f"{command}: a pipe may only lead into strandline"
+        return self._strandline(shlex.split(given)[1:], "")
+
+    def _strandline(self, arguments: list[str], stdin: str) -> tuple[int, str]:
+        self._patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        self._capsys.readouterr()
+        alone = arguments[0] in ("check", "repair", "serve")
+        log = contextlib.nullcontext() if alone else changelog.open(LOG)
+        with log, pytest.raises(SystemExit) as exit_, interrupted_if(arguments[0] == "serve"):
+            main(arguments)
+        said = self._capsys.readouterr()
+        return int(exit_.value.code or 0), said.out + said.err
+
+
+@contextlib.contextmanager
+def interrupted_if(serving: bool) -> Iterator[None]:
+    """Press Ctrl-C as soon as the command waits for it."""
+    if not serving:
+        yield
+        return
+    usual = signal.getsignal(signal.SIGINT)
+
+    def press() -> None:
+        until = time.monotonic() + 30
+        while signal.getsignal(signal.SIGINT) is usual and time.monotonic() < until:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+# The pages -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", pages_with(plain_python), ids=name_of)
+def test_the_python_of_a_page_runs(page: Path, namespace: types.ModuleType) -> None:
+    for block in blocks_of(page):
+        if plain_python(block.kind):
+            run_block(block, namespace)
+
+
+@pytest.mark.parametrize("page", pages_with(any_console), ids=name_of)
+def test_the_commands_of_a_page_print_what_it_shows(
+    page: Path,
+    namespace: types.ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = Terminal(capsys, monkeypatch)
+    for block in blocks_of(page):
+        if block.file is not None:
+            run_block(block, namespace)
+        elif any_console(block.kind):
+            terminal.run(block)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_spark_page_runs(namespace: types.ModuleType, spark: SparkSession) -> None:
+    for block in blocks_of(ROOT / "docs/spark.md"):
+        if block.kind.startswith("python"):
+            run_block(block, namespace)
+    assert namespace.__dict__["spark"] is spark
+
+
+@pytest.fixture
+def spark(tmp_path: Path) -> Iterator[SparkSession]:
+    """A small session, which the page's own call gets."""
+    if importlib.util.find_spec("pyspark") is None:
+        pytest.skip("there is no PySpark")
+    from framework.spark import session
+    from tests.spark.conftest import SMALL
+
+    config = SMALL | {"spark.sql.warehouse.dir": str(tmp_path / "warehouse")}
+    found = session("docs", master="local[2]", config=config)
+    yield found
+    found.stop()
+
+
+def test_commands_that_are_only_shown_have_the_options_they_are_given() -> None:
+    command = typer.main.get_command(command_line())
+    for page in PAGES:
+        for block in blocks_of(page):
+            lines = block.text.replace("\\\n", " ").splitlines() if block.kind == "sh" else []
+            for line in lines:
+                words = shlex.split(line, comments=True)
+                if "strandline" in words:
+                    parse(command, words[words.index("strandline") + 1 :], f"{block.where}: {line}")
+
+
+def parse(command: Any, words: list[str], where: str) -> None:
+    """Let the command's own parser read a command line, without running anything."""
+    while hasattr(command, "commands"):
+        assert words[0] in command.commands, where
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context(where, words)
+
+
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for target in links_of(page):
+            path, _, anchor = target.partition("#")
+            there = (page.parent / path).resolve() if path else page
+            if not there.exists() or (anchor and anchor not in anchors_of(there)):
+                broken.append(f"{name_of(page)}: {target}")
+    assert broken == []
+
+
+def test_a_page_of_the_guide_stays_short() -> None:
+    guide = [page for page in PAGES if "guide" in name_of(page)]
+    assert guide
+    lines = {name_of(page): page.read_text().count("\n") for page in guide}
+    assert {name: count for name, count in lines.items() if count >= LONGEST} == {}
