@@ -176,7 +176,7 @@ def _shown_value(data: bytes, form: ValueForm) -> Any:
         return {"utf8": data.decode()}
     # A scalar in an odd encoding is rather some other bytes; and null would be a tombstone.
     scalar = not isinstance(value, list | dict)
-    certain = not scalar or (value is not None and _msgpack.dumps(value) == data)
+    certain = not scalar or (value is not None and _msgpack.dumps(unplain(plain(value))) == data)
     return plain(value) if certain else {"utf8": data.decode()}
 
 

@@ -36,6 +36,7 @@ SCALARS = st.floats() | st.integers(-(2**70), 2**70) | st.booleans() | st.none()
 
 @given(st.binary(max_size=20) | st.builds(MessagePack().dumps, SCALARS))
 @example(b"\0\1")
+@example(b"\xcb\x7f\xf1" + bytes(6))
 @example(b'{"a": 1}')
 @example(b"text")
 def test_any_value_that_is_shown_is_the_same_when_it_is_produced(data: bytes) -> None:
