@@ -5,7 +5,8 @@ A block of code is one of
     ```python              runs, after those above it, in one namespace and one folder
     ```python spark        the same, where there is a Spark
     ```python              whose first line is `# name.py`: that file
-    ```console             lines `$ …` run; the others are what they print
+    ```console             lines `$ …` run, to exit with 0 or as `# exit code 1` behind them says; the
+                           others are what they print
     ```sh                  is to be read only; options of `strandline …` must exist
     ```text                right behind python: what that block prints
 
@@ -18,13 +19,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 _FENCE = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
+_COMMAND = re.compile(r"(.*?)(?:  # exit code (\d+))?\n(.*)", re.DOTALL)
 _FILE = re.compile(r"# ([\w-]+\.py)\n")
+
+
+class Command(NamedTuple):
+    """A line of a console, and what comes of it."""
+
+    line: str
+    code: str
+    """The exit code."""
+    prints: str
 
 
 @dataclass(frozen=True)
@@ -46,10 +58,10 @@ class Block:
         return found[1] if found else None
 
     @property
-    def commands(self) -> list[tuple[str, str]]:
-        """Of a console: each command, and what it prints."""
+    def commands(self) -> list[Command]:
+        """Of a console: each command."""
         parts = re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]
-        return [(command, said) for command, _, said in (part.partition("\n") for part in parts)]
+        return [Command(*re.match(_COMMAND, part).groups("0")) for part in parts]  # type: ignore[union-attr]
 
 
 def name_of(page: Path) -> str:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import os
 import shlex
 import signal
 import subprocess
 import sys
 import threading
-import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +38,8 @@ if TYPE_CHECKING:
 
 LONGEST = 300
 """Lines of a page of the guide."""
+PRESSES = 600
+"""Of Ctrl-C, 20 a second."""
 LOG = "data"
 """The folder that commands without --log mean."""
 
@@ -114,11 +114,11 @@ class Terminal:
 
     def run(self, block: Block) -> None:
         """Run each command of a console; compare what it prints."""
-        for command, shown in block.commands:
-            where = f"{block.where}: {command}"
-            code, said = self._run(command)
-            assert code == 0, f"{where}: exit code {code}: {said}"
-            assert is_what_came(shown, said), f"{where}: {said}"
+        for command in block.commands:
+            where = f"{block.where}: {command.line}"
+            code, said = self._run(command.line)
+            assert code == int(command.code), f"{where}: exit code {code}: {said}"
+            assert is_what_came(command.prints, said), f"{where}: {said}"
 
     def _run(self, command: str) -> tuple[int, str]:
         given, pipe, after = command.partition(" | ")
@@ -143,24 +143,35 @@ class Terminal:
 
 @contextlib.contextmanager
 def interrupted_if(serving: bool) -> Iterator[None]:
-    """Press Ctrl-C as soon as the command waits for it."""
+    """Press Ctrl-C once the command waits for it, and again until it ends.
+
+    One that comes just before the wait begins is noticed only with the next.
+    """
     if not serving:
         yield
         return
-    usual = signal.getsignal(signal.SIGINT)
+    ended, main_thread = threading.Event(), threading.main_thread().ident
+    assert main_thread is not None
+
+    def ignore(*_: object) -> None:
+        """One press too many changes nothing."""
 
     def press() -> None:
-        until = time.monotonic() + 30
-        while signal.getsignal(signal.SIGINT) is usual and time.monotonic() < until:
-            time.sleep(0.005)
-        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(PRESSES):
+            if ended.wait(0.05):
+                return
+            if signal.getsignal(signal.SIGINT) is not ignore:
+                signal.pthread_kill(main_thread, signal.SIGINT)
 
+    usual = signal.signal(signal.SIGINT, ignore)
     thread = threading.Thread(target=press)
     thread.start()
     try:
         yield
     finally:
+        ended.set()
         thread.join()
+        signal.signal(signal.SIGINT, usual)
 
 
 # The pages -------------------------------------------------------------------------------------
