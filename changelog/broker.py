@@ -12,6 +12,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.records import (
     Append,
     Appended,
@@ -135,8 +136,14 @@ class Broker(Protocol):
         producer: ProducerIdentity,
         group: str,
         offsets: Mapping[TopicPartition, CommittedOffset],
+        *,
+        member_id: str = "",
     ) -> None:
-        """Make committing `offsets` for `group` a part of the producer's transaction."""
+        """Make committing `offsets` for `group` a part of the producer's transaction.
+
+        In the name of a member if the group has some: raises MemberFenced, here or when the
+        transaction is to be committed, if it does not hold one of the partitions any more.
+        """
         ...
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
@@ -150,9 +157,16 @@ class Broker(Protocol):
     # Consumer groups ------------------------------------------------------------------
 
     def commit_offsets(
-        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset | None],
+        *,
+        member_id: str = "",
     ) -> None:
-        """Commit `offsets` for `group` at once, outside a transaction; None deletes."""
+        """Commit `offsets` for `group` at once, outside a transaction; None deletes.
+
+        In the name of a member if the group has some. Raises MemberFenced.
+        """
         ...
 
     def committed(
@@ -170,7 +184,37 @@ class Broker(Protocol):
         ...
 
     def groups(self) -> list[str]:
-        """The groups that have committed offsets."""
+        """The groups that have committed offsets, or members."""
+        ...
+
+    def describe_group(self, group: str) -> GroupInfo:
+        """The members of a group, and what each holds."""
+        ...
+
+    def join_group(self, group: str, subscription: Subscription) -> GroupMember:
+        """Become a member, which holds nothing yet. Raises InvalidConfig."""
+        ...
+
+    def beat_group(
+        self,
+        member: GroupMember,
+        call: int,
+        seen: int,
+        holds: Collection[TopicPartition],
+        *,
+        timeout: float = 0.0,
+    ) -> Grant:
+        """A member is alive and holds these partitions; answers which it may hold.
+
+        `call` numbers the member's calls, `seen` is the number of the latest answer it has. It is
+        answered as soon as there is a later one, at the latest after `timeout` seconds. What it
+        may not hold (any more) goes to others once a later call of the member's, with that
+        answer seen, leaves it out. Raises MemberFenced if it is no member any more.
+        """
+        ...
+
+    def leave_group(self, member: GroupMember) -> None:
+        """Give up membership and all that is held; harmless when repeated."""
         ...
 
     def close(self) -> None:

@@ -14,7 +14,7 @@
     │   ├── Unauthenticated           a remote log asks for a (different) token
     │   └── MissingDependency         an optional package, or Java, is not there
     ├── Fenced                    someone else has taken this client's place; reopen
-    │   └── ProducerFenced
+    │   └── ProducerFenced · MemberFenced
     ├── TaskFailed                a handler raised; mend it or its record, then run again
     ├── TransactionAborted        roll back to the last commit, then go on
     │   └── OutOfOrderSequence        the log misses records sent before these
@@ -120,6 +120,10 @@ class Fenced(StrandlineError):
 
 class ProducerFenced(Fenced):
     """A newer producer with the same transactional id, or a newer epoch, exists."""
+
+
+class MemberFenced(Fenced):
+    """A consumer is not (or no longer) the member of its group that holds the partition."""
 
 
 class TaskFailed(StrandlineError):

@@ -8,21 +8,26 @@ Nothing is committed unless `commit` is called, or the positions are sent in a t
 `poll` asks for a few partitions at a time, so that what it returns is bounded, and goes on with
 the others the next time: no partition starves another. For use by one thread at a time.
 
-A consumer assigns its partitions to itself; sharing them out among the members of a group is
-not done here, and `group` only says under which name offsets are committed.
+A consumer either names its partitions (`assign`), or it subscribes to topics. With a `group` it
+then shares their partitions with the group's other members (see `changelog.groups`); without one it reads
+all of them. With `assign`, `group` only says under which name offsets are committed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Literal, Self, get_args
+from typing import Self, get_args
 
 from changelog.broker import Broker
+from changelog.client.beginning import Beginning, OffsetReset
 from changelog.client.cursor import Cursor
+from changelog.client.sharing import Listener, Sharing
 from changelog.clock import Clock, SystemClock
 from changelog.errors import (
     CoordinatorLoading,
@@ -30,29 +35,35 @@ from changelog.errors import (
     InvalidRequest,
     OffsetOutOfRange,
     Retriable,
+    StrandlineError,
     UnknownPartition,
     UnknownTopic,
 )
+from changelog.groups import Assignor, GroupMember
 from changelog.records import (
     Batch,
     CommittedOffset,
     ConsumerRecord,
     Isolation,
-    PartitionOffsets,
     TopicPartition,
 )
-
-OffsetReset = Literal["earliest", "latest", "none"]
 
 POLL_SECONDS = 1.0
 """How long iteration waits in one poll before it looks whether the consumer was closed."""
 PAUSE_S = 0.02
+SHARING_SECONDS = 0.2
+"""How long one of a group waits in the log before it looks whether others want partitions."""
 METADATA_MAX_AGE_S = 30.0
 """How often subscribed topics are looked at for new partitions."""
 
 
 class Consumer:
     """Reads partitions of a log.
+
+    `session_timeout_ms` after it was last heard of, and `max_poll_interval_ms` after its last
+    poll, a member of a group has lost its partitions to the others. `instance` makes it a static
+    member (KIP-345): one that is back within the session timeout has what it had. `assignor` is
+    how the group shares out.
 
     `isolation` "read_committed" (the default, unlike Kafka's) bounds it by the last stable
     offset and leaves out aborted records. `max_bytes` is about how much one poll returns,
@@ -79,6 +90,10 @@ class Consumer:
         auto_offset_reset: OffsetReset = "earliest",
         max_bytes: int = 64 << 20,
         max_partition_bytes: int = 8 << 20,
+        session_timeout_ms: int = 10_000,
+        max_poll_interval_ms: int = 300_000,
+        instance: str | None = None,
+        assignor: Assignor = "cooperative-sticky",
         clock: Clock | None = None,
     ) -> None:
         _check_choice("isolation", isolation, get_args(Isolation))
@@ -86,7 +101,7 @@ class Consumer:
         self._broker = broker
         self._group = group
         self._isolation: Isolation = isolation
-        self._reset: OffsetReset = auto_offset_reset
+        self._beginning = Beginning(broker, group, isolation, auto_offset_reset)
         self._at_once = max(1, max_bytes // max_partition_bytes)
         self._max_partition_bytes = max_partition_bytes
         self._clock = clock or SystemClock()
@@ -94,6 +109,18 @@ class Consumer:
         self._turn: deque[TopicPartition] = deque()
         """The assigned partitions, the one whose turn it is first."""
         self._subscribed: list[str] = []
+        self._join = partial(
+            Sharing,
+            broker,
+            group or "",
+            clock=self._clock,
+            session_timeout_ms=session_timeout_ms,
+            max_poll_interval_ms=max_poll_interval_ms,
+            instance=instance,
+            assignor=assignor,
+        )
+        self._sharing: Sharing | None = None
+        """Its part in the group, once it has subscribed as one of it."""
         self._looked_at = 0.0
         self._closed = False
 
@@ -105,14 +132,46 @@ class Consumer:
         Raises UnknownTopic, UnknownPartition.
         """
         self._check_open()
+        self._leave()
         self._subscribed = []
         self._assign(list(dict.fromkeys(partitions)))
 
-    def subscribe(self, topics: Iterable[str] | str) -> None:
-        """Read all partitions of these topics, and those that are added to them later."""
+    def subscribe(
+        self,
+        topics: Iterable[str] | str,
+        *,
+        on_assigned: Listener | None = None,
+        on_revoked: Listener | None = None,
+        on_lost: Listener | None = None,
+    ) -> None:
+        """Read these topics, and partitions that are added to them later.
+
+        Without a group: all partitions, from now on. With one: those that are the consumer's
+        share, from the next `poll` on. The listeners are called within `poll`, with partitions:
+        `on_assigned` when they have been added; `on_revoked` before they go to another member,
+        the place to commit; `on_lost` when others may have them already, and a commit would
+        be refused (default: `on_revoked`).
+
+        Raises UnknownTopic without a group; in a group a topic may come later.
+        """
         self._check_open()
+        self._leave()
         self._subscribed = [topics] if isinstance(topics, str) else list(topics)
-        self._assign(self._partitions_of_subscribed())
+        if self._group is None:
+            self._assign(self._partitions_of_subscribed())
+        else:
+            self._assign([])
+            lost = on_lost or on_revoked
+            self._sharing = self._join(self._subscribed, on_assigned, on_revoked, lost)
+
+    @property
+    def member(self) -> GroupMember:
+        """Who it is in its group, for `Producer.send_offsets_to_transaction`.
+
+        Without a subscription as one of a group its member id is empty. Raises InvalidRequest
+        without a group.
+        """
+        return self._sharing.member if self._sharing else GroupMember(self._group_name(), "")
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are read."""
@@ -166,17 +225,34 @@ class Consumer:
         while True:
             self._check_open()
             remaining = max(0.0, min(deadline - self._clock.monotonic(), timeout - waited))
+            wait = self._longest_wait(remaining)
             try:
+                self._take_part()
                 self._look_for_changes()
-                self._resolve(self._active())
-                return self._has_fetched() or self._fetch(remaining)
+                self._beginning.resolve(self._assigned, self._active())
+                if self._has_fetched() or self._fetch(wait):
+                    return True
+                if wait == remaining:
+                    return False
             except Retriable as error:
                 if remaining <= 0:
                     if isinstance(error, CoordinatorLoading):
                         return False  # an open transaction is about to say where to begin
                     raise
-            threading.Event().wait(PAUSE_S)
-            waited += PAUSE_S
+                wait = 0.0
+            if wait < PAUSE_S or not self._active():
+                threading.Event().wait(PAUSE_S)
+            waited += max(wait, PAUSE_S)
+
+    def _longest_wait(self, seconds: float) -> float:
+        """How long to wait in the log at once, if there are so many seconds."""
+        if self._sharing is None:
+            return seconds
+        return min(seconds, SHARING_SECONDS if self._active() else PAUSE_S)
+
+    def _take_part(self) -> None:
+        if self._sharing is not None:
+            self._sharing.take_part(self.assignment(), self._share)
 
     def _has_fetched(self) -> bool:
         return any(self._assigned[tp].fetched for tp in self._active())
@@ -202,7 +278,7 @@ class Consumer:
                 timeout=timeout,
             )
         except OffsetOutOfRange:
-            if not self._recover(partitions):
+            if not self._beginning.recover(self._assigned, partitions):
                 raise
             return self._fetch_from(partitions, timeout)
         except (UnknownTopic, UnknownPartition):
@@ -263,7 +339,7 @@ class Consumer:
     def position(self, partition: TopicPartition) -> int:
         """Offset of the next record to be handed out. Raises CoordinatorLoading."""
         cursor = self._of(partition)
-        self._resolve([partition])
+        self._beginning.resolve(self._assigned, [partition])
         return cursor.position
 
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
@@ -282,17 +358,15 @@ class Consumer:
 
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Where each partition ends, as this consumer's isolation sees it."""
-        return {tp: self._end(ends) for tp, ends in self._broker.offsets(partitions).items()}
+        return {
+            tp: self._beginning.end(ends) for tp, ends in self._broker.offsets(partitions).items()
+        }
 
     def lag(self) -> dict[TopicPartition, int]:
         """How many offsets each assigned partition is ahead of its position."""
-        self._resolve(list(self._assigned))
+        self._beginning.resolve(self._assigned, list(self._assigned))
         ends = self.end_offsets(self._assigned)
         return {tp: max(0, end - self._assigned[tp].position) for tp, end in ends.items()}
-
-    def _end(self, ends: PartitionOffsets) -> int:
-        committed = self._isolation == "read_committed"
-        return ends.last_stable_offset if committed else ends.high_watermark
 
     # Committed offsets ----------------------------------------------------------------
 
@@ -306,7 +380,8 @@ class Consumer:
             tp: CommittedOffset(offset) if isinstance(offset, int) else offset
             for tp, offset in chosen.items()
         }
-        self._broker.commit_offsets(self._group_name(), located)
+        group, member_id = self.member
+        self._broker.commit_offsets(group, located, member_id=member_id)
 
     def committed(
         self, partitions: Collection[TopicPartition] | None = None
@@ -321,49 +396,6 @@ class Consumer:
         if self._group is None:
             raise InvalidRequest("this consumer has no group; create it with group=… to commit")
         return self._group
-
-    # Where to begin -------------------------------------------------------------------
-
-    def _resolve(self, partitions: Sequence[TopicPartition]) -> None:
-        """Find the position of partitions that have none yet."""
-        unknown = [tp for tp in partitions if self._assigned[tp].position < 0]
-        if not unknown:
-            return
-        committed = self._broker.committed(self._group, unknown) if self._group else {}
-        without = []
-        for tp in unknown:
-            cursor, offset = self._assigned[tp], committed.get(tp)
-            # An offset of a deleted topic of the same name says nothing about this one.
-            if offset is not None and offset.topic_id in ("", cursor.topic_id):
-                cursor.seek(offset.offset)
-            else:
-                without.append(tp)
-        self._reset_to_policy(without, "has no committed offset")
-
-    def _recover(self, partitions: Sequence[TopicPartition]) -> bool:
-        """Apply auto_offset_reset where the position is not in the log; whether there was any."""
-        lost = []
-        for tp, ends in self._broker.offsets(partitions).items():
-            cursor = self._assigned[tp]
-            inside = ends.log_start <= cursor.fetch_position <= ends.high_watermark
-            if not inside or ends.topic_id != cursor.topic_id:
-                cursor.topic_id = ends.topic_id
-                lost.append(tp)
-        self._reset_to_policy(lost, "no longer has what this consumer was about to read")
-        return bool(lost)
-
-    def _reset_to_policy(self, partitions: Sequence[TopicPartition], why: str) -> None:
-        if not partitions:
-            return
-        for tp, ends in self._broker.offsets(partitions).items():
-            cursor = self._assigned[tp]
-            if self._reset == "none":
-                raise OffsetOutOfRange(
-                    f"{tp} {why}, and auto_offset_reset is 'none'; seek to an offset from "
-                    f"{ends.log_start} to {self._end(ends)}"
-                )
-            from_start = self._reset == "earliest" or cursor.appeared_later
-            cursor.seek(ends.log_start if from_start else self._end(ends))
 
     # Assignment -----------------------------------------------------------------------
 
@@ -389,10 +421,20 @@ class Consumer:
         topics = [self._broker.topic(name) for name in self._subscribed]
         return [TopicPartition(t.name, n) for t in topics for n in range(t.partitions)]
 
+    def _share(self, partitions: Collection[TopicPartition]) -> None:
+        """What the group lets it read from now on."""
+        self._assign(sorted(partitions))
+
+    def _leave(self) -> None:
+        if self._sharing is not None:
+            sharing, self._sharing = self._sharing, None
+            sharing.leave()
+
     def _look_for_changes(self) -> None:
         """Now and then: partitions added to subscribed topics, topics made anew."""
         if self._clock.monotonic() - self._looked_at >= METADATA_MAX_AGE_S:
-            wanted = self._partitions_of_subscribed() if self._subscribed else self._assigned
+            every = self._subscribed and self._sharing is None
+            wanted = self._partitions_of_subscribed() if every else self._assigned
             self._assign(list(wanted), later=True)
 
     def _active(self) -> list[TopicPartition]:
@@ -412,8 +454,10 @@ class Consumer:
     # Closing --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of everything; commits nothing. Harmless when repeated."""
+        """Let go of everything, and leave the group; commits nothing. Harmless when repeated."""
         self._closed = True
+        with contextlib.suppress(StrandlineError):
+            self._leave()
         self._assigned = {}
         self._turn.clear()
 

@@ -42,14 +42,15 @@ from changelog.client.sender import Outgoing, Sender
 from changelog.client.standing import Standing, State
 from changelog.clock import Clock, SystemClock
 from changelog.errors import (
-    Fenced,
     InvalidTxnState,
+    ProducerFenced,
     Retriable,
     SchemaMismatch,
     StorageFailed,
     StrandlineError,
     TransactionAborted,
 )
+from changelog.groups import GroupMember
 from changelog.records import CommittedOffset, Headers, ProducerIdentity, TopicPartition
 
 METADATA_MAX_AGE_S = 60.0
@@ -292,9 +293,13 @@ class Producer:
             self._standing.become(State.OPEN)
 
     def send_offsets_to_transaction(
-        self, offsets: Mapping[TopicPartition, CommittedOffset | int], group: str
+        self, offsets: Mapping[TopicPartition, CommittedOffset | int], group: str | GroupMember
     ) -> None:
-        """Commit `offsets` (the next to read) for `group` if and when the transaction commits."""
+        """Commit `offsets` (the next to read) for `group` if and when the transaction commits.
+
+        A consumer that subscribed as one of a group gives its `Consumer.member` (KIP-447):
+        MemberFenced, here or at the commit, says that others have its partitions by now.
+        """
         with self._outbox.sending:
             self._standing.require_transaction(State.OPEN)
             located = {
@@ -303,7 +308,8 @@ class Producer:
             }
             self._outbox.touched = True
             try:
-                self._sender.add_offsets(group, located)
+                member = group if isinstance(group, GroupMember) else GroupMember(group, "")
+                self._sender.add_offsets(member, located)
             except Exception as error:
                 self._fail(error)
                 raise
@@ -358,7 +364,7 @@ class Producer:
     def _end(self, *, commit: bool) -> None:
         try:
             self._sender.end_transaction(commit=commit)
-        except Fenced as error:
+        except ProducerFenced as error:
             self._standing.become(State.FENCED, error)
             raise
         except (Retriable, StorageFailed):

@@ -34,6 +34,7 @@ from changelog.errors import (
     Retriable,
     StrandlineError,
 )
+from changelog.groups import GroupMember
 from changelog.records import (
     Append,
     Appended,
@@ -117,10 +118,16 @@ class Sender:
                 outcomes += self._send_call(call)
         return outcomes
 
-    def add_offsets(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+    def add_offsets(
+        self, member: GroupMember, offsets: Mapping[TopicPartition, CommittedOffset]
+    ) -> None:
         """Make offsets a part of the transaction."""
         identity = self.init()
-        self._retried(lambda: self._broker.add_offsets(identity, group, offsets), "add_offsets")
+        group, member_id = member
+        self._retried(
+            lambda: self._broker.add_offsets(identity, group, offsets, member_id=member_id),
+            "add_offsets",
+        )
 
     def end_transaction(self, *, commit: bool) -> None:
         """Commit or abort, and take over the next identity. Raises what the log does."""

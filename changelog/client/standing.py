@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from changelog.errors import Fenced, InvalidRequest, InvalidTxnState, TransactionAborted
+from changelog.errors import InvalidRequest, InvalidTxnState, ProducerFenced, TransactionAborted
 
 
 class State(Enum):
@@ -34,7 +34,9 @@ class Standing:
     def fail(self, error: BaseException) -> None:
         """In a transaction: only aborting is left, or nothing."""
         if self.state is State.OPEN:
-            self.become(State.FENCED if isinstance(error, Fenced) else State.ABORTABLE, error)
+            self.become(
+                State.FENCED if isinstance(error, ProducerFenced) else State.ABORTABLE, error
+            )
 
     def require_sending(self) -> None:
         """Raise unless records may be sent now."""
@@ -49,7 +51,7 @@ class Standing:
         self.require(*allowed)
 
     def require(self, *allowed: State) -> None:
-        """Raise InvalidTxnState, TransactionAborted, Fenced unless in one of these states."""
+        """Raise InvalidTxnState, ProducerFenced, TransactionAborted, ProducerFenced unless in one of these states."""
         if self.state in allowed:
             return
         if self.state is State.FENCED and self.failure is not None:

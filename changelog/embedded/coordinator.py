@@ -25,6 +25,7 @@ from changelog.errors import (
     REPAIR,
     UNDONE,
     CorruptLog,
+    Fenced,
     InvalidConfig,
     InvalidTxnState,
     ProducerFenced,
@@ -40,6 +41,10 @@ MAX_TIMEOUT_MS = 15 * 60 * 1000
 """Kafka's `transaction.max.timeout.ms`."""
 EXPIRATION_MS = 7 * 24 * 60 * 60 * 1000
 """Kafka's `transactional.id.expiration.ms`."""
+
+
+Check = Callable[[], None]
+"""Raises Fenced if a transaction may not be committed."""
 
 
 class State(Enum):
@@ -61,6 +66,8 @@ class Transaction:
         self.lock = threading.RLock()
         self.state = State.EMPTY
         self.partitions: dict[Partition, None] = {}
+        self.checks: list[Check] = []
+        """What must hold when it is to be committed."""
         self.deadline = 0.0
         self.used_ms = 0
         self.last_ended: tuple[ProducerIdentity, bool] | None = None
@@ -152,12 +159,15 @@ class Coordinator:
     # Transactions ---------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def joined(self, producer: ProducerIdentity, partition: Partition) -> Iterator[None]:
+    def joined(
+        self, producer: ProducerIdentity, partition: Partition, check: Check | None = None
+    ) -> Iterator[None]:
         """Hold the producer's transaction open while something is appended to `partition`.
 
         The partition is registered first, so the end of the transaction reaches it whatever
-        happens. Raises ProducerFenced, TransactionAborted, InvalidTxnState; and DiskFull while
-        there is no room for the markers of the transaction before.
+        happens. `check` must hold once more when the transaction is to be committed. Raises
+        ProducerFenced, TransactionAborted, InvalidTxnState; and DiskFull while there is no room
+        for the markers of the transaction before.
         """
         transaction = self._find(producer)
         with transaction.lock:
@@ -170,6 +180,8 @@ class Coordinator:
                 transaction.used_ms = self._environment.steady_ms()
             transaction.partitions[partition] = None
             yield
+            if check is not None:
+                transaction.checks.append(check)
 
     def end(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         """See Broker.end_transaction."""
@@ -188,7 +200,17 @@ class Coordinator:
             if self._environment.clock.monotonic() > transaction.deadline:
                 self._abort(transaction)
                 raise self._timed_out(transaction)
+            self._check_once_more(transaction)
             return self._commit(transaction)
+
+    def _check_once_more(self, transaction: Transaction) -> None:
+        """What was true when the transaction grew must be so at its end, or it is aborted."""
+        try:
+            for check in transaction.checks:
+                check()
+        except Fenced:
+            self._abort(transaction)
+            raise
 
     def _commit(self, transaction: Transaction) -> ProducerIdentity:
         transaction.state = State.COMMITTING
@@ -247,6 +269,7 @@ class Coordinator:
         transaction.last_ended = (ended, committed)
         transaction.refusal = None
         transaction.partitions = {}
+        transaction.checks = []
         transaction.state = State.EMPTY
         transaction.producer = successor
         self._ended(ended.producer_id, committed)

@@ -21,6 +21,7 @@ from changelog.embedded.admission import admitted
 from changelog.embedded.coordinator import Coordinator
 from changelog.embedded.environment import Durability, Environment
 from changelog.embedded.folder import closed_sizes, folder_meta, lock_note, save_closed_sizes
+from changelog.embedded.groups.groups import Groups
 from changelog.embedded.names import (
     CLEAN,
     CONSUMER_OFFSETS,
@@ -30,9 +31,9 @@ from changelog.embedded.names import (
 )
 from changelog.embedded.offsets import GroupOffsets, check_commit
 from changelog.embedded.partition import Partition, sync_all
-from changelog.embedded.segment import Segment
 from changelog.embedded.topic import Catalog, Topic
 from changelog.embedded.transaction_log import TransactionLog
+from changelog.embedded.upkeep import Upkeep
 from changelog.embedded.view import View
 from changelog.errors import (
     UNDONE,
@@ -40,9 +41,9 @@ from changelog.errors import (
     InvalidRecord,
     InvalidTopic,
     OwnerUnavailable,
-    StorageFailed,
     StrandlineError,
 )
+from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.records import (
     Append,
     Appended,
@@ -61,9 +62,6 @@ _log = logging.getLogger("strandline")
 T = TypeVar("T")
 
 TICK_SECONDS = 0.5
-RETENTION_CHECK_MS = 10_000
-PRODUCER_ID_EXPIRATION_MS = 24 * 60 * 60 * 1000
-"""Kafka's `producer.id.expiration.ms`."""
 
 
 class Owner:
@@ -86,9 +84,6 @@ class Owner:
         if durability not in ("fsync", "os"):
             raise InvalidConfig(f"durability is 'fsync' or 'os', got {durability!r}")
         self._environment = Environment(storage, clock or SystemClock(), durability)
-        self._doomed: list[tuple[int, Segment]] = []
-        """Segments out of the log, and when (steady ms) their files may go."""
-        self._next_retention_ms = 0
         self._closed = False
         self._pid = os.getpid()
         self._stop = threading.Event()
@@ -110,6 +105,7 @@ class Owner:
         closed = closed_sizes(storage)
         storage.sync_dir("")  # the names found are durable before anything is built on them
         self._catalog = Catalog(environment, closed)
+        self._upkeep = Upkeep(environment, self._catalog)
         storage.unlink(CLEAN)
         storage.sync_dir("")
         offsets = GroupOffsets(self._system_partition(CONSUMER_OFFSETS), self._catalog.has_id)
@@ -121,6 +117,10 @@ class Owner:
             environment.at_once(_begin_epoch, list(self._partitions()))
         offsets.load()
         self._offsets = offsets
+        self._groups = Groups(environment.clock, self._partition_count)
+
+    def _partition_count(self, topic: str) -> int:
+        return len(self._catalog.get(topic).partitions) if self._catalog.has(topic) else 0
 
     def _system_partition(self, name: str) -> Partition:
         if not self._catalog.has(name):
@@ -152,8 +152,7 @@ class Owner:
         written = [partition for partition in self._partitions() if partition.segments]
         try:
             self._coordinator.close()
-            for _, segment in self._doomed:
-                segment.remove()
+            self._upkeep.remove_all()
         finally:
             synced = self._environment.at_once(_sync_quietly, written)
             # The next opening takes the names it finds for durable, and removes what they leave out.
@@ -180,43 +179,11 @@ class Owner:
     def tick(self) -> None:
         """The periodic work: transaction timeouts, markers to disk, retention, expiry."""
         self._coordinator.tick()
+        self._groups.tick()
         # What open transactions have written so far, for those who read uncommitted.
         sync_all(self._environment, [p for p in self._partitions() if p.synced_end < p.log_end])
-        now = self._environment.steady_ms()
-        if now >= self._next_retention_ms:
-            self._next_retention_ms = now + RETENTION_CHECK_MS
-            with self._admin_lock:
-                self._retain()
         with self._admin_lock:
-            self._remove_doomed(now)
-
-    def _retain(self) -> None:
-        now, steady = self._environment.clock.now_ms(), self._environment.steady_ms()
-        for topic in self._catalog:
-            for partition in topic.partitions:
-                try:
-                    self._doom(topic, retention.retain(partition, now))
-                except StrandlineError as error:
-                    _log.warning("retention of %s: %s", partition.topic_partition, error)
-                with partition.lock:
-                    partition.producers.expire(steady - PRODUCER_ID_EXPIRATION_MS)
-
-    def _remove_doomed(self, now: int) -> None:
-        kept = []
-        for when, segment in self._doomed:
-            if when > now:
-                kept.append((when, segment))
-                continue
-            try:
-                segment.remove()
-            except StorageFailed as error:
-                _log.warning("removing %s: %s", segment.path, error)
-                kept.append((when + RETENTION_CHECK_MS, segment))
-        self._doomed = kept
-
-    def _doom(self, topic: Topic, segments: Sequence[Segment]) -> None:
-        when = self._environment.steady_ms() + topic.config.file_delete_delay_ms
-        self._doomed += [(when, segment) for segment in segments]
+            self._upkeep.tick()
 
     # Topics ---------------------------------------------------------------------------
 
@@ -382,7 +349,9 @@ class Owner:
         with self._admin():
             self._refuse_system(partition.topic, "delete records of")
             log = self._partition(partition)
-            self._doom(self._catalog.get(partition.topic), retention.delete_records(log, before))
+            self._upkeep.doom(
+                self._catalog.get(partition.topic), retention.delete_records(log, before)
+            )
             return log.log_start
 
     def _partition(self, tp: TopicPartition) -> Partition:
@@ -401,13 +370,20 @@ class Owner:
         producer: ProducerIdentity,
         group: str,
         offsets: Mapping[TopicPartition, CommittedOffset],
+        *,
+        member_id: str = "",
     ) -> None:
         self._check_open()
         if not offsets:
             return
         check_commit(group, offsets)
         located = {tp: self._located(tp, offset) for tp, offset in offsets.items()}
-        with self._coordinator.joined(producer, self._offsets.partition):
+
+        def check() -> None:
+            self._groups.check_commit(group, member_id, located)
+
+        with self._coordinator.joined(producer, self._offsets.partition, check):
+            check()
             self._offsets.add(producer, group, located)
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
@@ -417,11 +393,16 @@ class Owner:
     # Consumer groups ------------------------------------------------------------------
 
     def commit_offsets(
-        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset | None],
+        *,
+        member_id: str = "",
     ) -> None:
         self._check_open()
         if offsets:
             check_commit(group, offsets)
+            self._groups.check_commit(group, member_id, offsets)
             located = {tp: offset and self._located(tp, offset) for tp, offset in offsets.items()}
             self._commit_offsets(group, located)
 
@@ -444,7 +425,31 @@ class Owner:
 
     def groups(self) -> list[str]:
         self._check_open()
-        return self._offsets.groups()
+        return sorted({*self._offsets.groups(), *self._groups.names()})
+
+    def describe_group(self, group: str) -> GroupInfo:
+        self._check_open()
+        return self._groups.info(group)
+
+    def join_group(self, group: str, subscription: Subscription) -> GroupMember:
+        self._check_open()
+        return self._groups.join(group, subscription)
+
+    def beat_group(
+        self,
+        member: GroupMember,
+        call: int,
+        seen: int,
+        holds: Collection[TopicPartition],
+        *,
+        timeout: float = 0.0,
+    ) -> Grant:
+        self._check_open()
+        return self._groups.beat(member, call, seen, holds, timeout if self._thread else 0.0)
+
+    def leave_group(self, member: GroupMember) -> None:
+        self._check_open()
+        self._groups.leave(member)
 
     def _located(self, tp: TopicPartition, offset: CommittedOffset) -> CommittedOffset:
         """The offset with the id of its topic. Raises UnknownTopic, UnknownPartition."""

@@ -20,6 +20,7 @@ from changelog.flight.connection import Connection, Target
 from changelog.flight.files import FileReader
 from changelog.flight.fork import keep_in_child
 from changelog.flight.messages import FetchRequest, Request
+from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.records import (
     Append,
     Appended,
@@ -166,8 +167,10 @@ class FlightBroker:
         producer: ProducerIdentity,
         group: str,
         offsets: Mapping[TopicPartition, CommittedOffset],
+        *,
+        member_id: str = "",
     ) -> None:
-        self._ask(messages.AddOffsets(producer, group, dict(offsets)))
+        self._ask(messages.AddOffsets(producer, group, dict(offsets), member_id))
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         identity: ProducerIdentity = self._ask(messages.EndTransaction(producer, commit))
@@ -176,9 +179,13 @@ class FlightBroker:
     # Consumer groups ------------------------------------------------------------------
 
     def commit_offsets(
-        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset | None],
+        *,
+        member_id: str = "",
     ) -> None:
-        self._ask(messages.CommitOffsets(group, dict(offsets)))
+        self._ask(messages.CommitOffsets(group, dict(offsets), member_id))
 
     def committed(
         self,
@@ -196,6 +203,31 @@ class FlightBroker:
     def groups(self) -> list[str]:
         found: list[str] = self._ask(messages.Groups())
         return found
+
+    def describe_group(self, group: str) -> GroupInfo:
+        found: GroupInfo = self._ask(messages.DescribeGroup(group))
+        return found
+
+    def join_group(self, group: str, subscription: Subscription) -> GroupMember:
+        member: GroupMember = self._ask(messages.JoinGroup(group, subscription))
+        return member
+
+    def beat_group(
+        self,
+        member: GroupMember,
+        call: int,
+        seen: int,
+        holds: Collection[TopicPartition],
+        *,
+        timeout: float = 0.0,
+    ) -> Grant:
+        grant: Grant = self._connection.ask(
+            messages.BeatGroup(member, call, seen, list(holds), timeout), longer=timeout
+        )
+        return grant
+
+    def leave_group(self, member: GroupMember) -> None:
+        self._ask(messages.LeaveGroup(member))
 
     def close(self) -> None:
         self._release()

@@ -89,10 +89,10 @@ class Connection:
         if not self._fork.foreign:
             self.session.close()
 
-    def ask(self, request: Request) -> Any:
-        """The answer to a request."""
+    def ask(self, request: Request, longer: float = 0.0) -> Any:
+        """The answer to a request, which may take so many seconds longer than others."""
         kind = type(request)
-        return self._act(kind.__name__, request, kind.answer)
+        return self._act(kind.__name__, request, kind.answer, longer)
 
     def locate(self, request: FetchRequest) -> Located:
         """Where a fetch would find its records; may take the fetch's timeout longer."""

@@ -7,6 +7,7 @@ to who does. Then it repeats the call, as every call may be repeated:
     append               known by (producer id, epoch, sequence); the log writes it once
     end_transaction      answered the same; with a new owner in between see guard.py
     create, delete topic a repeated one takes "exists already" and "unknown" for success
+    join_group           a member that nobody speaks for is put out by its session timeout
     all others           set what they set, or read
 
 A transaction that was open at the loss is gone: TransactionAborted (guard.py). An owner that
@@ -35,6 +36,7 @@ from changelog.errors import (
 )
 from changelog.flight.fork import ForkGuard, keep_in_child
 from changelog.flight.guard import TransactionGuard
+from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.records import (
     Append,
     Appended,
@@ -219,10 +221,12 @@ class FailoverBroker:
         producer: ProducerIdentity,
         group: str,
         offsets: Mapping[TopicPartition, CommittedOffset],
+        *,
+        member_id: str = "",
     ) -> None:
         def add(attempt: _Attempt) -> None:
             self._guard.sending(producer, attempt.connection)
-            attempt.broker.add_offsets(producer, group, offsets)
+            attempt.broker.add_offsets(producer, group, offsets, member_id=member_id)
 
         self._repeated(add)
 
@@ -240,9 +244,15 @@ class FailoverBroker:
     # Consumer groups ------------------------------------------------------------------
 
     def commit_offsets(
-        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset | None],
+        *,
+        member_id: str = "",
     ) -> None:
-        self._repeated(lambda attempt: attempt.broker.commit_offsets(group, offsets))
+        self._repeated(
+            lambda attempt: attempt.broker.commit_offsets(group, offsets, member_id=member_id)
+        )
 
     def committed(
         self,
@@ -259,6 +269,29 @@ class FailoverBroker:
 
     def groups(self) -> list[str]:
         return self._repeated(lambda attempt: attempt.broker.groups())
+
+    def describe_group(self, group: str) -> GroupInfo:
+        return self._repeated(lambda attempt: attempt.broker.describe_group(group))
+
+    def join_group(self, group: str, subscription: Subscription) -> GroupMember:
+        return self._repeated(lambda attempt: attempt.broker.join_group(group, subscription))
+
+    def beat_group(
+        self,
+        member: GroupMember,
+        call: int,
+        seen: int,
+        holds: Collection[TopicPartition],
+        *,
+        timeout: float = 0.0,
+    ) -> Grant:
+        return self._repeated(
+            lambda attempt: attempt.broker.beat_group(member, call, seen, holds, timeout=timeout),
+            longer=timeout,
+        )
+
+    def leave_group(self, member: GroupMember) -> None:
+        self._repeated(lambda attempt: attempt.broker.leave_group(member))
 
     def close(self) -> None:
         self._release()

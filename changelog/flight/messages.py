@@ -24,6 +24,7 @@ from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.producer_state import EndedTransaction
 from changelog.embedded.view import View
 from changelog.errors import UNREADABLE, InvalidRequest, OwnerUnavailable, StrandlineError
+from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.records import (
     Appended,
     CommittedOffset,
@@ -42,6 +43,8 @@ MAX_APPEND = 1 << 30
 """Bytes of all the batches of one append call."""
 MAX_FETCH = 256 << 20
 """Bytes that one fetch may ask for; a single larger batch comes whole all the same."""
+MAX_BEAT_SECONDS = 5.0
+"""How long a beat of a group's member may wait for something new."""
 MAX_ERROR = 2_000
 """Characters of an error's message; it travels in a header."""
 
@@ -270,9 +273,10 @@ class AddOffsets(Request, frozen=True):
     producer: ProducerIdentity
     group: str
     offsets: dict[TopicPartition, CommittedOffset]
+    member_id: str = ""
 
     def run(self, broker: Broker) -> None:
-        broker.add_offsets(self.producer, self.group, self.offsets)
+        broker.add_offsets(self.producer, self.group, self.offsets, member_id=self.member_id)
 
 
 class EndTransaction(Request, frozen=True):
@@ -288,9 +292,10 @@ class CommitOffsets(Request, frozen=True):
     answer = type(None)
     group: str
     offsets: dict[TopicPartition, CommittedOffset | None]
+    member_id: str = ""
 
     def run(self, broker: Broker) -> None:
-        broker.commit_offsets(self.group, self.offsets)
+        broker.commit_offsets(self.group, self.offsets, member_id=self.member_id)
 
 
 class Committed(Request, frozen=True):
@@ -308,6 +313,44 @@ class Groups(Request, frozen=True):
 
     def run(self, broker: Broker) -> list[str]:
         return broker.groups()
+
+
+class DescribeGroup(Request, frozen=True):
+    answer = GroupInfo
+    group: str
+
+    def run(self, broker: Broker) -> GroupInfo:
+        return broker.describe_group(self.group)
+
+
+class JoinGroup(Request, frozen=True):
+    answer = GroupMember
+    group: str
+    subscription: Subscription
+
+    def run(self, broker: Broker) -> GroupMember:
+        return broker.join_group(self.group, self.subscription)
+
+
+class BeatGroup(Request, frozen=True):
+    answer = Grant
+    member: GroupMember
+    call: int
+    seen: int
+    holds: list[TopicPartition]
+    timeout: float
+
+    def run(self, broker: Broker) -> Grant:
+        timeout = min(self.timeout, MAX_BEAT_SECONDS)
+        return broker.beat_group(self.member, self.call, self.seen, self.holds, timeout=timeout)
+
+
+class LeaveGroup(Request, frozen=True):
+    answer = type(None)
+    member: GroupMember
+
+    def run(self, broker: Broker) -> None:
+        broker.leave_group(self.member)
 
 
 REQUESTS: Mapping[str, type[Request]] = {kind.__name__: kind for kind in Request.__subclasses__()}

@@ -53,6 +53,8 @@ from changelog.flight.messages import (
     EndTransaction,
     FetchRequest,
     InitProducer,
+    JoinGroup,
+    LeaveGroup,
     Located,
     Request,
     SessionEnded,
@@ -64,6 +66,7 @@ from changelog.flight.messages import (
     failure_of,
 )
 from changelog.flight.sessions import Session, Sessions
+from changelog.groups import GroupMember
 from changelog.records import Append, Fetched, Isolation, TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -242,6 +245,14 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             if isinstance(request, EndTransaction):
                 session.closed(request.producer)
             return answer
+        if isinstance(request, JoinGroup):
+            with session.changing():
+                member: GroupMember = request.run(self._broker)
+                if request.subscription.instance is None:
+                    session.joined(member)
+            return member
+        if isinstance(request, LeaveGroup):
+            session.left(request.member)
         return request.run(self._broker)
 
     def _append(self, session: Session, appends: list[Append]) -> AppendAnswer:

@@ -2,7 +2,8 @@
 
 A session lasts as long as its client's stream. When it ends, the calls still under way are
 waited for, later ones are refused, and what the client left open is aborted at once, so that a
-dead producer does not hold back readers until its transaction times out.
+dead producer does not hold back readers until its transaction times out. Its members leave their
+groups at once too, but for static ones, which may come back.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from changelog.broker import Broker
 from changelog.clock import Clock
 from changelog.errors import StrandlineError
 from changelog.flight.messages import Hello, SessionEnded
+from changelog.groups import GroupMember
 from changelog.records import ProducerIdentity
 
 
@@ -28,6 +30,7 @@ class Session:
         self._under_way = 0
         self._ended = False
         self._open: dict[int, ProducerIdentity] = {}
+        self._members: set[GroupMember] = set()
 
     @contextlib.contextmanager
     def changing(self, *producers: ProducerIdentity) -> Iterator[None]:
@@ -50,17 +53,31 @@ class Session:
         with self._changed:
             self._open.pop(producer.producer_id, None)
 
+    def joined(self, member: GroupMember) -> None:
+        """The client has a member in a group."""
+        with self._changed:
+            self._members.add(member)
+
+    def left(self, member: GroupMember) -> None:
+        """The member has left by itself."""
+        with self._changed:
+            self._members.discard(member)
+
     def end(self, broker: Broker) -> list[ProducerIdentity]:
         """Refuse further calls, wait for those under way, abort what is open; return whose."""
         with self._changed:
             self._ended = True
             self._changed.wait_for(lambda: self._under_way == 0)
-            left = list(self._open.values())
+            left, members = list(self._open.values()), list(self._members)
             self._open.clear()
+            self._members.clear()
         for producer in left:
             # It may have timed out or been fenced meanwhile: then there is nothing to abort.
             with contextlib.suppress(StrandlineError):
                 broker.end_transaction(producer, commit=False)
+        for member in members:
+            with contextlib.suppress(StrandlineError):
+                broker.leave_group(member)
         return left
 
 

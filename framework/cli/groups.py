@@ -1,4 +1,4 @@
-"""`strandline groups`: who reads what, how far, and how far behind."""
+"""`strandline groups`: who reads what, how far, how far behind, and who shares it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from framework.cli import output
 from framework.cli.loading import opened
 from framework.cli.options import JsonOption, LogOption
 
-commands = typer.Typer(help="Committed offsets of consumer groups, and lag.", no_args_is_help=True)
+commands = typer.Typer(
+    help="Consumer groups: committed offsets, lag, members.", no_args_is_help=True
+)
 
 GroupArgument = Annotated[
     str, typer.Argument(metavar="GROUP", help="A consumer group; an app's is its name.")
@@ -49,6 +51,29 @@ def group_lag(group: GroupArgument, log: LogOption = None, json: JsonOption = Fa
         output.document({"group": group, "lag": sum(behind.values()), "topics": behind})
     else:
         output.table("", ("topic", "lag"), behind.items())
+
+
+@commands.command("members")
+def group_members(group: GroupArgument, log: LogOption = None, json: JsonOption = False) -> None:
+    """Show who is in a group now, and which partitions each one holds."""
+    with opened(log) as where:
+        info = where.broker.describe_group(group)
+    rows: list[dict[str, Any]] = [
+        {
+            "member": member.member_id,
+            "client": member.client,
+            "static": member.instance,
+            "holds": list(map(str, member.held)),
+        }
+        for member in info.members
+    ]
+    if json:
+        output.document(rows)
+    elif rows:
+        shown = ([row["client"], row["static"], ", ".join(row["holds"])] for row in rows)
+        output.table("", ("client", "static", "holds"), shown)
+    else:
+        output.note(f"group {group!r} has no members now")
 
 
 def positions(broker: Broker, group: str) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """A process of the tests: opens a folder, says what it is, and does as it is told line by line.
 
-python helper.py DIR ROLE      then on standard input: append N | begin N | commit | topics | exit
+python helper.py DIR ROLE      then on standard input: append N | begin N | commit | topics |
+    subscribe SESSION_MS [INSTANCE] | poll | commit-offsets | exit
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import pyarrow as pa
 
+from changelog.client.consumer import Consumer
+from changelog.errors import StrandlineError
 from changelog.flight.attach import attach_or_own
 from changelog.records import Append
 
@@ -34,6 +38,7 @@ def main() -> None:
     producer = broker.init_producer()
     transactional = None
     sequence = 0
+    consumer: Consumer | None = None
     for line in sys.stdin:
         command, *rest = line.split()
         if command == "append":
@@ -50,10 +55,33 @@ def main() -> None:
             say(str(broker.end_transaction(transactional, commit=True).epoch))
         elif command == "topics":
             say(" ".join(info.name for info in broker.topics() if not info.internal) or "-")
+        elif command == "subscribe":
+            instance = rest[1] if len(rest) > 1 else None
+            consumer = Consumer(
+                broker, group="g", session_timeout_ms=int(rest[0]), instance=instance
+            )
+            consumer.subscribe("t")
+            say("subscribed")
+        elif command == "poll":
+            assert consumer is not None
+            consumer.poll(0.05)
+            say(" ".join(str(tp.partition) for tp in consumer.assignment()) or "-")
+        elif command == "commit-offsets":
+            assert consumer is not None
+            say(outcome_of(consumer.commit))
         elif command == "exit":
             break
     broker.close()
     say("closed")
+
+
+def outcome_of(call: Callable[[], object]) -> str:
+    """The name of the error that a call ends with, or "done"."""
+    try:
+        call()
+    except StrandlineError as error:
+        return type(error).__name__
+    return "done"
 
 
 def say(text: str) -> None:

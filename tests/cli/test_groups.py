@@ -48,3 +48,16 @@ def test_an_unknown_group_is_told_the_known_ones(log: Log, strandline: Command) 
 def test_a_log_without_groups(log: Log, strandline: Command) -> None:
     assert strandline("groups", "list", "--json").json == []
     assert "no group" in strandline("groups", "list").err
+
+
+def test_members_of_a_group(log: Log, strandline: Command) -> None:
+    log.create_topic("orders", 2)
+    with log.consumer(group="shop", instance="till") as consumer:
+        consumer.subscribe("orders")
+        consumer.poll(1.0)
+        [member] = strandline("groups", "members", "shop", "--json").json
+        assert member["holds"] == ["orders-0", "orders-1"]
+        assert member["static"] == "till"
+        assert "orders-1" in strandline("groups", "members", "shop").out
+        assert "shop" in strandline("groups", "list").out
+    assert "no members" in strandline("groups", "members", "nobody").err

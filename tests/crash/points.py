@@ -27,7 +27,7 @@ STEPS = {
     "Owner._commit_offsets": "offsets",
     "Owner.add_offsets": "offsets",
     "Owner._close_in_order": "close",
-    "Owner._remove_doomed": "remove",
+    "Upkeep._remove_doomed": "remove",
     "Catalog.create": "create",
     "Catalog.alter": "alter",
     "Catalog.delete": "delete",

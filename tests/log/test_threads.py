@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-import changelog.embedded.owner
+import changelog.embedded.upkeep
 from changelog.clock import SystemClock
 from changelog.embedded.owner import Owner
 from changelog.errors import OffsetOutOfRange, ProducerFenced, StrandlineError, TransactionAborted
@@ -195,7 +195,7 @@ def switching(request: pytest.FixtureRequest) -> Iterator[None]:
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealWorld]:
     """A log of small segments whose periodic work never rests."""
     monkeypatch.setattr(changelog.embedded.owner, "TICK_SECONDS", 0.001)
-    monkeypatch.setattr(changelog.embedded.owner, "RETENTION_CHECK_MS", 1)
+    monkeypatch.setattr(changelog.embedded.upkeep, "RETENTION_CHECK_MS", 1)
     world = RealWorld(LocalStorage(tmp_path))
     config = {"segment.bytes": "4096"}
     world.owner.create_topic("t", 2, config=config)

@@ -17,10 +17,10 @@ from changelog.embedded.checking.scanned import Gap, LostEnd
 from changelog.embedded.format import FrameHeader, unpack_marker
 from changelog.embedded.frame import payload_bytes
 from changelog.embedded.manifest import SegmentEntry
-from changelog.embedded.owner import PRODUCER_ID_EXPIRATION_MS
 from changelog.embedded.producer_state import ProducerEntry, ProducerStates, advance
 from changelog.embedded.recovery import replay
 from changelog.embedded.segment import LocatedFrame
+from changelog.embedded.upkeep import PRODUCER_ID_EXPIRATION_MS
 from changelog.records import ProducerIdentity, TopicPartition
 
 

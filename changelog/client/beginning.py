@@ -1,0 +1,78 @@
+"""Where a consumer begins in a partition: its group's committed offset, else `auto_offset_reset`.
+
+The same where a position has fallen out of the log, or belongs to a topic that was deleted and
+made again under its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from changelog.broker import Broker
+from changelog.client.cursor import Cursor
+from changelog.errors import OffsetOutOfRange
+from changelog.records import Isolation, PartitionOffsets, TopicPartition
+
+OffsetReset = Literal["earliest", "latest", "none"]
+Cursors = Mapping[TopicPartition, Cursor]
+
+
+class Beginning:
+    """The rules of one consumer."""
+
+    def __init__(
+        self, broker: Broker, group: str | None, isolation: Isolation, reset: OffsetReset
+    ) -> None:
+        self._broker = broker
+        self._group = group
+        self._isolation = isolation
+        self._reset = reset
+
+    def resolve(self, cursors: Cursors, partitions: Sequence[TopicPartition]) -> None:
+        """Find the position of partitions that have none yet. Raises CoordinatorLoading."""
+        unknown = [tp for tp in partitions if cursors[tp].position < 0]
+        if not unknown:
+            return
+        committed = self._broker.committed(self._group, unknown) if self._group else {}
+        without = []
+        for tp in unknown:
+            cursor, offset = cursors[tp], committed.get(tp)
+            # An offset of a deleted topic of the same name says nothing about this one.
+            if offset is not None and offset.topic_id in ("", cursor.topic_id):
+                cursor.seek(offset.offset)
+            else:
+                without.append(tp)
+        self._reset_to_policy(cursors, without, "has no committed offset")
+
+    def recover(self, cursors: Cursors, partitions: Sequence[TopicPartition]) -> bool:
+        """Apply auto_offset_reset where the position is not in the log; whether there was any."""
+        lost = []
+        for tp, ends in self._broker.offsets(partitions).items():
+            cursor = cursors[tp]
+            inside = ends.log_start <= cursor.fetch_position <= ends.high_watermark
+            if not inside or ends.topic_id != cursor.topic_id:
+                cursor.topic_id = ends.topic_id
+                lost.append(tp)
+        self._reset_to_policy(cursors, lost, "no longer has what this consumer was about to read")
+        return bool(lost)
+
+    def end(self, ends: PartitionOffsets) -> int:
+        """Where a partition ends, as the consumer's isolation sees it."""
+        committed = self._isolation == "read_committed"
+        return ends.last_stable_offset if committed else ends.high_watermark
+
+    def _reset_to_policy(
+        self, cursors: Cursors, partitions: Sequence[TopicPartition], why: str
+    ) -> None:
+        if not partitions:
+            return
+        for tp, ends in self._broker.offsets(partitions).items():
+            cursor = cursors[tp]
+            if self._reset == "none":
+                raise OffsetOutOfRange(
+                    f"{tp} {why}, and auto_offset_reset is 'none'; seek to an offset from "
+                    f"{ends.log_start} to {self.end(ends)}"
+                )
+            from_start = self._reset == "earliest" or cursor.appeared_later
+            cursor.seek(ends.log_start if from_start else self.end(ends))

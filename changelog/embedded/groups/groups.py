@@ -1,0 +1,121 @@
+"""All groups of a log: joining, beating, leaving, and waiting for what changes.
+
+A beat is answered when the member may hold something else than it knows, at the latest after
+its timeout: so a member learns at once what others gave up, without asking often.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable
+
+from changelog.clock import Clock
+from changelog.config import check_client_name
+from changelog.embedded.groups.group import Group
+from changelog.errors import InvalidConfig
+from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from changelog.records import TopicPartition
+
+_log = logging.getLogger("strandline")
+
+MIN_SESSION_MS, MAX_SESSION_MS = 100, 30 * 60 * 1000
+"""Kafka's `group.max.session.timeout.ms`; its minimum is 6 s, for brokers far away."""
+
+
+class Groups:
+    """The groups of one log. Thread-safe."""
+
+    def __init__(self, clock: Clock, counts: Callable[[str], int]) -> None:
+        self._clock = clock
+        self._counts = counts
+        self._changed = threading.Condition()
+        self._groups: dict[str, Group] = {}
+
+    def join(self, name: str, subscription: Subscription) -> GroupMember:
+        """A new member. Raises InvalidConfig."""
+        _check(name, subscription)
+        member_id = f"{subscription.client or 'member'}-{self._clock.new_id()}"
+        with self._changed:
+            group = self._groups.setdefault(name, Group(name, self._counts))
+            group.join(member_id, subscription, self._clock.monotonic())
+            self._changed.notify_all()
+        return GroupMember(name, member_id)
+
+    def beat(
+        self,
+        member: GroupMember,
+        call: int,
+        seen: int,
+        holds: Collection[TopicPartition],
+        timeout: float,
+    ) -> Grant:
+        """See Broker.beat_group."""
+        deadline = self._clock.monotonic() + timeout
+        with self._changed:
+            self._group(member).beat(member.member_id, call, seen, holds, self._clock.monotonic())
+            self._changed.notify_all()
+            while True:
+                answer = self._group(member).answer(member.member_id)
+                left = deadline - self._clock.monotonic()
+                if answer.number > seen or left <= 0:
+                    return answer
+                self._changed.wait(left)
+
+    def leave(self, member: GroupMember) -> None:
+        """A member goes; harmless when it is gone already."""
+        with self._changed:
+            group = self._groups.get(member.group)
+            if group is not None:
+                group.leave(member.member_id)
+                self._forget_if_empty(group)
+                self._changed.notify_all()
+
+    def check_commit(
+        self, name: str, member_id: str, partitions: Collection[TopicPartition]
+    ) -> None:
+        """Raise MemberFenced if offsets may not be committed in that name."""
+        with self._changed:
+            group = self._groups.get(name) or Group(name, self._counts)
+            group.check_commit(member_id, partitions)
+
+    def info(self, name: str) -> GroupInfo:
+        """A group; one without members if nobody is in it."""
+        with self._changed:
+            group = self._groups.get(name) or Group(name, self._counts)
+            return group.info()
+
+    def names(self) -> Iterable[str]:
+        """The groups that have members."""
+        with self._changed:
+            return list(self._groups)
+
+    def tick(self) -> None:
+        """Put out the silent; share out anew where topics have changed."""
+        with self._changed:
+            for group in list(self._groups.values()):
+                silent = group.expire(self._clock.monotonic())
+                if silent:
+                    _log.warning("group %s: not heard of in time: %s", group.name, silent)
+                group.look_for_changes()
+                self._forget_if_empty(group)
+            self._changed.notify_all()
+
+    def _group(self, member: GroupMember) -> Group:
+        group = self._groups.get(member.group)
+        return group if group is not None else Group(member.group, self._counts)
+
+    def _forget_if_empty(self, group: Group) -> None:
+        if not len(group):
+            self._groups.pop(group.name, None)
+
+
+def _check(name: str, subscription: Subscription) -> None:
+    check_client_name("a group", name)
+    if not subscription.topics:
+        raise InvalidConfig(f"a member of group {name!r} names at least one topic, got none")
+    if not MIN_SESSION_MS <= subscription.session_timeout_ms <= MAX_SESSION_MS:
+        raise InvalidConfig(
+            f"session.timeout.ms is {MIN_SESSION_MS} to {MAX_SESSION_MS}, got "
+            f"{subscription.session_timeout_ms}"
+        )

@@ -1,0 +1,75 @@
+"""What an open log does to itself from time to time: retention, and the files that it dooms.
+
+A segment that leaves the log stays on the disk for `file.delete.delay.ms`, for those who read it
+still; then its files go. All of it counts by elapsed time, since clocks are set.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from changelog.embedded import retention
+from changelog.embedded.environment import Environment
+from changelog.embedded.segment import Segment
+from changelog.embedded.topic import Catalog, Topic
+from changelog.errors import StorageFailed, StrandlineError
+
+_log = logging.getLogger("strandline")
+
+RETENTION_CHECK_MS = 10_000
+PRODUCER_ID_EXPIRATION_MS = 24 * 60 * 60 * 1000
+"""Kafka's `producer.id.expiration.ms`."""
+
+
+class Upkeep:
+    """Under the lock of the log's administration, all of it."""
+
+    def __init__(self, environment: Environment, catalog: Catalog) -> None:
+        self._environment = environment
+        self._catalog = catalog
+        self._next_retention_ms = 0
+        self.doomed: list[tuple[int, Segment]] = []
+        """Segments out of the log, and when (elapsed ms) their files may go."""
+
+    def doom(self, topic: Topic, segments: Sequence[Segment]) -> None:
+        """These have left the log: their files go in a while."""
+        when = self._environment.steady_ms() + topic.config.file_delete_delay_ms
+        self.doomed += [(when, segment) for segment in segments]
+
+    def tick(self) -> None:
+        """What is due by now."""
+        now = self._environment.steady_ms()
+        if now >= self._next_retention_ms:
+            self._next_retention_ms = now + RETENTION_CHECK_MS
+            self._retain(now)
+        self._remove_doomed(now)
+
+    def remove_all(self) -> None:
+        """The log is being closed: nobody reads any more. Raises StorageFailed."""
+        for _, segment in self.doomed:
+            segment.remove()
+
+    def _retain(self, steady: int) -> None:
+        now = self._environment.clock.now_ms()
+        for topic in self._catalog:
+            for partition in topic.partitions:
+                try:
+                    self.doom(topic, retention.retain(partition, now))
+                except StrandlineError as error:
+                    _log.warning("retention of %s: %s", partition.topic_partition, error)
+                with partition.lock:
+                    partition.producers.expire(steady - PRODUCER_ID_EXPIRATION_MS)
+
+    def _remove_doomed(self, now: int) -> None:
+        kept = []
+        for when, segment in self.doomed:
+            if when > now:
+                kept.append((when, segment))
+                continue
+            try:
+                segment.remove()
+            except StorageFailed as error:
+                _log.warning("removing %s: %s", segment.path, error)
+                kept.append((when + RETENTION_CHECK_MS, segment))
+        self.doomed = kept

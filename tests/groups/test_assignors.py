@@ -1,0 +1,90 @@
+"""Every partition to exactly one who wants it, evenly, and as few as possible move."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from changelog.embedded.groups.assignors import ASSIGNORS, Counts, Shares, sticky
+from changelog.records import TopicPartition
+
+TOPICS = ("t", "u", "v")
+MEMBERS = tuple("abcdef")
+wanted_by = st.dictionaries(
+    st.sampled_from(MEMBERS), st.lists(st.sampled_from(TOPICS), unique=True, min_size=1), min_size=1
+)
+counted = st.fixed_dictionaries({topic: st.integers(0, 9) for topic in TOPICS})
+
+
+def every(counts: Counts) -> set[TopicPartition]:
+    return {TopicPartition(topic, n) for topic, count in counts.items() for n in range(count)}
+
+
+@pytest.mark.parametrize("name", sorted(ASSIGNORS))
+@given(wanted=wanted_by, counts=counted)
+def test_each_partition_goes_to_exactly_one_who_wants_it(
+    name: str, wanted: dict[str, list[str]], counts: dict[str, int]
+) -> None:
+    shares = ASSIGNORS[name](wanted, counts, {})
+    assert set(shares) == set(wanted)
+    got = [tp for share in shares.values() for tp in share]
+    assert len(got) == len(set(got))
+    assert set(got) == {
+        tp for tp in every(counts) if any(tp.topic in topics for topics in wanted.values())
+    }
+    for member, share in shares.items():
+        assert {tp.topic for tp in share} <= set(wanted[member])
+    assert ASSIGNORS[name](dict(reversed(wanted.items())), counts, {}) == shares
+
+
+@pytest.mark.parametrize("name", sorted(ASSIGNORS))
+@given(members=st.sets(st.sampled_from(MEMBERS), min_size=1), count=st.integers(0, 30))
+def test_of_one_topic_all_get_the_same_number_but_for_one(
+    name: str, members: set[str], count: int
+) -> None:
+    shares = ASSIGNORS[name]({member: ["t"] for member in members}, {"t": count}, {})
+    sizes = [len(share) for share in shares.values()]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(wanted=wanted_by, counts=counted)
+def test_sticky_changes_nothing_that_is_even_already(
+    wanted: dict[str, list[str]], counts: dict[str, int]
+) -> None:
+    first = sticky(wanted, counts, {})
+    assert sticky(wanted, counts, first) == first
+
+
+@given(members=st.integers(1, 6), count=st.integers(0, 40))
+def test_sticky_moves_only_what_a_newcomer_needs(members: int, count: int) -> None:
+    wanted = {MEMBERS[n]: ["t"] for n in range(members)}
+    before = sticky(wanted, {"t": count}, {})
+    after = sticky(wanted | {"z": ["t"]}, {"t": count}, before)
+    for member, share in before.items():
+        assert after[member] <= share
+    assert len(after["z"]) == count // (members + 1)
+
+
+@given(members=st.integers(2, 6), count=st.integers(0, 40))
+def test_sticky_moves_only_what_was_the_leavers(members: int, count: int) -> None:
+    wanted = {MEMBERS[n]: ["t"] for n in range(members)}
+    before = sticky(wanted, {"t": count}, {})
+    gone = MEMBERS[0]
+    after = sticky({m: t for m, t in wanted.items() if m != gone}, {"t": count}, before)
+    for member, share in after.items():
+        assert before[member] <= share
+
+
+def test_range_gives_the_same_numbers_of_all_topics_to_the_same_member() -> None:
+    shares = ASSIGNORS["range"]({"a": ["t", "u"], "b": ["u", "t"]}, {"t": 5, "u": 5}, {})
+    for share in shares.values():
+        assert {tp.partition for tp in share if tp.topic == "t"} == {
+            tp.partition for tp in share if tp.topic == "u"
+        }
+
+
+def test_two_who_say_they_had_the_same_do_not_both_keep_it() -> None:
+    both: Shares = {"a": {TopicPartition("t", 0)}, "b": {TopicPartition("t", 0)}}
+    shares = sticky({"a": ["t"], "b": ["t"]}, {"t": 2}, both)
+    assert sorted(map(len, shares.values())) == [1, 1]
