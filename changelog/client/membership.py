@@ -54,6 +54,7 @@ class Membership:
         self._failure: StrandlineError | None = None
         self._stop = threading.Event()
         self.member: GroupMember = broker.join_group(group, subscription)
+        self.beat(0.0)  # what nobody holds is its own at once
         # Only the thread holds on to nothing of the consumer: a forgotten one lets it end.
         self._thread = threading.Thread(
             target=_beat_until_stopped, args=(weakref.ref(self),), name="strandline-group"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Annotated
 
 import typer
@@ -108,7 +109,11 @@ def _tell(folder: Path, url: str, made: str | None, *, json: bool) -> None:
 
 def _wait() -> None:
     with ended_by(signal.SIGINT, signal.SIGTERM) as came:
-        came.get()
+        while True:
+            # A signal just before the wait is handled only when something ends the wait.
+            with contextlib.suppress(Empty):
+                came.get(timeout=1)
+                return
 
 
 @contextmanager

@@ -6,6 +6,7 @@ python helper.py DIR ROLE      then on standard input: append N | begin N | comm
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from changelog.client.consumer import Consumer
-from changelog.errors import StrandlineError
+from changelog.errors import Retriable, StrandlineError
 from changelog.flight.attach import attach_or_own
 from changelog.records import Append
 
@@ -64,7 +65,8 @@ def main() -> None:
             say("subscribed")
         elif command == "poll":
             assert consumer is not None
-            consumer.poll(0.05)
+            with contextlib.suppress(Retriable):  # the log may have no owner this moment
+                consumer.poll(0.05)
             say(" ".join(str(tp.partition) for tp in consumer.assignment()) or "-")
         elif command == "commit-offsets":
             assert consumer is not None
