@@ -1,21 +1,26 @@
-"""A full disk under a running app: how long to wait before it is tried again, and what is said."""
+"""What a running app waits for: room on a full disk, a log that is not ready. And what it says."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from changelog.clock import Clock
-from changelog.errors import DiskFull
+from changelog.errors import DiskFull, Retriable
 
 _log = logging.getLogger("strandline")
+
+T = TypeVar("T")
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 REPEAT_SECONDS = 60.0
 STEP = 0.05
 """A pause ends at most so many seconds after a stop was asked for."""
+PATIENCE_SECONDS = 30.0
+PAUSE_SECONDS = 0.05
 
 
 class Outage:
@@ -55,3 +60,14 @@ class Outage:
             _log.warning("there is room again after %.0f s: the app goes on", seconds)
             self.reason = None
             self._pause = FIRST_PAUSE
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """Repeat a call that raises Retriable, for about PATIENCE_SECONDS."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_SECONDS / PAUSE_SECONDS)):
+        try:
+            return call()
+        except Retriable:
+            pause.wait(PAUSE_SECONDS)
+    return call()

@@ -75,6 +75,7 @@ def run(app: App, limits: Limits, *, progress: bool | OnRestore) -> int:
             handled = worker.run(
                 until_idle=limits.until_idle, count=limits.count, timeout=limits.timeout
             )
+        worker.rest()
         raise_failures(worker)
         return handled
     except StrandlineError:

@@ -14,31 +14,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from changelog.broker import Broker
 from changelog.client.producer import Producer
 from changelog.client.standing import State
 from changelog.clock import Clock
-from changelog.errors import DiskFull, InvalidTxnState, Retriable, TransactionAborted
+from changelog.errors import (
+    DiskFull,
+    InvalidTxnState,
+    Retriable,
+    StorageFailed,
+    TransactionAborted,
+)
 from changelog.records import CommittedOffset, TopicInfo, TopicPartition
 from framework.container.commit import COMMITS, Committing, checkpoint_if_due, offsets_of
 from framework.container.folders import StoreFolders
 from framework.container.inputs import Input, groups
 from framework.container.instance import Steps, TaskInstance
-from framework.container.outage import Outage
+from framework.container.outage import Outage, patiently
 from framework.container.outbox import UnencodableSend
 from framework.container.positions import position_of
 from framework.container.restore import OnRestore, restore_stores
 from framework.options import Options
 from framework.task import TaskSpec
 from framework.topic import Topic
-
-T = TypeVar("T")
 
 _log = logging.getLogger("strandline")
 
@@ -48,8 +51,6 @@ SLICE_FIRST = 256
 FRAME_BYTES = 16 << 20
 GIVE_UP = 10
 """Commits aborted one after another before the worker stops."""
-PATIENCE_SECONDS = 30.0
-PAUSE_SECONDS = 0.05
 
 
 class Worker:
@@ -160,6 +161,18 @@ class Worker:
         self._intact = False  # an engine that could not write takes nothing until it is reopened
         checkpoint_if_due(self.instances)
         self._intact = True
+
+    def rest(self) -> None:
+        """Let the engines have all that is committed, so that the next start has nothing to restore."""
+        try:
+            for instance in self.instances:
+                for store in instance.all_stores:
+                    store.checkpoint()
+        except StorageFailed as error:
+            self._intact = False
+            _log.warning(
+                "stores are behind their changelogs, and catch up at the next start: %s", error
+            )
 
     def run(
         self,
@@ -467,17 +480,6 @@ def _is_aborted(producer: Producer) -> bool:
         return producer.state is State.READY
     except (InvalidTxnState, Retriable):
         return False
-
-
-def patiently(call: Callable[[], T]) -> T:
-    """Repeat a call that raises Retriable, for about PATIENCE_SECONDS."""
-    pause = threading.Event()
-    for _ in range(int(PATIENCE_SECONDS / PAUSE_SECONDS)):
-        try:
-            return call()
-        except Retriable:
-            pause.wait(PAUSE_SECONDS)
-    return call()
 
 
 def _shares(count: int, size: int, left: int | None) -> list[int]:

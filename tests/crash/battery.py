@@ -30,7 +30,7 @@ from unittest import mock
 
 from changelog.embedded.environment import Environment
 from changelog.errors import DiskFull, StorageFailed
-from framework.container import worker
+from framework.container import outage
 from tests.crash.images import Camera, Image, Score, judge, promised
 from tests.crash.oracle import Violation
 from tests.crash.points import named
@@ -336,7 +336,7 @@ def alone() -> Iterator[None]:
     try:
         with (
             mock.patch.object(Environment, "at_once", taking_turns),
-            mock.patch.object(worker, "PATIENCE_SECONDS", 0.0),
+            mock.patch.object(outage, "PATIENCE_SECONDS", 0.0),
         ):
             yield
     finally:

@@ -253,3 +253,21 @@ def test_a_killed_process_comes_back_without_a_gap_or_a_repeat(how: int, tmp_pat
     for key in "abc":
         assert sent.filter(pl.col("key") == key)["value"].to_list() == list(range(1, 1_501))
     again.app.close()
+
+
+def test_after_a_run_that_ended_in_order_nothing_is_restored(tmp_path: Path) -> None:
+    restored: list[int] = []
+    for expected in (10, 20):
+        app = sl.App("resting", log=str(tmp_path / "log"))
+        words = app.topic("words", key=str, value=int)
+        counts = app.store("counts", key=str, value=int, default=0)
+
+        @app.task(words, stores=[counts])
+        def count(record: sl.Record[str, int], counts: sl.Store[str, int] = counts) -> None:
+            counts[record.key] += 1
+
+        words.append([(f"k{n}", n) for n in range(10)])
+        app.run(until="idle", progress=lambda done: restored.append(done.records))
+        assert sum(app.query(counts).to_dict().values()) == expected
+        app.close()
+    assert sum(restored) == 0
