@@ -341,7 +341,7 @@ class BeatGroup(Request, frozen=True):
     timeout: float
 
     def run(self, broker: Broker) -> Grant:
-        timeout = min(self.timeout, MAX_BEAT_SECONDS)
+        timeout = max(0.0, min(self.timeout, MAX_BEAT_SECONDS))  # it may be no number
         return broker.beat_group(self.member, self.call, self.seen, self.holds, timeout=timeout)
 
 

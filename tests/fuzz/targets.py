@@ -266,6 +266,10 @@ def request_seeds() -> list[bytes]:
         "CommitOffsets": ["g", {tp: [5, "m", ""]}],
         "Committed": ["g", [tp], True],
         "Groups": [],
+        "DescribeGroup": ["g"],
+        "JoinGroup": ["g", {"topics": ["t"], "assignor": "range", "instance": None}],
+        "BeatGroup": [["g", "m"], 1, 0, [tp], 0.5],
+        "LeaveGroup": [["g", "m"]],
     }
     assert filled.keys() == messages.REQUESTS.keys()
     numbered = {name: number for number, name in enumerate(messages.REQUESTS)}

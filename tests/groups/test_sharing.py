@@ -176,6 +176,7 @@ def test_without_a_group_everyone_reads_everything(log: Log) -> None:
     [
         ({"session_timeout_ms": 1}, "session.timeout.ms is 100 to"),
         ({"assignor": "best"}, "assignor is cooperative-sticky"),
+        ({"instance": "a\0b"}, "a member of a group has 1 to 1000 printable characters"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_when_it_joins(

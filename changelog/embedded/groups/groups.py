@@ -112,6 +112,8 @@ class Groups:
 
 def _check(name: str, subscription: Subscription) -> None:
     check_client_name("a group", name)
+    for said in filter(None, (subscription.client, subscription.instance)):
+        check_client_name("a member of a group", said)
     if not subscription.topics:
         raise InvalidConfig(f"a member of group {name!r} names at least one topic, got none")
     if not MIN_SESSION_MS <= subscription.session_timeout_ms <= MAX_SESSION_MS:
