@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Collection
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from changelog.broker import Broker
 from changelog.records import ConsumerRecord, Isolation, TopicPartition
-from framework.cli import output
+from framework.cli import output, signals
 from framework.cli.forms import KeyForm, ValueForm, json_line, plain, show_key, show_value
 from framework.cli.loading import opened
 from framework.cli.options import LogOption, PartitionOption, to_ms
@@ -51,11 +52,13 @@ def consume(
     The lines can be piped into `strandline produce`. Bytes that are no MessagePack are shown as
     {"utf8": "…"} or {"base64": "…"}; --value-format says what else they are.
     """
-    with opened(log) as where:
+    # What goes on for ever looks for Ctrl-C itself, lest it get lost (see signals).
+    with opened(log) as where, signals.awaited(*[signal.SIGINT] * follow) as came:
         chosen = partitions_of(where.broker, topic, partition)
         positions = starting_positions(where.broker, chosen, start, isolation)
         printed = 0
-        for batch in read(where.broker, positions, isolation=isolation, follow=follow):
+        stopped = came.qsize if follow else None
+        for batch in read(where.broker, positions, isolation=isolation, follow=stopped):
             for record in batch.records():
                 output.line(json_line(as_json(record, key_format, value_format)))
                 printed += 1
@@ -63,6 +66,8 @@ def consume(
                     return
             if follow:
                 sys.stdout.flush()
+        if came.qsize():
+            raise KeyboardInterrupt
 
 
 def as_json(

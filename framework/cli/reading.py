@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from changelog.broker import Broker
 from changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
 
 POLL_SECONDS = 0.5
-"""How long one request waits for something new; Ctrl-C is seen in between."""
+"""How long one request waits for something new; `follow` is asked in between."""
 
 
 def partitions_of(
@@ -31,24 +31,24 @@ def read(
     positions: Mapping[TopicPartition, int],
     *,
     isolation: Isolation = "read_committed",
-    follow: bool = False,
+    follow: Callable[[], object] | None = None,
 ) -> Iterator[Batch]:
-    """Batches from `positions` on, up to where the partitions end now; with `follow` for ever.
+    """Batches from `positions` on, up to where the partitions end now; or on until `follow` is true.
 
     Raises OffsetOutOfRange.
     """
     at = dict(positions)
     ends = {tp: end_of(now, isolation) for tp, now in broker.offsets(list(at)).items()}
-    while True:
-        if not follow:
+    while follow is None or not follow():
+        if follow is None:
             at = {tp: offset for tp, offset in at.items() if offset < ends[tp]}
         if not at:
             return
-        timeout = POLL_SECONDS if follow else 0.0
+        timeout = 0.0 if follow is None else POLL_SECONDS
         for tp, fetched in broker.fetch(at, isolation=isolation, timeout=timeout).items():
             at[tp] = fetched.next_offset
             for batch in fetched.batches:
-                wanted = batch if follow else up_to(batch, ends[tp])
+                wanted = up_to(batch, ends[tp]) if follow is None else batch
                 if len(wanted):
                     yield wanted
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Annotated
 
 import typer
 
 from changelog.embedded.environment import Durability
-from framework.cli import output
+from framework.cli import output, signals
 from framework.cli.options import JsonOption
 
 
@@ -108,28 +103,5 @@ def _tell(folder: Path, url: str, made: str | None, *, json: bool) -> None:
 
 
 def _wait() -> None:
-    with ended_by(signal.SIGINT, signal.SIGTERM) as came:
-        while True:
-            # A signal just before the wait is handled only when something ends the wait.
-            with contextlib.suppress(Empty):
-                came.get(timeout=1)
-                return
-
-
-@contextmanager
-def ended_by(*numbers: signal.Signals) -> Iterator[SimpleQueue[int]]:
-    """A queue into which these signals come.
-
-    Not an Event: its `set` takes a lock, so a signal within the `set` of another, or within
-    `wait`, would wait for ever.
-    """
-    came: SimpleQueue[int] = SimpleQueue()
-    if threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-    before = {number: signal.signal(number, lambda n, _: came.put(n)) for number in numbers}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with signals.awaited(signal.SIGINT, signal.SIGTERM) as came:
+        signals.wait(came)

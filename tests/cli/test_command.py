@@ -14,7 +14,7 @@ import pytest
 
 import changelog
 from changelog.log import Log
-from framework.cli import serve
+from framework.cli import signals
 from framework.cli.application import without_debug
 from tests.cli.conftest import Command
 
@@ -159,9 +159,9 @@ def test_signals_that_come_together_end_it_like_one() -> None:
     try:
         for _ in range(200):
             sender = threading.Timer(0.0, both)
-            with serve.ended_by(*numbers) as came:
+            with signals.awaited(*numbers) as came:
                 sender.start()
-                came.get(timeout=20)
+                assert signals.wait(came) in numbers
                 sender.join()
     finally:
         for number, handler in before.items():
