@@ -48,8 +48,6 @@ class Grant(NamedTuple):
 
     number: int
     """Grows with each answer that says something else."""
-    generation: int
-    """Grows whenever partitions are shared out anew."""
     partitions: Sequence[TopicPartition]
 
 
@@ -69,5 +67,6 @@ class GroupInfo(NamedTuple):
 
     name: str
     generation: int
+    """Grows whenever partitions are shared out anew."""
     assignor: str
     members: Sequence[MemberInfo]

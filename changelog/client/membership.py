@@ -14,6 +14,7 @@ poll for `max_poll_interval_ms`: then the others are given its partitions.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Collection
@@ -49,23 +50,19 @@ class Membership:
         self._lock = threading.Lock()
         self._calls = 0
         self._holds: frozenset[TopicPartition] = frozenset()
-        self._grant = Grant(0, 0, ())
+        self._grant = Grant(0, ())
         self._answered = self._polled = clock.monotonic()
         self._failure: StrandlineError | None = None
         self._stop = threading.Event()
         self.member: GroupMember = broker.join_group(group, subscription)
         self.beat(0.0)  # what nobody holds is its own at once
-        # Only the thread holds on to nothing of the consumer: a forgotten one lets it end.
-        self._thread = threading.Thread(
-            target=_beat_until_stopped, args=(weakref.ref(self),), name="strandline-group"
-        )
-        self._thread.daemon = True
-        self._thread.start()
-
-    @property
-    def generation(self) -> int:
-        """Of the group, as of the last answer."""
-        return self._grant.generation
+        # It holds on to nothing of the consumer: a forgotten one lets it end.
+        threading.Thread(
+            target=_beat_until_stopped,
+            args=(weakref.ref(self),),
+            name="strandline-group",
+            daemon=True,
+        ).start()
 
     def allowed(self) -> frozenset[TopicPartition]:
         """What the consumer may hold. Raises MemberFenced if it is lost; call it at each poll."""
@@ -81,8 +78,8 @@ class Membership:
             self._holds = frozenset(partitions)
         self.beat(0.0)
 
-    def beat(self, timeout: float) -> None:
-        """Say what is held; the answer comes when it is something else, or after `timeout` seconds."""
+    def beat(self, timeout: float) -> bool:
+        """Say what is held; whether the answer, which comes within `timeout` seconds, is a new one."""
         with self._lock:
             self._calls += 1
             call, seen, held = self._calls, self._grant.number, self._holds
@@ -93,11 +90,12 @@ class Membership:
             raise
         except StrandlineError as error:
             self._fail(error)
-            return
+            return False
         with self._lock:
             self._answered = self._clock.monotonic()
-            if answer.number >= self._grant.number:
+            if is_new := answer.number > self._grant.number:
                 self._grant = answer
+        return is_new
 
     def leave(self, *, for_good: bool = True) -> None:
         """Beat no more, and give up everything unless it will be back. Harmless when repeated."""
@@ -123,9 +121,10 @@ class Membership:
             )
             self._broker.leave_group(self.member)
             return
-        try:
-            self.beat(min(self._session_s / BEATS_PER_SESSION, LONGEST_BEAT_S))
-        except Retriable:
+        is_new = False
+        with contextlib.suppress(Retriable):
+            is_new = self.beat(min(self._session_s / BEATS_PER_SESSION, LONGEST_BEAT_S))
+        if not is_new:  # an owner that does not wait must not be asked without a pause
             self._stop.wait(PAUSE_S)
 
     def _check_silence(self) -> None:

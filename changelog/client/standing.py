@@ -51,7 +51,7 @@ class Standing:
         self.require(*allowed)
 
     def require(self, *allowed: State) -> None:
-        """Raise InvalidTxnState, ProducerFenced, TransactionAborted, ProducerFenced unless in one of these states."""
+        """Raise InvalidTxnState, TransactionAborted, ProducerFenced unless in one of these states."""
         if self.state in allowed:
             return
         if self.state is State.FENCED and self.failure is not None:

@@ -165,7 +165,7 @@ class Coordinator:
         """Hold the producer's transaction open while something is appended to `partition`.
 
         The partition is registered first, so the end of the transaction reaches it whatever
-        happens. `check` must hold once more when the transaction is to be committed. Raises
+        happens. `check` must hold now, and once more when the transaction is to be committed. Raises
         ProducerFenced, TransactionAborted, InvalidTxnState; and DiskFull while there is no room
         for the markers of the transaction before.
         """
@@ -179,6 +179,8 @@ class Coordinator:
                 transaction.deadline = self._environment.clock.monotonic() + timeout
                 transaction.used_ms = self._environment.steady_ms()
             transaction.partitions[partition] = None
+            if check is not None:
+                check()
             yield
             if check is not None:
                 transaction.checks.append(check)

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -378,12 +379,8 @@ class Owner:
             return
         check_commit(group, offsets)
         located = {tp: self._located(tp, offset) for tp, offset in offsets.items()}
-
-        def check() -> None:
-            self._groups.check_commit(group, member_id, located)
-
+        check = partial(self._groups.check_commit, group, member_id, located)
         with self._coordinator.joined(producer, self._offsets.partition, check):
-            check()
             self._offsets.add(producer, group, located)
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:

@@ -1,7 +1,8 @@
 """What an open log does to itself from time to time: retention, and the files that it dooms.
 
 A segment that leaves the log stays on the disk for `file.delete.delay.ms`, for those who read it
-still; then its files go. All of it counts by elapsed time, since clocks are set.
+still; then its files go. When it is time for all this counts by elapsed time, since clocks are set;
+how old records are, by their timestamps.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Literal
 
+from changelog import signals
 from changelog.embedded.environment import Durability
 from changelog.embedded.owner import Owner
 from changelog.errors import LogLocked, StorageFailed, StrandlineError, from_os_error
@@ -97,10 +97,11 @@ class Spawner:
 
 def run(folder: Path, *, idle: float = IDLE, durability: Durability = "fsync") -> int:
     """Own `folder` until no session was open for `idle` seconds, or SIGTERM; the exit status."""
-    # Not an Event: a second signal within its `set` would wait for the first one for ever.
-    signals: SimpleQueue[int] = SimpleQueue()
-    signal.signal(signal.SIGTERM, lambda number, _: signals.put(number))
-    signal.signal(signal.SIGINT, lambda number, _: signals.put(number))
+    with signals.awaited(signal.SIGTERM, signal.SIGINT) as came:
+        return _run(folder, idle, durability, lambda: not came.empty())
+
+
+def _run(folder: Path, idle: float, durability: Durability, stopped: Callable[[], bool]) -> int:
     try:
         served = ServedOwner(folder, durability=durability, role=BACKGROUND)
     except LogLocked as error:
@@ -111,7 +112,7 @@ def run(folder: Path, *, idle: float = IDLE, durability: Durability = "fsync") -
         return EXIT_FAILED
     _log.info("process %d owns %s", os.getpid(), folder)
     try:
-        served.server.sessions.wait_idle(idle, lambda: not signals.empty())
+        served.server.sessions.wait_idle(idle, stopped)
     finally:
         served.close()
         _log.info("process %d leaves %s", os.getpid(), folder)

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from changelog import signals
 from changelog.broker import Broker
 from changelog.records import ConsumerRecord, Isolation, TopicPartition
-from framework.cli import output, signals
+from framework.cli import output
 from framework.cli.forms import KeyForm, ValueForm, json_line, plain, show_key, show_value
 from framework.cli.loading import opened
 from framework.cli.options import LogOption, PartitionOption, to_ms

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from changelog import signals
 from changelog.embedded.environment import Durability
-from framework.cli import output, signals
+from framework.cli import output
 from framework.cli.options import JsonOption
 
 

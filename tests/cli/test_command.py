@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 import changelog
+from changelog import signals
 from changelog.log import Log
-from framework.cli import signals
 from framework.cli.application import without_debug
 from tests.cli.conftest import Command
 

@@ -20,7 +20,7 @@ class Client:
 
     member_id: str
     holds: set[TopicPartition] = field(default_factory=set)
-    grant: Grant = field(default_factory=lambda: Grant(0, 0, ()))
+    grant: Grant = field(default_factory=lambda: Grant(0, ()))
     calls: int = 0
     out: bool = False
 

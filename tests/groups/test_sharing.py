@@ -186,3 +186,11 @@ def test_settings_that_make_no_sense_are_refused_when_it_joins(
         consumer.subscribe("t")
         with pytest.raises(InvalidConfig, match=message):
             consumer.poll()
+
+
+def test_who_cannot_join_leaves_no_group_behind(log: Log) -> None:
+    with log.consumer(group="g", assignor="best") as consumer:  # type: ignore[arg-type]
+        consumer.subscribe("t")
+        with pytest.raises(InvalidConfig):
+            consumer.poll()
+    assert log.broker.groups() == []

@@ -57,12 +57,10 @@ class Member:
             self.says = frozenset(holds) & self.held
             self.grants = {n: may for n, may in self.grants.items() if n >= min(seen, self.last)}
 
-    def grant(self, partitions: Partitions) -> bool:
-        """Let it hold these; whether that is something else than before."""
-        if partitions == self.grants[self.last]:
-            return False
-        self.grants[self.last + 1] = partitions
-        return True
+    def grant(self, partitions: Partitions) -> None:
+        """Let it hold these: another answer, if it is something else than before."""
+        if partitions != self.grants[self.last]:
+            self.grants[self.last + 1] = partitions
 
 
 class Group:
@@ -106,7 +104,7 @@ class Group:
     def answer(self, member_id: str) -> Grant:
         """What a member may hold. Raises MemberFenced."""
         member = self.member(member_id)
-        return Grant(member.last, self.generation, sorted(member.grants[member.last]))
+        return Grant(member.last, sorted(member.grants[member.last]))
 
     def expire(self, now: float) -> list[str]:
         """Put out members that were not heard of in time; return which."""

@@ -37,8 +37,9 @@ class Groups:
         _check(name, subscription)
         member_id = f"{subscription.client or 'member'}-{self._clock.new_id()}"
         with self._changed:
-            group = self._groups.setdefault(name, Group(name, self._counts))
+            group = self._group(name)
             group.join(member_id, subscription, self._clock.monotonic())
+            self._groups[name] = group
             self._changed.notify_all()
         return GroupMember(name, member_id)
 
@@ -53,10 +54,11 @@ class Groups:
         """See Broker.beat_group."""
         deadline = self._clock.monotonic() + timeout
         with self._changed:
-            self._group(member).beat(member.member_id, call, seen, holds, self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._group(member.group).beat(member.member_id, call, seen, holds, now)
             self._changed.notify_all()
             while True:
-                answer = self._group(member).answer(member.member_id)
+                answer = self._group(member.group).answer(member.member_id)
                 left = deadline - self._clock.monotonic()
                 if answer.number > seen or left <= 0:
                     return answer
@@ -76,14 +78,12 @@ class Groups:
     ) -> None:
         """Raise MemberFenced if offsets may not be committed in that name."""
         with self._changed:
-            group = self._groups.get(name) or Group(name, self._counts)
-            group.check_commit(member_id, partitions)
+            self._group(name).check_commit(member_id, partitions)
 
     def info(self, name: str) -> GroupInfo:
         """A group; one without members if nobody is in it."""
         with self._changed:
-            group = self._groups.get(name) or Group(name, self._counts)
-            return group.info()
+            return self._group(name).info()
 
     def names(self) -> Iterable[str]:
         """The groups that have members."""
@@ -101,9 +101,10 @@ class Groups:
                 self._forget_if_empty(group)
             self._changed.notify_all()
 
-    def _group(self, member: GroupMember) -> Group:
-        group = self._groups.get(member.group)
-        return group if group is not None else Group(member.group, self._counts)
+    def _group(self, name: str) -> Group:
+        """The group of that name; one without members if nobody is in it."""
+        group = self._groups.get(name)
+        return group if group is not None else Group(name, self._counts)
 
     def _forget_if_empty(self, group: Group) -> None:
         if not len(group):
