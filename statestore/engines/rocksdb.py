@@ -165,13 +165,13 @@ class RocksEngine:
         for scan in list(self._scans):
             with contextlib.suppress(ValueError):  # it runs on another thread this moment
                 scan.close()
-        with contextlib.suppress(rocksdict.DbClosedError):
-            try:
-                self._db.close()
-            except (
-                Exception
-            ) as error:  # it is closed all the same, and what it held is in the changelog
-                log.warning("closing the state in %s: %s", self.folder, error)
+        try:
+            self._db.close()
+        except rocksdict.DbClosedError:
+            pass
+        except Exception as error:
+            # It is closed all the same, and what it held is in the changelog.
+            log.warning("closing the state in %s: %s", self.folder, error)
 
     def _open(self) -> None:
         database = self.folder / "db"
