@@ -34,6 +34,8 @@ class Subscription:
     instance: str | None = None
     """Of a static member (KIP-345): one that comes back under this name within the session
     timeout has the partitions that it had, and nobody else's move."""
+    together: Sequence[Sequence[str]] = ()
+    """Topics that are shared out as one: whoever has partition n of one has it of the others."""
 
 
 class GroupMember(NamedTuple):
@@ -41,6 +43,9 @@ class GroupMember(NamedTuple):
 
     group: str
     member_id: str
+    slot: int = 0
+    """The lowest number that no other member has: it names what must not be there twice, as a
+    transactional id. One that takes the place of a dead member has its number too."""
 
 
 class Grant(NamedTuple):

@@ -29,12 +29,19 @@ class Options:
     """The longest wait for new records at a time; a stop is noticed after it."""
     restore_threads: int = 4
     """How many stores are restored at once."""
+    session_timeout_ms: int = 10_000
+    """A worker that was not heard of for so long has lost its partitions to the others."""
+    max_poll_interval_ms: int = 300_000
+    """So has one whose handlers let it do nothing else for so long."""
+    instance: str | None = None
+    """The name of a static member (KIP-345): its partitions wait for it, for a session timeout."""
 
     def __post_init__(self) -> None:
         if self.processing_guarantee not in GUARANTEES:
             raise InvalidConfig(
                 f"processing_guarantee is one of {GUARANTEES}, got {self.processing_guarantee!r}"
             )
-        for name in ("commit_interval_ms", "commit_records", "fetch_bytes", "poll_ms"):
+        positive = ("commit_interval_ms", "commit_records", "fetch_bytes", "poll_ms")
+        for name in (*positive, "session_timeout_ms", "max_poll_interval_ms"):
             if getattr(self, name) <= 0:
                 raise InvalidConfig(f"{name} must be positive, got {getattr(self, name)!r}")

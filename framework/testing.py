@@ -28,8 +28,7 @@ from framework.app import App
 from framework.columns import batch_of, outgoing
 from framework.container.decoding import decode
 from framework.container.folders import StoreFolders
-from framework.container.running import raise_failures
-from framework.container.worker import Worker
+from framework.container.running import raise_failures, worker_on
 from framework.looking import committed_batches
 from framework.record import Record
 from framework.store import Store
@@ -163,17 +162,10 @@ class TestDriver:
 
     def _open(self) -> None:
         self.owner = Owner(self._storage, clock=self.clock, background=False)
-        declared = self.app.declared
+        declared, folders = self.app.declared, StoreFolders(self._state_root(), self.clock)
         self._infos = declared.prepare(self.owner)
-        self.worker = Worker(
-            self.app.name,
-            list(declared.tasks.values()),
-            list(declared.topics.values()),
-            self._infos,
-            self.owner,
-            self.clock,
-            self.app.options,
-            StoreFolders(self._state_root(), self.clock),
+        self.worker = worker_on(
+            self.owner, declared, self.clock, self.app.options, folders, alone=True
         )
         self.worker.start()
 

@@ -380,8 +380,8 @@ class Consumer:
             tp: CommittedOffset(offset) if isinstance(offset, int) else offset
             for tp, offset in chosen.items()
         }
-        group, member_id = self.member
-        self._broker.commit_offsets(group, located, member_id=member_id)
+        member = self.member
+        self._broker.commit_offsets(member.group, located, member_id=member.member_id)
 
     def committed(
         self, partitions: Collection[TopicPartition] | None = None

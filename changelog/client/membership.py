@@ -15,9 +15,12 @@ poll for `max_poll_interval_ms`: then the others are given its partitions.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Collection
+from pathlib import Path
 
 from changelog.broker import Broker
 from changelog.clock import Clock
@@ -45,12 +48,14 @@ class Membership:
     ) -> None:
         self._broker = broker
         self._clock = clock
+        self._is_static = subscription.instance is not None
         self._session_s = subscription.session_timeout_ms / 1000
         self._max_poll_s = max_poll_interval_ms / 1000
         self._lock = threading.Lock()
         self._calls = 0
         self._holds: frozenset[TopicPartition] = frozenset()
         self._grant = Grant(0, ())
+        self._may_hold: frozenset[TopicPartition] = frozenset()
         self._answered = self._polled = clock.monotonic()
         self._failure: StrandlineError | None = None
         self._stop = threading.Event()
@@ -70,7 +75,7 @@ class Membership:
             self._polled = self._clock.monotonic()
             if self._failure is not None:
                 raise self._failure
-            return frozenset(self._grant.partitions)
+            return self._may_hold
 
     def holds(self, partitions: Collection[TopicPartition]) -> None:
         """Tell the owner what the consumer holds from now on."""
@@ -94,14 +99,17 @@ class Membership:
         with self._lock:
             self._answered = self._clock.monotonic()
             if is_new := answer.number > self._grant.number:
-                self._grant = answer
+                self._grant, self._may_hold = answer, frozenset(answer.partitions)
         return is_new
 
-    def leave(self, *, for_good: bool = True) -> None:
-        """Beat no more, and give up everything unless it will be back. Harmless when repeated."""
+    def leave(self) -> None:
+        """Beat no more, and give up everything, unless it is static and will be back.
+
+        Harmless when repeated.
+        """
         if not self._stop.is_set():
             self._stop.set()
-            if for_good and self._failure is None:
+            if not self._is_static and self._failure is None:
                 self._broker.leave_group(self.member)
 
     @property
@@ -139,6 +147,11 @@ class Membership:
     def _fail(self, error: StrandlineError) -> None:
         with self._lock:
             self._failure = self._failure or error
+
+
+def program() -> str:
+    """Who this is, for those who look at a group: the program and its process id."""
+    return f"{Path(sys.argv[0]).name or 'python'}-{os.getpid()}"
 
 
 def _beat_until_stopped(reference: weakref.ref[Membership]) -> None:

@@ -123,9 +123,10 @@ class Sender:
     ) -> None:
         """Make offsets a part of the transaction."""
         identity = self.init()
-        group, member_id = member
         self._retried(
-            lambda: self._broker.add_offsets(identity, group, offsets, member_id=member_id),
+            lambda: self._broker.add_offsets(
+                identity, member.group, offsets, member_id=member.member_id
+            ),
             "add_offsets",
         )
 

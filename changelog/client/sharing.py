@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 
 from changelog.broker import Broker
-from changelog.client.membership import Membership
+from changelog.client.membership import Membership, program
 from changelog.clock import Clock
 from changelog.errors import MemberFenced
 from changelog.groups import Assignor, GroupMember, Subscription
@@ -39,7 +36,7 @@ class Sharing:
         self._broker = broker
         self._group = group
         self._subscription = Subscription(
-            tuple(topics), assignor, session_timeout_ms, _program(), instance
+            tuple(topics), assignor, session_timeout_ms, program(), instance
         )
         self._clock = clock
         self._max_poll_interval_ms = max_poll_interval_ms
@@ -80,7 +77,7 @@ class Sharing:
         """Leave the group; a static member is expected back, and only says no more."""
         if self._membership is not None:
             membership, self._membership = self._membership, None
-            membership.leave(for_good=self._subscription.instance is None)
+            membership.leave()
 
     def _join(self) -> Membership:
         self._membership = Membership(
@@ -95,10 +92,6 @@ class Sharing:
 
 _NOBODY = "nobody"
 """No member's id: whoever commits in this name is refused, not taken for one outside the group."""
-
-
-def _program() -> str:
-    return f"{Path(sys.argv[0]).name or 'python'}-{os.getpid()}"
 
 
 def _nothing(partitions: list[TopicPartition]) -> None:

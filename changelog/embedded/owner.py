@@ -375,13 +375,14 @@ class Owner:
         member_id: str = "",
     ) -> None:
         self._check_open()
-        if not offsets:
+        if not offsets and not member_id:
             return
         check_commit(group, offsets)
         located = {tp: self._located(tp, offset) for tp, offset in offsets.items()}
         check = partial(self._groups.check_commit, group, member_id, located)
         with self._coordinator.joined(producer, self._offsets.partition, check):
-            self._offsets.add(producer, group, located)
+            if located:
+                self._offsets.add(producer, group, located)
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         self._check_open()

@@ -23,6 +23,7 @@ from changelog.broker import Broker
 from changelog.client.producer import BatchMetadata, Producer
 from changelog.client.standing import State
 from changelog.errors import Retriable
+from changelog.groups import GroupMember
 from changelog.records import CommittedOffset, TopicInfo, TopicPartition
 from framework.columns import Outgoing, outgoing
 from framework.container.instance import TaskInstance
@@ -44,7 +45,8 @@ class Committing:
 
     broker: Broker
     producer: Producer
-    group: str
+    member: GroupMember
+    """In whose name offsets are committed; its group is called like the app."""
     topics: Sequence[Topic[Any, Any]]
     infos: Mapping[str, TopicInfo]
     """As the log describes every topic."""
@@ -60,7 +62,7 @@ def exactly_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     work.producer.begin_transaction()
     appended = _append(work, [*changes, *outputs])
     # 5 input offsets into the transaction
-    work.producer.send_offsets_to_transaction(offsets_of(instances), work.group)
+    work.producer.send_offsets_to_transaction(offsets_of(instances), work.member)
     # 6 commit
     _commit_transaction(work.producer)
     # 7 apply to the overlay
@@ -70,20 +72,16 @@ def exactly_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
 def at_least_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     """Outputs and changelog are durable before the offsets are."""
     batches = [*_changes(work, instances), *_outputs(work, instances)]
-    work.producer.begin_transaction()
-    appended = _append(work, batches)
-    _commit_transaction(work.producer)
-    work.broker.commit_offsets(work.group, offsets_of(instances))
+    appended = _append_alone(work, batches)
+    _commit_offsets(work, instances)
     _apply(work, appended, instances)
 
 
 def at_most_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     """The offsets are durable before outputs and changelog are."""
     batches = [*_changes(work, instances), *_outputs(work, instances)]
-    work.broker.commit_offsets(work.group, offsets_of(instances))
-    work.producer.begin_transaction()
-    appended = _append(work, batches)
-    _commit_transaction(work.producer)
+    _commit_offsets(work, instances)
+    appended = _append_alone(work, batches)
     _apply(work, appended, instances)
 
 
@@ -124,6 +122,23 @@ def _append(work: Committing, batches: Sequence[Outgoing]) -> dict[TopicPartitio
     return {TopicPartition(batch.topic, batch.partition): batch for batch in appended}
 
 
+def _append_alone(
+    work: Committing, batches: Sequence[Outgoing]
+) -> dict[TopicPartition, BatchMetadata]:
+    """Append in a transaction without offsets; refused if others may hold the partitions by now."""
+    work.producer.begin_transaction()
+    work.producer.send_offsets_to_transaction({}, work.member)
+    appended = _append(work, batches)
+    _commit_transaction(work.producer)
+    return appended
+
+
+def _commit_offsets(work: Committing, instances: Sequence[TaskInstance]) -> None:
+    """Commit positions by themselves."""
+    member = work.member
+    work.broker.commit_offsets(member.group, offsets_of(instances), member_id=member.member_id)
+
+
 def _commit_transaction(producer: Producer) -> None:
     """Commit, asking again while the log does not say whether it did."""
     for _ in range(ASK_AGAIN):
@@ -159,7 +174,7 @@ def _apply(
 
 
 def _changelog(work: Committing, instance: TaskInstance, store: AnyStore) -> TopicPartition:
-    return TopicPartition(store.spec.changelog_topic(work.group), instance.partition)
+    return TopicPartition(store.spec.changelog_topic(work.member.group), instance.partition)
 
 
 def checkpoint_if_due(instances: Sequence[TaskInstance]) -> None:

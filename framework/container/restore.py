@@ -10,8 +10,8 @@ from typing import Any
 
 from changelog.broker import Broker
 from changelog.records import TopicPartition
-from framework.container.instance import TaskInstance
 from statestore.restore import Progress, restore_all
+from statestore.store import PartitionStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,13 @@ OnRestore = Callable[[RestoreProgress], None]
 
 
 def restore_stores(
-    app: str,
-    instances: Sequence[TaskInstance],
+    stores: Sequence[tuple[PartitionStore[Any, Any], TopicPartition]],
     broker: Broker,
     *,
     threads: int,
     on_restore: OnRestore | None = None,
 ) -> RestoreProgress:
-    """Bring all stores up to their changelogs' ends."""
-    stores = [
-        (store, TopicPartition(store.spec.changelog_topic(app), instance.partition))
-        for instance in instances
-        for store in instance.all_stores
-    ]
+    """Bring stores up to the ends of their changelog partitions, which stand beside them."""
     total = _Total(len(stores), on_restore)
     if stores:
         restore_all(stores, broker, total.report, threads=threads)
@@ -112,6 +106,7 @@ class RestoreBar:
         )
         if progress.done:
             self._shown.stop()
+            self._shown = None
 
     def _show(self, partitions: int) -> None:
         from rich.console import Console

@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from changelog.broker import Broker
+from changelog.clock import Clock
 from changelog.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -22,8 +24,13 @@ from changelog.errors import (
 )
 from changelog.storage import LocalStorage
 from framework.container.folders import StoreFolders
+from framework.container.manager import TaskManager
+from framework.container.place import Alone, member_of
 from framework.container.restore import OnRestore, RestoreBar
+from framework.container.seat import Seat
 from framework.container.worker import Worker
+from framework.declaring import Declarations
+from framework.options import Options
 
 if TYPE_CHECKING:
     from framework.app import App
@@ -93,18 +100,51 @@ def worker_for(app: App, *, progress: bool | OnRestore = False) -> Worker:
         raise InvalidConfig(
             f"app {app.name!r} has no tasks to run; decorate a handler with @app.task(topic)"
         )
-    infos = app.declared.prepare(app.broker)
-    return Worker(
-        app.name,
-        list(app.declared.tasks.values()),
-        list(app.declared.topics.values()),
-        infos,
+    return worker_on(
         app.broker,
+        app.declared,
         app.clock,
         app.options,
         StoreFolders(state_root(app), app.clock),
         on_restore=RestoreBar() if progress is True else progress or None,
     )
+
+
+def worker_on(
+    broker: Broker,
+    declared: Declarations,
+    clock: Clock,
+    options: Options,
+    folders: StoreFolders,
+    *,
+    alone: bool = False,
+    on_restore: OnRestore | None = None,
+) -> Worker:
+    """A worker for what is declared, not started yet.
+
+    It shares with the app's other workers; `alone` it has all partitions, and no threads.
+    """
+    infos = declared.prepare(broker)
+    specs, topics = list(declared.tasks.values()), list(declared.topics.values())
+    tasks = TaskManager(
+        declared.app,
+        specs,
+        topics,
+        infos,
+        broker,
+        clock,
+        folders,
+        restore_threads=options.restore_threads,
+        in_background=not alone,
+        on_restore=on_restore,
+    )
+    join = (
+        partial(Alone, declared.app, tasks.every)
+        if alone
+        else member_of(declared.app, specs, broker, clock, options)
+    )
+    seat = Seat(declared.app, topics, infos, broker, clock, options, join)
+    return Worker(declared.app, broker, clock, options, tasks, seat)
 
 
 def state_root(app: App) -> Path | None:

@@ -1,8 +1,10 @@
 """A worker: one thread that takes records, lets task instances handle them, and commits.
 
-    start    fence the worker before · read offsets · open and restore stores · init
-    cycle    feed · handle a slice of each partition · timers and windows · commit when due
+    join     a place among the app's workers · a producer that fences who had that place before
+    share    give up what others are to have, take up what is new
+    cycle    share · feed · handle a slice of each partition · timers and windows · commit when due
     rewind   after an aborted commit: everything back to the last one, then on from there
+    lost     it is no member any more: nothing it did since its last commit counts; join again
     wait     while the disk is full: a pause, back to the last commit, once more
 
 A slice is as many records as take about 20 ms, so that the clock is read rarely and commits
@@ -14,77 +16,61 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 from changelog.broker import Broker
-from changelog.client.producer import Producer
-from changelog.client.standing import State
 from changelog.clock import Clock
 from changelog.errors import (
     DiskFull,
-    InvalidTxnState,
+    MemberFenced,
+    ProducerFenced,
     Retriable,
-    StorageFailed,
     TransactionAborted,
 )
-from changelog.records import CommittedOffset, TopicInfo, TopicPartition
-from framework.container.commit import COMMITS, Committing, checkpoint_if_due, offsets_of
-from framework.container.folders import StoreFolders
+from framework.container.commit import checkpoint_if_due, offsets_of
 from framework.container.inputs import Input, groups
 from framework.container.instance import Steps, TaskInstance
+from framework.container.manager import TaskManager
 from framework.container.outage import Outage, patiently
 from framework.container.outbox import UnencodableSend
 from framework.container.positions import position_of
-from framework.container.restore import OnRestore, restore_stores
+from framework.container.seat import Seat
 from framework.options import Options
-from framework.task import TaskSpec
-from framework.topic import Topic
 
 _log = logging.getLogger("strandline")
 
 SLICE_SECONDS = 0.02
 SLICE_RECORDS = 8_192
 SLICE_FIRST = 256
-FRAME_BYTES = 16 << 20
 GIVE_UP = 10
 """Commits aborted one after another before the worker stops."""
 
 
 class Worker:
-    """Runs all partitions of some tasks."""
+    """Runs the tasks of an app, on the partitions that it may hold."""
 
     def __init__(
         self,
         app: str,
-        tasks: Sequence[TaskSpec],
-        topics: Sequence[Topic[Any, Any]],
-        infos: Mapping[str, TopicInfo],
         broker: Broker,
         clock: Clock,
         options: Options,
-        folders: StoreFolders,
-        *,
-        index: int = 0,
-        on_restore: OnRestore | None = None,
+        tasks: TaskManager,
+        seat: Seat,
     ) -> None:
         self.app = app
         self.options = options
-        self.instances: list[TaskInstance] = []
-        self._tasks = tasks
-        self._topics = topics
-        self._infos = infos
         self._broker = broker
         self._clock = clock
-        self._folders = folders
-        self._on_restore = on_restore
-        self._transactional_id = f"{app}-{index}"
-        self._committed: dict[TopicPartition, CommittedOffset] = {}
-        self._producer: Producer | None = None
+        self._tasks = tasks
+        self._seat = seat
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
+        self._idle = threading.Event()
         self._outage = Outage(clock)
         self._intact = False
         """Whether stores can be written, so that rewinding is enough after a failure."""
@@ -92,44 +78,21 @@ class Worker:
         self._since_commit = 0
         self._next_commit = 0.0
         self._aborted_in_a_row = 0
+        self._others_are_busy = False
         self.handled = 0
         """Records handled since the worker was made, those rewound not counted."""
 
     # Life -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take over from a worker before, and bring the state back."""
-        self._intact = False
-        self._producer = Producer(
-            self._broker,
-            transactional_id=self._transactional_id,
-            transaction_timeout_ms=self.options.transaction_timeout_ms,
-            batch_bytes=FRAME_BYTES,
-            clock=self._clock,
-        )
-        self._commit_work = Committing(
-            self._broker, self._producer, self.app, self._topics, self._infos, self._clock.now_ms
-        )
-        self._committed = self._read_committed()
-        starts = self._starts()
-        for spec in self._tasks:
-            for partition in range(self._infos[spec.inputs[0].name].partitions):
-                self.instances.append(self._instance(spec, partition, starts))
-        restore_stores(
-            self.app,
-            self.instances,
-            self._broker,
-            threads=self.options.restore_threads,
-            on_restore=self._on_restore,
-        )
-        for instance in self.instances:
-            instance.restored()
-            self._drive(instance, instance.start())
+        """Take a place, and begin to bring back what belongs to it."""
         self._intact = True
         self._commit_is_later()
+        self._share()
 
     def cycle(self, *, limit: int | None = None, wait: float = 0.0) -> int:
         """One round; how many records it handled. Waits up to `wait` seconds for new ones."""
+        self._share()
         self._feed(wait)
         handled = self._handle(limit)
         self._tick()
@@ -146,13 +109,15 @@ class Worker:
         """
         if self.has_uncommitted:
             try:
-                COMMITS[self.options.processing_guarantee](self._commit_work, self.instances)
-                self._committed.update(offsets_of(self.instances))
+                self._seat.commit(self.instances)
+                self._tasks.committed.update(offsets_of(self.instances))
                 self._aborted_in_a_row = self._since_commit = 0
                 self._checkpoint()
                 self._outage.over()
             except UnencodableSend as error:
                 self._rewind_in_place(check=error.topic)
+            except (MemberFenced, ProducerFenced) as error:
+                self._lost(error)
             except (TransactionAborted, Retriable) as error:
                 self._recover(error)
         self._commit_is_later()
@@ -164,15 +129,7 @@ class Worker:
 
     def rest(self) -> None:
         """Let the engines have all that is committed, so that the next start has nothing to restore."""
-        try:
-            for instance in self.instances:
-                for store in instance.all_stores:
-                    store.checkpoint()
-        except StorageFailed as error:
-            self._intact = False
-            _log.warning(
-                "stores are behind their changelogs, and catch up at the next start: %s", error
-            )
+        self._intact = self._tasks.rest(self.instances)
 
     def run(
         self,
@@ -215,31 +172,32 @@ class Worker:
             if until_idle and not handled:
                 if self.has_uncommitted:
                     self.commit()
-                elif self.is_idle:
+                elif not self._tasks.is_opening and self.is_idle:
                     break
         self.commit()
 
     def stop(self) -> None:
         """Let `run` end after a last commit; may be called from any thread or signal handler."""
         self._stopping = True
+        self._idle.set()
 
     def close(self) -> None:
-        """Let go of stores and producer; what is not committed is forgotten."""
-        for instance in self.instances:
-            instance.close()
-        self.instances = []
-        if self._producer is not None:
-            self._producer.close()
+        """Let go of stores, producer and place; what is not committed is forgotten."""
+        self._tasks.shut_down()
+        self._seat.leave()
         self._close_loop()
 
     def abandon(self) -> None:
         """Let go as a crash would: no commit, no farewell; only the files are closed."""
-        for instance in self.instances:
-            instance.release()
-        self.instances = []
+        self._tasks.release()
         self._close_loop()
 
     # Looking at it --------------------------------------------------------------------
+
+    @property
+    def instances(self) -> list[TaskInstance]:
+        """The task instances at work."""
+        return self._tasks.instances
 
     @property
     def stopping(self) -> bool:
@@ -270,14 +228,33 @@ class Worker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all there is has been handled and committed, and no timer is due."""
+        """Whether all there is has been handled and committed, and no timer is due.
+
+        That is asked of the whole app: what other workers hold must be committed to its end.
+        """
         running = [instance for instance in self.instances if instance.failure is None]
         now = self._clock.now_ms()
-        return (
+        mine = (
             not self.has_uncommitted
             and not any(instance.has_input for instance in running)
             and all(source.stable for instance in running for source in instance.inputs)
             and not any((due := i.due_at()) is not None and due <= now for i in running)
+        )
+        if mine:
+            self._others_are_busy = not self._others_are_done()
+        return mine and not self._others_are_busy
+
+    def _others_are_done(self) -> bool:
+        others = self._tasks.every - {s.partition for i in self.instances for s in i.inputs}
+        if not others:
+            return True
+        # What they have committed is asked first: what they sent in doing so is there by then.
+        committed = self._broker.committed(self.app, others, require_stable=False)
+        ends = self._broker.offsets(others)
+        return all(
+            (committed[tp].offset if tp in committed else ends[tp].log_start)
+            >= ends[tp].high_watermark
+            for tp in others
         )
 
     @property
@@ -298,14 +275,51 @@ class Worker:
             waits.append(self._next_commit - self._clock.monotonic())
         now = self._clock.now_ms()
         waits += [(due - now) / 1000 for i in self.instances if (due := i.due_at()) is not None]
-        if until_idle and all(s.stable for i in self.instances for s in i.inputs):
+        is_stable = all(s.stable for i in self.instances for s in i.inputs)
+        if until_idle and self.instances and is_stable and not self._others_are_busy:
             return 0.0
         return max(0.0, min(waits))
+
+    # Sharing with others --------------------------------------------------------------
+
+    def _share(self) -> None:
+        """Give up what others are to have, take up what is new, welcome what is back."""
+        place = self._seat.take()
+        try:
+            allowed = place.allowed()
+        except MemberFenced as error:
+            self._lost(error)
+            return
+        if surplus := self._tasks.held - allowed:
+            self.commit()
+            if self._seat.place is not place:
+                return
+            self._tasks.close(surplus)
+            place.holds(self._tasks.held)
+        if missing := allowed - self._tasks.held:
+            place.holds(allowed)
+            self._tasks.open(missing)
+        for instance in self._tasks.ready():
+            self._drive(instance, instance.start())
+
+    def _lost(self, error: MemberFenced | ProducerFenced) -> None:
+        """Others may hold what this worker held: forget what is not committed, and join again."""
+        _log.warning(
+            "app %s: this worker was fenced; it drops what it had not committed (%d records) and "
+            "joins again: %s",
+            *(self.app, self._since_commit, error),
+        )
+        self._forget_handled()
+        self._tasks.drop()
+        self._seat.leave()
 
     # Feeding and handling -------------------------------------------------------------
 
     def _feed(self, wait: float) -> None:
         """Fetch for the inputs that have run dry; wait only if there is nothing else to do."""
+        if not self.instances:
+            self._pause(wait)
+            return
         running = [instance for instance in self.instances if instance.failure is None]
         hungry = [s for instance in running for s in instance.inputs if not s.pending]
         together = groups(hungry)
@@ -369,52 +383,17 @@ class Worker:
 
         return self._loop.run_until_complete(together())
 
-    # Starting and going back ----------------------------------------------------------
+    def _pause(self, seconds: float) -> None:
+        """Wait for something to be held."""
+        if self._tasks.is_opening:
+            self._tasks.wait(seconds)
+        else:
+            self._idle.wait(seconds)
 
-    def _instance(
-        self, spec: TaskSpec, partition: int, starts: Mapping[TopicPartition, int]
-    ) -> TaskInstance:
-        inputs = []
-        for topic in spec.inputs:
-            tp = TopicPartition(topic.name, partition)
-            inputs.append(Input(topic, tp, self._start(spec.name, tp, starts)))
-        return TaskInstance(
-            self.app,
-            spec,
-            partition,
-            inputs,
-            [self._folders.open(store.spec, partition) for store in spec.stores],
-            self._folders.open(spec.timer_store, partition) if spec.has_timers else None,
-            self._topics,
-            self._clock,
-        )
-
-    def _starts(self) -> dict[TopicPartition, int]:
-        """Where the log of every input partition begins."""
-        partitions = [
-            TopicPartition(topic.name, partition)
-            for topic in {topic for spec in self._tasks for topic in spec.inputs}
-            for partition in range(self._infos[topic.name].partitions)
-        ]
-        return {tp: ends.log_start for tp, ends in self._broker.offsets(partitions).items()}
-
-    def _start(self, task: str, tp: TopicPartition, starts: Mapping[TopicPartition, int]) -> int:
-        position = position_of(task, tp, self._committed)
-        if position is None:
-            return starts[tp]
-        if position < starts[tp]:
-            _log.warning(
-                "task %s: %s begins at offset %d, records from %d on are gone (retention)",
-                *(task, tp, starts[tp], position),
-            )
-        return max(position, starts[tp])
-
-    def _read_committed(self) -> dict[TopicPartition, CommittedOffset]:
-        return patiently(lambda: self._broker.committed(self.app))
+    # Going back -----------------------------------------------------------------------
 
     def _recover(self, error: TransactionAborted | Retriable) -> None:
         """After a commit that failed: back to the last one that did not."""
-        assert self._producer is not None
         self._aborted_in_a_row += 1
         if self._aborted_in_a_row > GIVE_UP:
             raise error
@@ -423,14 +402,14 @@ class Worker:
 
     def _go_back(self) -> None:
         """To the last commit: in place, or from the log if what it holds must be found out."""
-        assert self._producer is not None
         exactly_once = self.options.processing_guarantee == "exactly_once"
-        if exactly_once and self._intact and _is_aborted(self._producer):
+        if exactly_once and self._intact and self._seat.abort():
             self._rewind_in_place()
-        else:
-            self._forget_handled()
-            self.close()
-            self.start()
+            return
+        self._forget_handled()
+        self._tasks.drop()
+        self._seat.renew()
+        self._intact = True
 
     def _outlast(self, error: DiskFull, ended: Callable[[], bool]) -> None:
         """Wait, and go back to the last commit; raise the error if the run is to end before."""
@@ -459,7 +438,7 @@ class Worker:
 
     def _last(self, instance: TaskInstance, source: Input) -> int:
         """The position of the last commit, or where the worker started."""
-        position = position_of(instance.spec.name, source.partition, self._committed)
+        position = position_of(instance.spec.name, source.partition, self._tasks.committed)
         return source.origin if position is None else max(position, source.origin)
 
     def _close_loop(self) -> None:
@@ -470,16 +449,6 @@ class Worker:
     def _commit_is_later(self) -> None:
         self._since_commit = 0
         self._next_commit = self._clock.monotonic() + self.options.commit_interval_ms / 1000
-
-
-def _is_aborted(producer: Producer) -> bool:
-    """Abort what is open; False if it cannot be known that it is aborted, or it is committed."""
-    try:
-        if producer.state is State.ABORTABLE:
-            producer.abort_transaction()
-        return producer.state is State.READY
-    except (InvalidTxnState, Retriable):
-        return False
 
 
 def _shares(count: int, size: int, left: int | None) -> list[int]:

@@ -23,7 +23,7 @@ from changelog.embedded.owner import Owner
 from changelog.records import TopicPartition
 from changelog.storage import Storage, replace
 from framework.container.folders import StoreFolders
-from framework.container.worker import Worker
+from framework.container.running import worker_on
 from framework.options import Options
 from statestore.engine import Column, Entry, Position
 from statestore.spec import StoreLimits, StoreSpec
@@ -203,17 +203,10 @@ class Runner:
     ) -> None:
         self.tally = tally(StoreLimits(checkpoint_interval_ms=checkpoint_ms))
         self._owner = owner
-        declared = self.tally.app.declared
-        self._worker = Worker(
-            APP,
-            list(declared.tasks.values()),
-            list(declared.topics.values()),
-            declared.prepare(owner),
-            owner,
-            clock,
-            # Commits come when they are called for, and stores are restored one after another.
-            Options(commit_interval_ms=FOREVER_MS, restore_threads=1),
-            folders,
+        # Commits come when they are called for, and stores are restored one after another.
+        options = Options(commit_interval_ms=FOREVER_MS, restore_threads=1)
+        self._worker = worker_on(
+            owner, self.tally.app.declared, clock, options, folders, alone=True
         )
 
     def start(self) -> None:

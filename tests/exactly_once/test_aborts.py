@@ -10,7 +10,7 @@ import pytest
 
 import strandline as sl
 from changelog.errors import Fenced, OwnerUnavailable, ProducerFenced, TransactionAborted
-from framework.container import worker
+from framework.container import seat
 from framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
 
@@ -111,14 +111,19 @@ def test_timers_and_stream_time_are_rewound() -> None:
     assert [(r.key, r.timestamp) for r in driver.output(out)] == [("a", 10), ("b", 60)]
 
 
-def test_a_fenced_worker_stops_and_leaves_nothing() -> None:
+def test_a_fenced_worker_leaves_nothing_says_so_and_joins_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     app, out, seen = running_totals()
     driver = TestDriver(app).run(GIVEN)
     driver._take(GIVEN)
     driver.owner.init_producer("app-0")  # another instance takes over
-    with pytest.raises(Fenced):
-        driver.settle()
+    driver.worker.commit()
+    assert driver.worker.instances == []
     assert totals_sent(driver, out) == expected(GIVEN)[1]
+    assert f"drops what it had not committed ({len(GIVEN)} records)" in caplog.text
+    driver.settle()
+    assert totals_sent(driver, out) == expected([*GIVEN, *GIVEN])[1]
 
 
 def test_a_worker_that_cannot_commit_gives_up_with_the_reason() -> None:
@@ -139,8 +144,8 @@ def test_fencing_is_an_error_of_its_own() -> None:
 def test_a_commit_in_doubt_is_looked_up_in_the_log(
     call: str, answered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impatient = functools.partial(worker.Producer, delivery_timeout_ms=30)
-    monkeypatch.setattr(worker, "Producer", impatient)
+    impatient = functools.partial(seat.Producer, delivery_timeout_ms=30)
+    monkeypatch.setattr(seat, "Producer", impatient)
     app, out, seen = running_totals()
     driver = TestDriver(app).run(GIVEN)
     driver._take(GIVEN)

@@ -8,7 +8,6 @@ from typing import Any
 import strandline as sl
 from changelog.embedded.owner import Owner
 from changelog.storage import MemoryStorage
-from framework.container import running
 from framework.container.restore import RestoreProgress
 from statestore.spec import StoreLimits
 
@@ -54,9 +53,6 @@ def test_a_store_goes_on_from_its_checkpoint_after_a_takeover_under_its_worker(
     assert app.query(seen).to_dict() == {"a": 2, "b": 1}
 
     said: list[RestoreProgress] = []
-    worker = running.worker_for(app)
-    worker._on_restore = said.append
-    worker.start()
-    worker.close()
+    app.run(until="idle", progress=said.append)
     assert said[-1].done
     assert said[-1].records == 0

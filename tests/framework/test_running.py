@@ -164,16 +164,12 @@ def test_reset_forgets_state_and_positions_but_not_topics(counting: Counting) ->
 
 
 def test_restore_reports_its_progress(counting: Counting, tmp_path: Path) -> None:
-    from framework.container import running
     from framework.container.restore import RestoreProgress
 
     counting.words.append(WORDS)
     counting.app.run("idle")
     said: list[RestoreProgress] = []
-    worker = running.worker_for(counting.app)
-    worker._on_restore = said.append
-    worker.start()
-    worker.close()
+    counting.app.run("idle", progress=said.append)
     assert said[-1].done
     assert said[-1].partitions == 2
 

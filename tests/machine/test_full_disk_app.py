@@ -317,7 +317,7 @@ def handled(n):
 KEYS = "abcdefgh"
 running = threading.Thread(target=app.run, daemon=True)
 running.start()
-until(lambda: app._worker is not None and app._worker._intact)
+until(lambda: app._worker is not None and app._worker.instances)
 total = 0
 for limit in (0, 300, 5_000, 40_000):
     go.clear()

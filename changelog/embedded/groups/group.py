@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from itertools import count
 
 from changelog.embedded.groups.assignors import ASSIGNORS
+from changelog.embedded.groups.together import Leads
 from changelog.errors import InvalidConfig, MemberFenced
 from changelog.groups import Grant, GroupInfo, MemberInfo, Subscription
 from changelog.records import TopicPartition
@@ -30,6 +32,7 @@ class Member:
     """One member."""
 
     member_id: str
+    slot: int
     subscription: Subscription
     deadline: float
     """When it is out unless it is heard of, by the monotonic clock."""
@@ -76,16 +79,21 @@ class Group:
     def __len__(self) -> int:
         return len(self._members)
 
-    def join(self, member_id: str, subscription: Subscription, now: float) -> None:
-        """A member comes. Raises InvalidConfig if the others share out in another way."""
+    def join(self, member_id: str, subscription: Subscription, now: float) -> int:
+        """A member comes; its slot. Raises InvalidConfig if the others share out in another way."""
         self._check_assignor(subscription)
-        member = Member(member_id, subscription, now + subscription.session_timeout_ms / 1000)
         before = self._static(subscription.instance)
         if before is not None:  # fenced by the newcomer, which takes up where it was
             del self._members[before.member_id]
+        taken = {member.slot for member in self._members.values()}
+        slot = next(n for n in count() if n not in taken) if before is None else before.slot
+        deadline = now + subscription.session_timeout_ms / 1000
+        member = Member(member_id, slot, subscription, deadline)
+        if before is not None:
             member.target = before.target
         self._members[member_id] = member
         self._share_out()
+        return slot
 
     def leave(self, member_id: str) -> None:
         """A member goes, and with it all it holds; harmless when repeated."""
@@ -185,11 +193,14 @@ class Group:
     def _share_out(self) -> None:
         self._counts = self._counted()
         if self._members:
-            assign = ASSIGNORS[next(iter(self._members.values())).subscription.assignor]
-            wanted = {m.member_id: m.subscription.topics for m in self._members.values()}
-            before = {m.member_id: set(m.target) for m in self._members.values()}
-            for member_id, share in assign(wanted, self._counts, before).items():
-                self._members[member_id].target = frozenset(share)
+            members = self._members.values()
+            assign = ASSIGNORS[next(iter(members)).subscription.assignor]
+            leads = Leads(together for m in members for together in m.subscription.together)
+            wanted = {m.member_id: leads.of(m.subscription.topics) for m in members}
+            before = {m.member_id: set(m.target) for m in members}
+            for member_id, share in assign(wanted, leads.counts(self._counts), before).items():
+                member = self._members[member_id]
+                member.target = leads.expand(share, member.subscription.topics, self._counts)
         self.generation += 1
         self._grant()
 

@@ -38,10 +38,10 @@ class Groups:
         member_id = f"{subscription.client or 'member'}-{self._clock.new_id()}"
         with self._changed:
             group = self._group(name)
-            group.join(member_id, subscription, self._clock.monotonic())
+            slot = group.join(member_id, subscription, self._clock.monotonic())
             self._groups[name] = group
             self._changed.notify_all()
-        return GroupMember(name, member_id)
+        return GroupMember(name, member_id, slot)
 
     def beat(
         self,

@@ -1,0 +1,308 @@
+"""The task instances of the partitions that a worker holds: brought back, at work, given up.
+
+    open     read where the tasks go on · open their stores · restore them; on another thread, so
+             that partitions which are there already go on meanwhile
+    ready    those that are brought back join those at work
+    close    checkpoint and let go, so that the next holder finds everything
+    drop     let go of all at once: whatever was not committed is void
+
+Named after the TaskManager of Kafka Streams.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from changelog.broker import Broker
+from changelog.clock import Clock
+from changelog.errors import StorageFailed
+from changelog.records import CommittedOffset, PartitionOffsets, TopicInfo, TopicPartition
+from framework.container.folders import StoreFolders
+from framework.container.inputs import Input
+from framework.container.instance import TaskInstance
+from framework.container.outage import patiently
+from framework.container.positions import position_of
+from framework.container.restore import OnRestore, RestoreProgress, restore_stores
+from framework.task import TaskSpec
+from framework.topic import Topic
+from statestore.store import PartitionStore
+
+_log = logging.getLogger("strandline")
+
+Partitions = frozenset[TopicPartition]
+Committed = Mapping[TopicPartition, CommittedOffset]
+Ends = Mapping[TopicPartition, PartitionOffsets]
+AnyStore = PartitionStore[Any, Any]
+NONE: Partitions = frozenset()
+
+
+class Abandoned(Exception):
+    """Nobody wants any more what is being restored."""
+
+
+@dataclass
+class Parts:
+    """What an instance will be made of. Its object, if it is of a class, is the worker's to make."""
+
+    spec: TaskSpec
+    number: int
+    inputs: list[Input]
+    stores: list[AnyStore]
+    timer_store: AnyStore | None
+
+    @property
+    def all_stores(self) -> list[AnyStore]:
+        return self.stores if self.timer_store is None else [*self.stores, self.timer_store]
+
+
+class BroughtBack(NamedTuple):
+    """What an opening gives."""
+
+    parts: list[Parts]
+    committed: Committed
+
+
+@dataclass(eq=False)
+class Opening:
+    """Instances on their way."""
+
+    partitions: Partitions
+    result: Future[BroughtBack] = field(default_factory=Future)
+    abandoned: bool = False
+
+
+class TaskManager:
+    """The instances of one worker. Belongs to its thread."""
+
+    def __init__(
+        self,
+        app: str,
+        tasks: Sequence[TaskSpec],
+        topics: Sequence[Topic[Any, Any]],
+        infos: Mapping[str, TopicInfo],
+        broker: Broker,
+        clock: Clock,
+        folders: StoreFolders,
+        *,
+        restore_threads: int,
+        in_background: bool,
+        on_restore: OnRestore | None = None,
+    ) -> None:
+        self.instances: list[TaskInstance] = []
+        """Those at work."""
+        self.committed: dict[TopicPartition, CommittedOffset] = {}
+        """Where their inputs go on, as of the last commit."""
+        self.every: Partitions = frozenset(
+            TopicPartition(topic.name, number)
+            for task in tasks
+            for topic in task.inputs
+            for number in range(infos[topic.name].partitions)
+        )
+        """All input partitions of the app."""
+        self._app = app
+        self._tasks = tasks
+        self._topics = topics
+        self._infos = infos
+        self._broker = broker
+        self._clock = clock
+        self._folders = folders
+        self._restore_threads = restore_threads
+        self._on_restore = on_restore
+        self._openings: list[Opening] = []
+        self._pool = ThreadPoolExecutor(1, "strandline-restore") if in_background else None
+
+    @property
+    def held(self) -> Partitions:
+        """The input partitions of those at work, and of those on their way."""
+        at_work = (s.partition for i in self.instances for s in i.inputs)
+        return NONE.union(at_work, *(opening.partitions for opening in self._openings))
+
+    @property
+    def is_opening(self) -> bool:
+        return bool(self._openings)
+
+    def open(self, partitions: Collection[TopicPartition]) -> None:
+        """Begin to bring back the tasks of these partitions."""
+        opening = Opening(frozenset(partitions))
+        self._openings.append(opening)
+        if self._pool is not None:
+            opening.result = self._pool.submit(self._bring_back, opening)
+            return
+        try:
+            opening.result.set_result(self._bring_back(opening))
+        except BaseException as error:
+            opening.result.set_exception(error)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for an opening to end."""
+        wait([opening.result for opening in self._openings], seconds)
+
+    def ready(self) -> list[TaskInstance]:
+        """Those that are back by now join those at work. Raises why one could not be opened.
+
+        Its partitions are not held then.
+        """
+        arrived: list[TaskInstance] = []
+        while self._openings and self._openings[0].result.done():
+            parts, committed = self._openings.pop(0).result.result()
+            self.committed.update(committed)
+            while parts:
+                try:
+                    instance = self._instance(parts[0])
+                except BaseException:
+                    _release(parts)
+                    raise
+                self.instances.append(instance)
+                arrived.append(instance)
+                del parts[0]
+                instance.restored()
+        return arrived
+
+    def close(self, partitions: Collection[TopicPartition]) -> None:
+        """Give these partitions up: what is committed goes to the engines first."""
+        for opening in [o for o in self._openings if not o.partitions.isdisjoint(partitions)]:
+            self._abandon(opening)
+        leaving = [i for i in self.instances if not _inputs(i).isdisjoint(partitions)]
+        self.rest(leaving)
+        for instance in leaving:
+            self.instances.remove(instance)
+            instance.close()
+        for tp in partitions:
+            self.committed.pop(tp, None)
+
+    def rest(self, instances: Sequence[TaskInstance]) -> bool:
+        """Let the engines have all that is committed; whether they could take it."""
+        try:
+            for instance in instances:
+                for store in instance.all_stores:
+                    store.checkpoint()
+        except StorageFailed as error:
+            _log.warning(
+                "stores are behind their changelogs, and catch up when they are opened: %s", error
+            )
+            return False
+        return True
+
+    def drop(self) -> None:
+        """Let go of everything; what is not committed is forgotten."""
+        self._end(TaskInstance.close)
+
+    def release(self) -> None:
+        """The same without telling the tasks, as a crash would."""
+        self._end(TaskInstance.release)
+
+    def shut_down(self) -> None:
+        """Drop everything, and open nothing any more."""
+        self.drop()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _end(self, end: Callable[[TaskInstance], None]) -> None:
+        for opening in list(self._openings):
+            self._abandon(opening)
+        instances, self.instances = self.instances, []
+        self.committed.clear()
+        for instance in instances:
+            end(instance)
+
+    # On another thread ----------------------------------------------------------------
+
+    def _bring_back(self, opening: Opening) -> BroughtBack:
+        # Waits for open transactions with offsets of these partitions: their last holder's.
+        committed = patiently(lambda: self._broker.committed(self._app, opening.partitions))
+        ends = self._broker.offsets(opening.partitions)
+        parts: list[Parts] = []
+        try:
+            for spec, number in self._wanted(opening.partitions):
+                parts.append(self._parts(spec, number, committed, ends))
+            self._restore(opening, parts)
+        except BaseException:
+            _release(parts)
+            raise
+        return BroughtBack(parts, committed)
+
+    def _wanted(self, partitions: Partitions) -> list[tuple[TaskSpec, int]]:
+        """The tasks, and the number of the partition, that these partitions are the input of."""
+        return [
+            (spec, number)
+            for spec in self._tasks
+            for number in range(self._infos[spec.inputs[0].name].partitions)
+            if TopicPartition(spec.inputs[0].name, number) in partitions
+        ]
+
+    def _parts(self, spec: TaskSpec, number: int, committed: Committed, ends: Ends) -> Parts:
+        inputs = []
+        for topic in spec.inputs:
+            tp = TopicPartition(topic.name, number)
+            start = _start(spec.name, tp, committed, ends[tp].log_start)
+            inputs.append(Input(topic, tp, start))
+        parts = Parts(spec, number, inputs, [], None)
+        try:
+            for store in spec.stores:
+                parts.stores.append(self._folders.open(store.spec, number))
+            if spec.has_timers:
+                parts.timer_store = self._folders.open(spec.timer_store, number)
+        except BaseException:
+            _release([parts])
+            raise
+        return parts
+
+    def _restore(self, opening: Opening, parts: Sequence[Parts]) -> None:
+        def report(progress: RestoreProgress) -> None:
+            if opening.abandoned:
+                raise Abandoned
+            if self._on_restore is not None:
+                self._on_restore(progress)
+
+        stores = [
+            (store, TopicPartition(store.spec.changelog_topic(self._app), part.number))
+            for part in parts
+            for store in part.all_stores
+        ]
+        restore_stores(stores, self._broker, threads=self._restore_threads, on_restore=report)
+
+    def _abandon(self, opening: Opening) -> None:
+        """Let go of what is on its way."""
+        opening.abandoned = True
+        self._openings.remove(opening)
+        wait([opening.result])
+        if opening.result.exception() is None:
+            _release(opening.result.result().parts)
+
+    def _instance(self, parts: Parts) -> TaskInstance:
+        return TaskInstance(
+            self._app,
+            parts.spec,
+            parts.number,
+            parts.inputs,
+            parts.stores,
+            parts.timer_store,
+            self._topics,
+            self._clock,
+        )
+
+
+def _release(parts: Sequence[Parts]) -> None:
+    for part in parts:
+        for store in part.all_stores:
+            store.close()
+
+
+def _start(task: str, tp: TopicPartition, committed: Committed, log_start: int) -> int:
+    position = position_of(task, tp, committed)
+    if position is None:
+        return log_start
+    if position < log_start:
+        _log.warning(
+            "task %s: %s begins at offset %d, records from %d on are gone (retention)",
+            *(task, tp, log_start, position),
+        )
+    return max(position, log_start)
+
+
+def _inputs(instance: TaskInstance) -> Partitions:
+    return frozenset(source.partition for source in instance.inputs)

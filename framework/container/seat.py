@@ -1,0 +1,109 @@
+"""A worker's seat: its place among the others, and the producer in whose transactions it commits.
+
+The producer's transactional id is made of the place's slot, which no other member of the group
+has. So making it aborts and fences whatever a dead worker left there, and a worker that has
+slept while another got its slot is fenced twice: as a member, and as a producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from changelog.broker import Broker
+from changelog.client.producer import Producer
+from changelog.client.standing import State
+from changelog.clock import Clock
+from changelog.errors import InvalidTxnState, Retriable
+from changelog.records import TopicInfo
+from framework.container.commit import COMMITS, Committing
+from framework.container.instance import TaskInstance
+from framework.container.place import Join, Place
+from framework.options import Options
+from framework.topic import Topic
+
+FRAME_BYTES = 16 << 20
+
+
+class Seat:
+    """Empty until it is taken, and again when it is left. Raises what the broker does."""
+
+    def __init__(
+        self,
+        app: str,
+        topics: Sequence[Topic[Any, Any]],
+        infos: Mapping[str, TopicInfo],
+        broker: Broker,
+        clock: Clock,
+        options: Options,
+        join: Join,
+    ) -> None:
+        self.place: Place | None = None
+        self._app = app
+        self._topics = topics
+        self._infos = infos
+        self._broker = broker
+        self._clock = clock
+        self._options = options
+        self._join = join
+        self._producer: Producer | None = None
+
+    def take(self) -> Place:
+        """The place; another one, and a new producer, if it was left."""
+        if self.place is None:
+            place = self._join()
+            try:
+                self._producer = self._producer_at(place)
+            except BaseException:
+                place.leave()
+                raise
+            self.place = place
+        return self.place
+
+    def commit(self, instances: Sequence[TaskInstance]) -> None:
+        """Commit what these have done, as the guarantee says."""
+        assert self.place is not None
+        assert self._producer is not None
+        work = Committing(
+            self._broker,
+            self._producer,
+            self.place.member,
+            self._topics,
+            self._infos,
+            self._clock.now_ms,
+        )
+        COMMITS[self._options.processing_guarantee](work, instances)
+
+    def abort(self) -> bool:
+        """Abort what is open; False if it cannot be known that it is aborted, or it is committed."""
+        if self._producer is None:
+            return False
+        try:
+            if self._producer.state is State.ABORTABLE:
+                self._producer.abort_transaction()
+            return self._producer.state is State.READY
+        except (InvalidTxnState, Retriable):
+            return False
+
+    def renew(self) -> None:
+        """Fence the producer as if it were a stranger's, whatever it has left open."""
+        if self.place is not None:
+            self._producer = self._producer_at(self.place)
+
+    def leave(self) -> None:
+        """Abort what is open, and let others have the place; harmless when repeated."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+        place, self.place = self.place, None
+        if place is not None:
+            place.leave()
+
+    def _producer_at(self, place: Place) -> Producer:
+        return Producer(
+            self._broker,
+            transactional_id=f"{self._app}-{place.member.slot}",
+            transaction_timeout_ms=self._options.transaction_timeout_ms,
+            batch_bytes=FRAME_BYTES,
+            clock=self._clock,
+        )
