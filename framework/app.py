@@ -56,7 +56,13 @@ class App:
     `log` is a folder, a URL, or an open log; the environment variable STRANDLINE_LOG
     overrides it. Stores keep their files in `<state_dir>/<name>`: by default `state/` in the
     log's folder, or in the current one if the log is a URL; with a log that is passed in open
-    and no `state_dir` they are in memory. The name is also the consumer group, and begins the names of internal topics.
+    and no `state_dir` they are in memory. The name is also the consumer group, and begins the names
+    of internal topics.
+
+    Processes that run the same app share its partitions. One that was not heard of for
+    `session_timeout_ms`, or whose handlers let it do nothing else for `max_poll_interval_ms`, has
+    lost its own to the others. With the environment variable STRANDLINE_INSTANCE it is a static
+    member (KIP-345), whose partitions wait for its return for a session timeout.
     """
 
     def __init__(
@@ -68,6 +74,8 @@ class App:
         commit_interval_ms: int = 100,
         commit_records: int = 100_000,
         transaction_timeout_ms: int = 10_000,
+        session_timeout_ms: int = 10_000,
+        max_poll_interval_ms: int = 300_000,
         state_dir: str | os.PathLike[str] | None = None,
         durability: Literal["fsync", "os"] = "fsync",
         clock: Clock | None = None,
@@ -79,6 +87,9 @@ class App:
             commit_interval_ms=commit_interval_ms,
             commit_records=commit_records,
             transaction_timeout_ms=transaction_timeout_ms,
+            session_timeout_ms=session_timeout_ms,
+            max_poll_interval_ms=max_poll_interval_ms,
+            instance=os.environ.get("STRANDLINE_INSTANCE") or None,
         )
         self.state_dir = state_dir
         self.durability = durability

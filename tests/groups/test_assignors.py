@@ -76,6 +76,18 @@ def test_sticky_moves_only_what_was_the_leavers(members: int, count: int) -> Non
         assert before[member] <= share
 
 
+@given(members=st.integers(1, 6), count=st.integers(0, 12))
+def test_sticky_gives_each_its_part_of_every_topic(members: int, count: int) -> None:
+    wanted = {MEMBERS[n]: ["t", "u"] for n in range(members)}
+    for after in (
+        sticky(wanted, {"t": count, "u": count}, {}),
+        sticky(wanted, {"t": count, "u": count}, {"a": every({"t": count, "u": count})}),
+    ):
+        for topic in ("t", "u"):
+            sizes = [sum(tp.topic == topic for tp in share) for share in after.values()]
+            assert max(sizes) - min(sizes) <= 1
+
+
 def test_range_gives_the_same_numbers_of_all_topics_to_the_same_member() -> None:
     shares = ASSIGNORS["range"]({"a": ["t", "u"], "b": ["u", "t"]}, {"t": 5, "u": 5}, {})
     for share in shares.values():

@@ -204,3 +204,32 @@ def test_offsets_are_committed_in_the_name_of_who_holds_the_partition() -> None:
         group.check_commit("", [tp])
     group.leave("a")
     group.check_commit("", [tp])
+
+
+def test_a_member_has_the_lowest_number_that_is_free() -> None:
+    group = Group("g", {"t": 4}.get)  # type: ignore[arg-type]
+    assert [group.join(name, Subscription(("t",)), now=0.0) for name in "abc"] == [0, 1, 2]
+    group.leave("b")
+    assert group.join("d", Subscription(("t",)), now=0.0) == 1
+    static = Subscription(("t",), instance="s")
+    assert group.join("e1", static, now=0.0) == group.join("e2", static, now=0.0) == 3
+
+
+def test_topics_that_belong_together_go_to_one_member() -> None:
+    counts = {"clicks": 4, "users": 4, "bills": 4, "other": 3}
+    group = Group("g", lambda topic: counts.get(topic, 0))
+    both = (("clicks", "users"), ("users", "bills"), ("other",))
+    for name in "ab":
+        group.join(name, Subscription(tuple(counts), together=both), now=0.0)
+    numbers = {
+        name: {
+            topic: {tp.partition for tp in group.member(name).target if tp.topic == topic}
+            for topic in counts
+        }
+        for name in "ab"
+    }
+    for mine in numbers.values():
+        assert mine["clicks"] == mine["users"] == mine["bills"]
+        assert len(mine["clicks"]) == 2
+    assert numbers["a"]["clicks"] | numbers["b"]["clicks"] == set(range(4))
+    assert numbers["a"]["other"] | numbers["b"]["other"] == set(range(3))

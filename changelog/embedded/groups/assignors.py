@@ -10,6 +10,7 @@ for the same arguments.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 
@@ -52,34 +53,63 @@ def in_turn(wanted: Wanted, counts: Counts, _before: Shares) -> Shares:
 
 
 def sticky(wanted: Wanted, counts: Counts, before: Shares) -> Shares:
-    """What each had before, as far as it is even: to the one with the fewest what is left over."""
+    """What each had before, as far as it is even: to the one with the fewest what is left over.
+
+    Among equals it goes by topic, so that each gets its part of the heavy ones and of the light.
+    """
     shares: Shares = {
         member: {tp for tp in before.get(member, ()) if _fits(tp, wanted[member], counts)}
         for member in sorted(wanted)
     }
     _drop_twins(shares)
     taken = set().union(*shares.values())
+    scale = _Scale(shares, wanted)
     for tp in _partitions(counts):
-        if tp not in taken and (takers := [m for m in shares if tp.topic in wanted[m]]):
-            shares[min(takers, key=lambda member: len(shares[member]))].add(tp)
-    _level(shares, wanted)
+        if tp not in taken and (taker := scale.lightest(tp.topic)) is not None:
+            scale.give(taker, tp)
+    while any(_moved(scale, giver) for giver in sorted(shares, key=_most_first(shares))):
+        pass
     return shares
 
 
-def _level(shares: Shares, wanted: Wanted) -> None:
-    """Move single partitions from those with the most to those with the fewest, while that helps."""
-    while any(_moved(shares, wanted, giver) for giver in sorted(shares, key=_most_first(shares))):
-        pass
+class _Scale:
+    """Shares, and how much each member has: in all, and of each topic."""
+
+    def __init__(self, shares: Shares, wanted: Wanted) -> None:
+        self.shares = shares
+        self._of_topic = {m: Counter(tp.topic for tp in share) for m, share in shares.items()}
+        self._takers = {
+            topic: [member for member in shares if topic in wanted[member]]
+            for topic in {topic for topics in wanted.values() for topic in topics}
+        }
+
+    def lightest(self, topic: str) -> str | None:
+        """Who has the fewest of those that want the topic; None if nobody does."""
+        shares, of_topic = self.shares, self._of_topic
+        takers = self._takers.get(topic, ())
+        return min(takers, key=lambda m: (len(shares[m]), of_topic[m][topic]), default=None)
+
+    def of_most_frequent_topics(self, member: str) -> list[TopicPartition]:
+        """What it has, beginning with the topic that it has the most of."""
+        of_topic = self._of_topic[member]
+        return sorted(self.shares[member], key=lambda tp: (-of_topic[tp.topic], tp))
+
+    def give(self, member: str, tp: TopicPartition) -> None:
+        self.shares[member].add(tp)
+        self._of_topic[member][tp.topic] += 1
+
+    def take(self, member: str, tp: TopicPartition) -> None:
+        self.shares[member].remove(tp)
+        self._of_topic[member][tp.topic] -= 1
 
 
-def _moved(shares: Shares, wanted: Wanted, giver: str) -> bool:
+def _moved(scale: _Scale, giver: str) -> bool:
     """Whether one partition of `giver` could go to somebody who has two fewer, and does now."""
-    for tp in sorted(shares[giver]):
-        takers = [member for member in shares if tp.topic in wanted[member]]
-        taker = min(takers, key=lambda member: len(shares[member]))
-        if len(shares[giver]) - len(shares[taker]) >= 2:
-            shares[giver].remove(tp)
-            shares[taker].add(tp)
+    for tp in scale.of_most_frequent_topics(giver):
+        taker = scale.lightest(tp.topic)
+        if taker and len(scale.shares[giver]) - len(scale.shares[taker]) >= 2:
+            scale.take(giver, tp)
+            scale.give(taker, tp)
             return True
     return False
 

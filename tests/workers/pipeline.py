@@ -1,0 +1,165 @@
+"""Two stages with state on both, and every output of which can be checked by itself.
+
+    words ── tally: figures per word ──▶ figures
+      └──── repartitioned by the word's first letter ── letters: figures per letter ──▶ letters
+
+Each change of a figure is sent, so a record that was lost, handled twice, or handled on a state
+that lacks another one shows in the outputs.
+
+    python -m tests.workers.pipeline LOG [STATE]      runs a worker until it is told to stop
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import strandline as sl
+
+PARTITIONS = 4
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of all values so far."""
+
+    n: int = 0
+    total: int = 0
+    smallest: int = 2**62
+    largest: int = -(2**62)
+
+    def add(self, value: int) -> Figures:
+        return Figures(
+            self.n + 1,
+            self.total + value,
+            min(self.smallest, value),
+            max(self.largest, value),
+        )
+
+
+@dataclass
+class Pipeline:
+    """The app, and its handles."""
+
+    app: sl.App
+    words: sl.Topic[str, int]
+    figures: sl.Topic[str, Figures]
+    letters: sl.Topic[str, Figures]
+    per_word: sl.Store[str, Figures]
+    per_letter: sl.Store[str, Figures]
+
+
+def pipeline(log: Any, **options: Any) -> Pipeline:
+    """The app on a log."""
+    app = sl.App("pipeline", log=log, **options)
+    words = app.topic("words", value=int, partitions=PARTITIONS)
+    figures = app.topic("figures", value=Figures, partitions=2)
+    letters = app.topic("letters", value=Figures, partitions=2)
+    per_word = app.store("per-word", value=Figures, default=Figures())
+    per_letter = app.store("per-letter", value=Figures, default=Figures())
+    by_letter = app.repartition(words, lambda record: record.key[0], name="letter")
+
+    @app.task(words, stores=[per_word])
+    def tally(record: sl.Record[str, int]) -> None:
+        per_word[record.key] = now = per_word[record.key].add(record.value)
+        figures.send(record.key, now)
+
+    @app.task(by_letter, stores=[per_letter])
+    def spell(record: sl.Record[str, int]) -> None:
+        per_letter[record.key] = now = per_letter[record.key].add(record.value)
+        letters.send(record.key, now)
+
+    return Pipeline(app, words, figures, letters, per_word, per_letter)
+
+
+def wrong(sent: Mapping[str, list[Figures]], given: Mapping[str, list[int]]) -> list[str]:
+    """What is wrong with the outputs of one stage, by key: lost, doubled, or a figure that is off.
+
+    `given` are the values of each key. Figures depend on the order of the values, which
+    repartitioning may change; so each step must add one value, and all of them those given.
+    """
+    found = []
+    for key in sorted({*sent, *given}):
+        figures, values = sent.get(key, []), given.get(key, [])
+        if [figure.n for figure in figures] != list(range(1, len(values) + 1)):
+            numbers = [figure.n for figure in figures]
+            found.append(
+                f"{key}: {len(values)} values, {len(set(numbers))} different outputs, "
+                f"{len(numbers) - len(set(numbers))} doubled"
+            )
+            continue
+        before, added = Figures(), []
+        for figure in figures:
+            added.append(figure.total - before.total)
+            if figure != before.add(added[-1]):
+                found.append(f"{key}: {before} and {added[-1]} became {figure}")
+            before = figure
+        if sorted(added) != sorted(values):
+            found.append(f"{key}: added {sorted(added)[:9]}, given {sorted(values)[:9]}")
+    return found
+
+
+def by_key(records: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
+    """The values of each key, in order."""
+    found = defaultdict(list)
+    for key, value in records:
+        found[key].append(value)
+    return dict(found)
+
+
+def judge(made: Pipeline, given: Iterable[tuple[str, int]]) -> list[str]:
+    """Hold all that was sent, and both stores, against the input."""
+    records = list(given)
+    words = by_key(records)
+    letters = by_key((word[0], value) for word, value in records)
+    return [
+        *wrong(_sent(made.figures), words),
+        *wrong(_sent(made.letters), letters),
+        *_off(made, made.per_word, words),
+        *_off(made, made.per_letter, letters),
+    ]
+
+
+def _sent(topic: sl.Topic[str, Figures]) -> dict[str, list[Figures]]:
+    rows = topic.to_polars().select("key", "n", "total", "smallest", "largest").iter_rows()
+    return by_key((key, Figures(*figures)) for key, *figures in rows)
+
+
+def _off(
+    made: Pipeline, store: sl.Store[str, Figures], given: Mapping[str, list[int]]
+) -> list[str]:
+    held = made.app.query(store).to_dict()
+    wanted = {key: _fold(values) for key, values in given.items()}
+    return [
+        f"{store.name}: {key} is {held.get(key)}, should be {wanted.get(key)}"
+        for key in sorted({*held, *wanted})
+        if held.get(key) != wanted.get(key)
+    ]
+
+
+def _fold(values: Iterable[int]) -> Figures:
+    figures = Figures()
+    for value in values:
+        figures = figures.add(value)
+    return figures
+
+
+def main() -> None:
+    log, *state = sys.argv[1:]
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    made = pipeline(
+        log,
+        commit_interval_ms=20,
+        session_timeout_ms=2_000,
+        state_dir=state[0] if state else None,
+    )
+    with made.app:
+        made.app.run(progress=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Workers of one app, in threads: each partition at one of them, whoever comes and goes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import changelog
+import strandline as sl
+from changelog.log import Log
+from tests.workers.pipeline import PARTITIONS, Pipeline, judge, pipeline
+
+Eventually = Callable[..., None]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with changelog.open(tmp_path / "log", durability="os") as opened:
+        yield opened
+
+
+class Running:
+    """A worker in a thread of its own."""
+
+    def __init__(self, log: Log, state: Path, **options: Any) -> None:
+        settings = {"commit_interval_ms": 10, "session_timeout_ms": 1_000, **options}
+        self.made: Pipeline = pipeline(log, state_dir=state, **settings)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.made.app.run(progress=False)
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def numbers(self) -> list[int]:
+        """The partitions of `words` that it works on."""
+        worker = self.made.app._worker
+        instances = list(worker.instances) if worker else []
+        return sorted(i.partition for i in instances if i.spec.name == "tally")
+
+    def stop(self) -> None:
+        self.made.app.stop()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+def some(count: int, start: int = 0) -> list[tuple[str, int]]:
+    return [(f"{'abcdefgh'[n % 8]}{n % 40}", n) for n in range(start, start + count)]
+
+
+def test_workers_come_and_go_and_each_record_counts_once(
+    log: Log, tmp_path: Path, eventually: Eventually
+) -> None:
+    one = Running(log, tmp_path / "state")
+    given = some(2_000)
+    one.made.words.append(given)
+    eventually(lambda: one.numbers == list(range(PARTITIONS)), what="all at the first")
+
+    two = Running(log, tmp_path / "state")
+    eventually(lambda: len(one.numbers) == len(two.numbers) == 2, what="sharing")
+    assert sorted(one.numbers + two.numbers) == list(range(PARTITIONS))
+    more = some(2_000, start=2_000)
+    one.made.words.append(more)
+
+    one.stop()
+    eventually(lambda: two.numbers == list(range(PARTITIONS)), what="all at the second")
+    last = some(500, start=4_000)
+    two.made.words.append(last)
+    with pipeline(log, state_dir=tmp_path / "state").app as third:
+        third.run(until="idle", progress=False)
+    two.stop()
+    assert judge(two.made, [*given, *more, *last]) == []
+
+
+def test_until_idle_means_the_whole_app(log: Log, tmp_path: Path, eventually: Eventually) -> None:
+    """A worker that has nothing to do waits for those that have."""
+    slow = Running(log, tmp_path / "state", commit_records=50)
+    eventually(lambda: len(slow.numbers) == PARTITIONS, what="the first one at work")
+    given = some(3_000)
+    slow.made.words.append(given)
+    other = pipeline(log, state_dir=tmp_path / "state")
+    with other.app:
+        other.app.run(until="idle", progress=False)
+        assert judge(other, given) == []
+    slow.stop()
+
+
+def test_a_poison_record_stops_its_task_everywhere_and_nothing_else(
+    log: Log, tmp_path: Path
+) -> None:
+    handled: list[str] = []
+
+    def made() -> sl.App:
+        app = sl.App("picky", log=log, state_dir=tmp_path / "state")
+        words = app.topic("words", value=int, partitions=2)
+
+        @app.task(words)
+        def pick(record: sl.Record[str, int]) -> None:
+            if record.value < 0:
+                raise ValueError("not that one")
+            handled.append(record.key)
+
+        return app
+
+    first, second = made(), made()
+    words = first.declared.topics["words"]
+    words.append([("a", 1), ("b", 1), ("c", -1), ("d", 1)])
+    errors: list[BaseException] = []
+
+    def run(app: sl.App) -> None:
+        try:
+            app.run(until="idle", progress=False, timeout=30)
+        except sl.TaskFailed as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(app,)) for app in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+        assert not thread.is_alive()
+    assert errors, "somebody has met it"
+    assert {"a", "b"} <= set(handled) | {"d"}
+
+
+def test_a_group_shows_who_works_on_what(log: Log, tmp_path: Path, eventually: Eventually) -> None:
+    one = Running(log, tmp_path / "state")
+    eventually(lambda: len(one.numbers) == PARTITIONS, what="at work")
+    info = log.broker.describe_group("pipeline")
+    [member] = info.members
+    assert {tp.topic for tp in member.held} == {"words", "pipeline-letter-repartition"}
+    one.stop()
+    assert log.broker.describe_group("pipeline").members == []
