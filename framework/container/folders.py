@@ -18,8 +18,15 @@ class StoreFolders:
     root: Path | None
     clock: Clock
 
-    def open(self, spec: StoreSpec[Any, Any], partition: int) -> PartitionStore[Any, Any]:
-        """One partition of a store. Raises StorageFailed, FutureFormat."""
+    def open(
+        self, spec: StoreSpec[Any, Any], partition: int, lock_timeout: float = 0.0
+    ) -> PartitionStore[Any, Any]:
+        """One partition of a store. Raises StorageFailed, FutureFormat.
+
+        A holder that does not let go within `lock_timeout` seconds is stalled: the store is
+        restored into a fresh folder beside its own then.
+        """
         if self.root is None:
             return open_store(replace(spec, engine="memory"), clock=self.clock)
-        return open_store(spec, self.root / spec.name / str(partition), clock=self.clock)
+        folder = self.root / spec.name / str(partition)
+        return open_store(spec, folder, clock=self.clock, lock_timeout=lock_timeout)

@@ -29,6 +29,7 @@ from framework.container.positions import position_of
 from framework.container.restore import OnRestore, RestoreProgress, restore_stores
 from framework.task import TaskSpec
 from framework.topic import Topic
+from statestore.spec import StoreSpec
 from statestore.store import PartitionStore
 
 _log = logging.getLogger("strandline")
@@ -38,6 +39,9 @@ Committed = Mapping[TopicPartition, CommittedOffset]
 Ends = Mapping[TopicPartition, PartitionOffsets]
 AnyStore = PartitionStore[Any, Any]
 NONE: Partitions = frozenset()
+LOCK_PATIENCE_S = 5.0
+"""How long the locks of stores are waited for, all together. Whoever held a partition before has
+let go, is dead, or is stalled; after a change of the log's owner it may take him a moment."""
 
 
 class Abandoned(Exception):
@@ -215,10 +219,11 @@ class TaskManager:
         # Waits for open transactions with offsets of these partitions: their last holder's.
         committed = patiently(lambda: self._broker.committed(self._app, opening.partitions))
         ends = self._broker.offsets(opening.partitions)
+        deadline = self._clock.monotonic() + LOCK_PATIENCE_S
         parts: list[Parts] = []
         try:
             for spec, number in self._wanted(opening.partitions):
-                parts.append(self._parts(spec, number, committed, ends))
+                parts.append(self._parts(spec, number, committed, ends, deadline))
             self._restore(opening, parts)
         except BaseException:
             _release(parts)
@@ -234,7 +239,13 @@ class TaskManager:
             if TopicPartition(spec.inputs[0].name, number) in partitions
         ]
 
-    def _parts(self, spec: TaskSpec, number: int, committed: Committed, ends: Ends) -> Parts:
+    def _parts(
+        self, spec: TaskSpec, number: int, committed: Committed, ends: Ends, deadline: float
+    ) -> Parts:
+        def opened(store: StoreSpec[Any, Any]) -> AnyStore:
+            left = max(0.0, deadline - self._clock.monotonic())
+            return self._folders.open(store, number, left)
+
         inputs = []
         for topic in spec.inputs:
             tp = TopicPartition(topic.name, number)
@@ -243,9 +254,9 @@ class TaskManager:
         parts = Parts(spec, number, inputs, [], None)
         try:
             for store in spec.stores:
-                parts.stores.append(self._folders.open(store.spec, number))
+                parts.stores.append(opened(store.spec))
             if spec.has_timers:
-                parts.timer_store = self._folders.open(spec.timer_store, number)
+                parts.timer_store = opened(spec.timer_store)
         except BaseException:
             _release([parts])
             raise

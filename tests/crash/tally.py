@@ -185,7 +185,9 @@ class TwinFolders(StoreFolders):
 
     storage: Storage
 
-    def open(self, spec: StoreSpec[Any, Any], partition: int) -> PartitionStore[Any, Any]:
+    def open(
+        self, spec: StoreSpec[Any, Any], partition: int, lock_timeout: float = 0.0
+    ) -> PartitionStore[Any, Any]:
         engine = SnapshotEngine(self.storage, f"{STATE}/{APP}/{spec.name}/{partition}")
         return open_store(spec, clock=self.clock, engine=engine)
 

@@ -1,0 +1,82 @@
+"""Workers as processes that can be killed, stopped and continued."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BOUND_SECONDS = 120.0
+"""No process lives longer, whatever becomes of the test."""
+
+
+class Process:
+    """One process of a module, its output in a file."""
+
+    def __init__(
+        self, arguments: Sequence[str], said: Path, *, bound: float = BOUND_SECONDS
+    ) -> None:
+        self.said = said
+        with said.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+        self.pid = self._process.pid
+        self._bound = threading.Timer(bound, self._process.kill)
+        self._bound.daemon = True
+        self._bound.start()
+
+    def text(self) -> str:
+        return self.said.read_text(errors="replace")
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def freeze(self) -> None:
+        """As a suspended machine, or a debugger, would."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """At once, without a farewell."""
+        self._process.kill()
+        self._process.wait(30)
+        self._bound.cancel()
+
+    def end(self, timeout: float = 30.0) -> int:
+        """In order; its exit status."""
+        self._process.terminate()
+        status = self._process.wait(timeout)
+        self._bound.cancel()
+        return status
+
+
+def worker(log: str | Path, said: Path, state: Path | None = None) -> Process:
+    """A worker of the pipeline."""
+    where = [] if state is None else [str(state)]
+    return Process(["tests.workers.pipeline", str(log), *where], said)
+
+
+@contextmanager
+def ending(processes: list[Process]) -> Iterator[None]:
+    """None of them outlives the block."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.is_running:
+                process.thaw()
+                process.kill()

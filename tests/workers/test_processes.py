@@ -1,0 +1,158 @@
+"""Workers as processes: killed, frozen past their session, with their owner dead or frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import changelog
+from changelog.errors import StrandlineError
+from tests.workers.pipeline import Pipeline, judge, pipeline
+from tests.workers.processes import Process, ending, worker
+
+Eventually = Callable[..., None]
+Words = list[tuple[str, int]]
+WORKERS = 2
+
+
+class Cluster:
+    """A log, workers as processes, and a pen to write input with."""
+
+    def __init__(self, folder: Path, eventually: Eventually) -> None:
+        self.path = folder / "log"
+        self.processes: list[Process] = []
+        self.given: Words = []
+        self._folder = folder
+        self._eventually = eventually
+        self._made: Pipeline | None = None
+
+    @property
+    def made(self) -> Pipeline:
+        """The app, opened where the log is."""
+        if self._made is None:
+            self._made = pipeline(str(self.path))
+            self._made.app.prepare()
+        return self._made
+
+    def start(self, count: int = WORKERS) -> list[Process]:
+        new = []
+        for _ in range(count):
+            said = self._folder / f"worker-{len(self.processes)}.log"
+            new.append(worker(self.path, said))
+            self.processes.append(new[-1])
+        return new
+
+    def write(self, count: int) -> None:
+        start = len(self.given)
+        more = [(f"{'abcdefgh'[n % 8]}{n % 40}", n) for n in range(start, start + count)]
+        self.made.words.append(more)
+        self.given += more
+
+    def shared(self, among: int) -> None:
+        """Wait until so many members hold everything together, evenly."""
+
+        def is_shared() -> bool:
+            held = [len(m.held) for m in self.members()]
+            return len(held) == among and sum(held) == 8 and max(held) - min(held) <= 1
+
+        self._eventually(is_shared, what=f"sharing among {among}")
+
+    def members(self) -> list[changelog.groups.MemberInfo]:
+        return list(self.made.app.broker.describe_group("pipeline").members)
+
+    def handled(self) -> None:
+        """Wait until all that was written is committed."""
+        self._eventually(self.is_done, timeout=60, what="all records committed")
+
+    def is_done(self) -> bool:
+        broker = self.made.app.broker
+        try:
+            inputs = ("words", "pipeline-letter-repartition")
+            every = [
+                changelog.TopicPartition(topic, number)
+                for topic in inputs
+                for number in range(broker.topic(topic).partitions)
+            ]
+            committed = broker.committed("pipeline", every, require_stable=False)
+            ends = broker.offsets(every)
+        except StrandlineError:
+            return False
+        return all(
+            (committed[tp].offset if tp in committed else 0) >= ends[tp].high_watermark
+            for tp in every
+        )
+
+    def judge(self) -> None:
+        assert judge(self.made, self.given) == []
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.app.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, eventually: Eventually) -> Iterator[Cluster]:
+    made = Cluster(tmp_path, eventually)
+    with ending(made.processes):
+        yield made
+        made.close()
+
+
+def test_a_killed_worker_is_noticed_at_once_and_the_others_go_on(cluster: Cluster) -> None:
+    one, two = cluster.start()
+    cluster.shared(2)
+    cluster.write(3_000)
+    one.kill()
+    cluster.write(3_000)
+    cluster.shared(1)
+    cluster.handled()
+    cluster.judge()
+    assert two.end() == 0
+    cluster.judge()
+
+
+def test_a_worker_frozen_past_its_session_changes_nothing_says_so_and_joins_again(
+    cluster: Cluster, eventually: Eventually
+) -> None:
+    one, _ = cluster.start()
+    cluster.shared(2)
+    cluster.write(2_000)
+    one.freeze()
+    cluster.write(2_000)
+    cluster.shared(1)
+    cluster.handled()
+    cluster.judge()
+    one.thaw()
+    cluster.write(1_000)
+    cluster.shared(2)
+    cluster.write(1_000)
+    cluster.handled()
+    cluster.judge()
+    eventually(lambda: "this worker was fenced" in one.text(), what="the fenced one says so")
+
+
+def test_the_owner_is_killed_under_load_and_another_takes_over(cluster: Cluster) -> None:
+    owner = Process(["framework.cli", "serve", str(cluster.path)], cluster.path.parent / "owner")
+    cluster.processes.append(owner)
+    cluster._eventually(lambda: "serving" in owner.text() or "owns" in owner.text())
+    cluster.start()
+    cluster.shared(2)
+    cluster.write(2_000)
+    owner.kill()
+    cluster.write(2_000)
+    cluster.shared(2)
+    cluster.handled()
+    cluster.judge()
+
+
+def test_everybody_is_killed_and_new_ones_go_on(cluster: Cluster) -> None:
+    workers = cluster.start()
+    cluster.shared(2)
+    cluster.write(4_000)
+    for process in workers:
+        process.kill()
+    cluster.start(1)
+    cluster.handled()
+    cluster.judge()
