@@ -32,7 +32,7 @@ class Place(Protocol):
         ...
 
     def holds(self, partitions: Collection[TopicPartition]) -> None:
-        """Say what it holds from now on."""
+        """Say what it holds from now on; a loss is told by `allowed`, not here."""
         ...
 
     def leave(self) -> None:

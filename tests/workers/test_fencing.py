@@ -1,0 +1,222 @@
+"""Two holders of a partition never both commit, whichever step they stopped at.
+
+The first worker is stopped before and after each call that it makes to the log, from its joining
+to its commits. While it sleeps it is put out of the group, the second one takes over its
+partitions, handles what is there and commits. Then the first goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from changelog.broker import Broker
+from changelog.clock import ManualClock
+from changelog.embedded.groups.groups import Groups
+from changelog.embedded.owner import Owner
+from changelog.errors import MemberFenced
+from changelog.groups import Subscription
+from changelog.records import TopicPartition
+from changelog.storage import MemoryStorage
+from framework.container.folders import StoreFolders
+from framework.container.running import worker_on
+from framework.container.worker import Worker
+from framework.options import Guarantee
+from tests.workers.pipeline import Pipeline, judge, pipeline
+
+ALL = bool(os.environ.get("STRANDLINE_ALL_STEPS"))
+"""Try every step, which takes minutes."""
+GIVEN = [(f"{'abc'[n % 3]}{n % 7}", n) for n in range(60)]
+LATER = [(f"{'abc'[n % 3]}{n % 7}", n) for n in range(60, 90)]
+
+
+class Story(NamedTuple):
+    """How it went."""
+
+    point: str
+    """Where the first worker slept; empty if it has fewer steps."""
+    calls: list[str]
+    """What the first worker asked of the log."""
+    wrong: list[str]
+    more: int
+    """How much more than was given has been counted; below 0 it is less."""
+
+
+class Seated:
+    """A member that beats only when it is asked what it may hold."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.member = broker.join_group(
+            "pipeline",
+            Subscription(
+                ("pipeline-letter-repartition", "words"), together=[["words"]], client="test"
+            ),
+        )
+        self._calls = 0
+        self._seen = 0
+        self._holds: Collection[TopicPartition] = ()
+
+    def allowed(self) -> frozenset[TopicPartition]:
+        self._calls += 1
+        grant = self._broker.beat_group(self.member, self._calls, self._seen, self._holds)
+        self._seen = grant.number
+        return frozenset(grant.partitions)
+
+    def holds(self, partitions: Collection[TopicPartition]) -> None:
+        self._holds = partitions
+        with contextlib.suppress(MemberFenced):  # it is told when it asks what it may hold
+            self.allowed()
+
+    def leave(self) -> None:
+        self._broker.leave_group(self.member)
+
+
+class Interrupted:
+    """The log, as the first worker sees it: at one of its calls something else comes between."""
+
+    def __init__(self, broker: Broker, at: int, *, after: bool, meanwhile: Callable[[], None]):
+        self.calls: list[str] = []
+        self.point = ""
+        self._broker = broker
+        self._at = at
+        self._after = after
+        self._meanwhile = meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._broker, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            self.calls.append(name)
+            is_it = len(self.calls) == self._at
+            if is_it and not self._after:
+                self.point = f"before {name}"
+                self._meanwhile()
+            answer = method(*args, **options)
+            if is_it and self._after:
+                self.point = f"after {name}"
+                self._meanwhile()
+            return answer
+
+        return call
+
+
+class World:
+    """A log, and two workers of which the first is interrupted once."""
+
+    def __init__(self, at: int, *, after: bool, guarantee: Guarantee, late: bool) -> None:
+        self.clock = ManualClock()
+        self.owner = Owner(MemoryStorage(), clock=self.clock, background=False)
+        self.late = late
+        self.options = {"processing_guarantee": guarantee, "commit_records": 20}
+        self.broker = Interrupted(self.owner, at, after=after, meanwhile=self.meanwhile)
+        self.first_app = pipeline(self.owner, clock=self.clock, **self.options)
+        self.first_app.app.prepare()
+        self.first_app.words.append(GIVEN)
+        self.second_app = pipeline(self.owner, clock=self.clock, **self.options)
+        self.second: Worker | None = None
+        self.ready = False
+        self.first = self.worker(self.first_app, self.broker)
+
+    def worker(self, made: Pipeline, broker: Any) -> Worker:
+        folders = StoreFolders(None, self.clock)
+        worker = worker_on(
+            broker, made.app.declared, self.clock, made.app.options, folders, alone=True
+        )
+        worker._seat._join = lambda: Seated(broker)
+        return worker
+
+    def run(self) -> None:
+        """The first works; is interrupted; both go on."""
+        self.ready = True
+        if not self.late:
+            self.second = self.worker(self.second_app, self.owner)
+        for _ in range(12):
+            self.first.cycle(limit=11)
+        self.first.commit()
+        self.first_app.words.append(LATER)
+        for _ in range(15):
+            self.first.cycle()
+            if self.second is not None:
+                self.second.cycle()
+        for worker in filter(None, (self.first, self.second)):
+            worker.commit()
+
+    def meanwhile(self) -> None:
+        """The first has slept: it is out, and the second does all there is."""
+        if not self.ready:
+            return
+        for _ in range(5):
+            self.clock.advance(3_000)
+            self.owner.tick()
+            if self.second is not None:  # it is awake, and heard of
+                self.second.cycle()
+        if self.second is None:
+            self.second = self.worker(self.second_app, self.owner)
+        for _ in range(12):
+            self.second.cycle()
+        self.second.commit()
+
+    def close(self) -> None:
+        for worker in filter(None, (self.first, self.second)):
+            worker.close()
+        self.owner.close()
+
+
+def story(at: int, *, after: bool, late: bool, guarantee: Guarantee = "exactly_once") -> Story:
+    world = World(at, after=after, guarantee=guarantee, late=late)
+    world.run()
+    made, given = world.first_app, [*GIVEN, *LATER]
+    counted = made.app.query(made.per_word).to_dict()
+    wanted = Counter(word for word, _ in given)
+    more = sum(counted[word].n - wanted[word] for word in wanted)
+    found = Story(world.broker.point, list(world.broker.calls), judge(made, given), more)
+    world.close()
+    return found
+
+
+def stories(**how: Any) -> Iterator[Story]:
+    """One for each of the steps; or for the first, the last, and one in the middle of each kind."""
+    names = story(0, **how).calls
+    steps = range(1, len(names) + 1)
+    if not ALL:
+        by_name = [[at for at in steps if names[at - 1] == name] for name in sorted(set(names))]
+        steps = sorted({at for kind in by_name for at in (kind[0], kind[len(kind) // 2], kind[-1])})
+    for at in steps:
+        told = story(at, **how)
+        assert told.point
+        yield told
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["beside it", "in its slot"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_whichever_step_it_sleeps_at_nothing_counts_twice_and_nothing_is_lost(
+    after: bool, late: bool
+) -> None:
+    points = set()
+    for told in stories(after=after, late=late):
+        assert told.wrong == [], told.point
+        points.add(told.point.split()[1])
+    assert {"join_group", "init_producer", "beat_group", "committed", "offsets"} <= points
+    assert {"fetch", "append", "add_offsets", "end_transaction"} <= points
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
+def test_the_weaker_guarantees_err_to_their_side_only(guarantee: Guarantee) -> None:
+    """What a sleeper writes on waking would count on a state that has gone on without it."""
+    for told in stories(after=False, late=False, guarantee=guarantee):
+        if guarantee == "at_least_once":
+            assert told.more >= 0, told.point
+        else:
+            assert told.more <= 0, told.point
+
+
+def test_the_story_can_end_badly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check of members, what a sleeper has done counts although it was done again."""
+    monkeypatch.setattr(Groups, "check_commit", lambda *_: None)
+    assert any(story(at, after=False, late=False).wrong for at in range(1, 400, 3))
