@@ -366,7 +366,9 @@ class App:
         its own; `await app.run_async(...)` does not block the loop.
 
         Raises TaskFailed when a task instance has stopped at a record, after the others are
-        done; InvalidConfig; Fenced.
+        done; InvalidConfig.
+
+        Processes that run the same app share its partitions; "idle" is asked of all of it.
         """
         if until not in (None, "idle"):
             raise InvalidConfig(f'run(until=...) is None or "idle", got {until!r}')
