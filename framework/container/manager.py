@@ -132,6 +132,7 @@ class TaskManager:
     def open(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to bring back the tasks of these partitions."""
         opening = Opening(frozenset(partitions))
+        _log.info("app %s takes up %s", self._app, _named(partitions))
         self._openings.append(opening)
         if self._pool is not None:
             opening.result = self._pool.submit(self._bring_back, opening)
@@ -168,6 +169,7 @@ class TaskManager:
 
     def close(self, partitions: Collection[TopicPartition]) -> None:
         """Give these partitions up: what is committed goes to the engines first."""
+        _log.info("app %s gives up %s", self._app, _named(partitions))
         for opening in [o for o in self._openings if not o.partitions.isdisjoint(partitions)]:
             self._abandon(opening)
         leaving = [i for i in self.instances if not _inputs(i).isdisjoint(partitions)]
@@ -274,7 +276,13 @@ class TaskManager:
             for part in parts
             for store in part.all_stores
         ]
-        restore_stores(stores, self._broker, threads=self._restore_threads, on_restore=report)
+        done = restore_stores(
+            stores, self._broker, threads=self._restore_threads, on_restore=report
+        )
+        _log.info(
+            "app %s has %d store partitions back: %d records replayed in %.3f s",
+            *(self._app, done.partitions, done.records, done.seconds),
+        )
 
     def _abandon(self, opening: Opening) -> None:
         """Let go of what is on its way."""
@@ -313,6 +321,10 @@ def _start(task: str, tp: TopicPartition, committed: Committed, log_start: int) 
             *(task, tp, log_start, position),
         )
     return max(position, log_start)
+
+
+def _named(partitions: Collection[TopicPartition]) -> str:
+    return ", ".join(map(str, sorted(partitions)))
 
 
 def _inputs(instance: TaskInstance) -> Partitions:

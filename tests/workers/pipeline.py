@@ -6,7 +6,7 @@
 Each change of a figure is sent, so a record that was lost, handled twice, or handled on a state
 that lacks another one shows in the outputs.
 
-    python -m tests.workers.pipeline LOG [STATE]      runs a worker until it is told to stop
+    python -m tests.workers.pipeline LOG [GUARANTEE]      runs a worker until it is told to stop
 """
 
 from __future__ import annotations
@@ -149,13 +149,13 @@ def _fold(values: Iterable[int]) -> Figures:
 
 
 def main() -> None:
-    log, *state = sys.argv[1:]
+    log, *guarantee = sys.argv[1:]
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     made = pipeline(
         log,
         commit_interval_ms=20,
         session_timeout_ms=2_000,
-        state_dir=state[0] if state else None,
+        processing_guarantee=guarantee[0] if guarantee else "exactly_once",
     )
     with made.app:
         made.app.run(progress=False)

@@ -64,10 +64,11 @@ class Process:
         return status
 
 
-def worker(log: str | Path, said: Path, state: Path | None = None) -> Process:
+def worker(
+    log: str | Path, said: Path, guarantee: str = "exactly_once", bound: float = BOUND_SECONDS
+) -> Process:
     """A worker of the pipeline."""
-    where = [] if state is None else [str(state)]
-    return Process(["tests.workers.pipeline", str(log), *where], said)
+    return Process(["tests.workers.pipeline", str(log), guarantee], said, bound=bound)
 
 
 @contextmanager

@@ -1,0 +1,294 @@
+"""Workers, owner and disk are struck at random while producers write; then everything is counted.
+
+    python -m tests.chaos.chaos [--minutes M] [--seed N] [--workers N] [--guarantee G]
+
+One blow after another, as the seed says. The log is in a small file system of its own (tmpfs, for
+which the program runs itself again in a mount namespace), so that its disk can be full. Ends
+with 1 if a promise was broken; with `--guarantee at_least_once` the same run doubles records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from changelog.embedded.checking.findings import Severity
+from changelog.embedded.checking.folder import check_log
+from changelog.storage import LocalStorage
+from statestore.checking import check_stores
+from tests.chaos.field import Field, wait_for
+from tests.workers.pipeline import Figures, pipeline
+
+WITHIN = "STRANDLINE_CHAOS_FOLDER"
+"""The folder that is a file system of its own."""
+PAUSES = (0.2, 0.5, 1.0, 2.0)
+FREEZE = (0.5, 1.5, 3.5)
+"""Seconds; the session is 2 s long."""
+FULL_SECONDS = 2.5
+
+
+@dataclass
+class Report:
+    """What happened."""
+
+    seed: int
+    seconds: float = 0.0
+    blows: Counter[str] = field(default_factory=Counter)
+    takeovers: list[float] = field(default_factory=list)
+    """Seconds from the owner's death to the next answer."""
+    records: int = 0
+    outputs: int = 0
+    deleted: int = 0
+    fences: int = 0
+    rebalances: int = 0
+    restores: list[float] = field(default_factory=list)
+    replayed: int = 0
+    pens_repeated: int = 0
+    lost: int = 0
+    doubled: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        takeovers, restores = sorted(self.takeovers), sorted(self.restores)
+        return [
+            f"seed {self.seed}, {self.seconds:.0f} s: {self.records:,} records in, {self.outputs:,} out",
+            f"{self.deleted:,} records deleted while producers ran",
+            "  ".join(f"{number} × {blow}" for blow, number in sorted(self.blows.items())),
+            f"{self.fences} fences, {self.rebalances} rebalances",
+            f"{self.pens_repeated} transactions of producers aborted and written again",
+            f"{len(takeovers)} takeovers: {_spread(takeovers)}",
+            f"{len(restores)} restores, {self.replayed:,} records replayed: {_spread(restores)}",
+            f"lost {self.lost}, doubled {self.doubled}",
+            *(f"WRONG {what}" for what in self.wrong),
+        ]
+
+
+class Chaos:
+    """Blows, one after another."""
+
+    def __init__(self, on: Field, report: Report, seed: int) -> None:
+        self.field = on
+        self.report = report
+        self.chance = random.Random(seed)
+        self._blows: list[tuple[int, Callable[[], None]]] = [
+            (5, self.kill_worker),
+            (3, self.kill_owner),
+            (4, self.freeze_worker),
+            (1, self.freeze_owner),
+            (3, self.restart_worker),
+            (2, self.come_or_go),
+            (1, self.fill_disk),
+            (3, self.delete_what_was_read),
+        ]
+
+    def strike(self) -> None:
+        """The next blow, and what has gone is there again."""
+        weights = [weight for weight, _ in self._blows]
+        [(_, blow)] = self.chance.choices(self._blows, weights)
+        blow()
+        self.report.blows[blow.__name__.replace("_", " ")] += 1
+        pause(self.chance.choice(PAUSES))
+
+    def every_kind(self) -> None:
+        for _, blow in self._blows:
+            blow()
+            self.report.blows[blow.__name__.replace("_", " ")] += 1
+
+    def kill_worker(self) -> None:
+        slot = self.chance.choice(self.field.running())
+        self.field.process(slot).kill()
+        pause(self.chance.choice(PAUSES))
+        self.field.start(slot)
+
+    def kill_owner(self) -> None:
+        """Whoever it is: a worker, or a process that has nothing else to do."""
+        pid = self.field.owner()
+        if pid is None:
+            return
+        os.kill(pid, signal.SIGKILL)
+        gone = time.monotonic()
+        wait_for(lambda: self.field.owner() not in (None, pid), 30, "another owner")
+        self.field.ends()
+        self.report.takeovers.append(time.monotonic() - gone)
+        for slot, process in enumerate(self.field.slots):
+            if process is not None and process.pid == pid:
+                process.kill()
+                self.field.start(slot)
+
+    def freeze_worker(self) -> None:
+        slot = self.chance.choice(self.field.running())
+        self.field.process(slot).freeze()
+        pause(self.chance.choice(FREEZE))
+        self.field.process(slot).thaw()
+
+    def freeze_owner(self) -> None:
+        pid = self.field.owner()
+        if pid is not None:
+            os.kill(pid, signal.SIGSTOP)
+            pause(self.chance.choice(FREEZE))
+            os.kill(pid, signal.SIGCONT)
+
+    def restart_worker(self) -> None:
+        slot = self.chance.choice(self.field.running())
+        status = self.field.process(slot).end(60)
+        if status:
+            self.report.wrong.append(f"a worker ended with {status}: {self._said(slot)}")
+        self.field.start(slot)
+
+    def come_or_go(self) -> None:
+        """One worker more for a while, or one fewer."""
+        if len(self.field.slots) > 2 and self.chance.random() < 0.5:
+            slot = self.chance.choice(self.field.running())
+            self.field.process(slot).end(60)
+            pause(2 * self.chance.choice(PAUSES))
+            self.field.start(slot)
+        else:
+            self.field.slots.append(None)
+            self.field.start(len(self.field.slots) - 1)
+            pause(2 * self.chance.choice(PAUSES))
+            self.field.process(-1).end(60)
+            del self.field.slots[-1]
+
+    def fill_disk(self) -> None:
+        self.field.fill_disk()
+        pause(FULL_SECONDS)
+        self.field.free_disk()
+
+    def delete_what_was_read(self) -> None:
+        self.report.deleted += self.field.delete_read()
+
+    def _said(self, slot: int) -> str:
+        return self.field.process(slot).text()[-2000:]
+
+
+def run(folder: Path, *, seconds: float, seed: int, workers: int, guarantee: str) -> Report:
+    """So many seconds of it, and the count."""
+    report, begun = Report(seed), time.monotonic()
+    on = Field(folder, workers=workers, seed=seed, guarantee=guarantee, bound=seconds + 600)
+    try:
+        chaos = Chaos(on, report, seed)
+        wait_for(lambda: on.scribe.records > 1_000, 60, "the first records")
+        chaos.every_kind()
+        while time.monotonic() - begun < seconds:
+            report.wrong += on.unexpected_ends()
+            if report.wrong:
+                break
+            chaos.strike()
+        on.settle(180)
+        report.wrong += on.left_open()
+        on.close()
+    except BaseException:
+        on.kill_all()
+        print(on.text()[-20_000:], file=sys.stderr)
+        raise
+    report.seconds = time.monotonic() - begun
+    count(on, report)
+    report.wrong += at_rest(on)
+    return report
+
+
+def count(on: Field, report: Report) -> None:
+    """Hold what came out against what went in."""
+    scribe, said = on.scribe, on.text()
+    acknowledged = Counter(value for pen in on.pens for value in pen.acknowledged)
+    more, fewer = scribe.values - acknowledged, acknowledged - scribe.values
+    if more or fewer:
+        report.wrong.append(
+            f"input: {more.total()} too many, {fewer.total()} acknowledged and lost"
+        )
+    stages = scribe.stages.values()
+    report.records = scribe.records
+    report.outputs = sum(figures.n for stage in stages for figures in stage.last.values())
+    report.lost = sum(stage.lost for stage in stages)
+    report.doubled = sum(stage.doubled for stage in stages)
+    report.wrong += scribe.wrong + [what for stage in stages for what in stage.wrong()][:10]
+    report.pens_repeated = sum(pen.repeats for pen in on.pens)
+    report.fences = said.count("this worker was fenced")
+    report.rebalances = said.count("takes up") + said.count("gives up")
+    for records, took in re.findall(r"partitions back: (\d+) records replayed in ([\d.]+) s", said):
+        report.replayed += int(records)
+        report.restores.append(float(took))
+
+
+def at_rest(on: Field) -> list[str]:
+    """What is wrong with the files that are left: the log, the stores, their content."""
+    folder = LocalStorage(on.log)
+    wait_for(lambda: on.owner() is None, 60, "the last owner to leave")
+    checked = check_log(folder)
+    check_stores(on.log, checked)
+    findings = checked.report.findings
+    found = [f"{f.file}: {f.what}" for f in findings if f.severity > Severity.NOTE]
+    made = pipeline(str(on.log))
+    with made.app:
+        for store, stage in ((made.per_word, "figures"), (made.per_letter, "letters")):
+            held: dict[str, Figures] = made.app.query(store).to_dict()
+            wanted = dict(on.scribe.stages[stage].given)
+            if held != wanted:
+                off = [key for key in wanted if held.get(key) != wanted[key]]
+                found.append(f"store {store.name}: {len(off)} keys are off, as {off[:3]}")
+    return found
+
+
+def within_small_disk(arguments: list[str], size: str) -> int:
+    """Run again where a folder is a file system of its own."""
+    with tempfile.TemporaryDirectory(prefix="strandline-chaos-") as folder:
+        command = [
+            *("unshare", "--mount", "sh", "-c"),
+            f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"',
+            *(folder, sys.executable, "-m", "tests.chaos.chaos", *arguments),
+        ]
+        return subprocess.run(command, env={**os.environ, WITHIN: folder}, check=False).returncode
+
+
+def pause(seconds: float) -> None:
+    """What is between two blows is not waited for: it is the length of a blow."""
+    threading.Event().wait(seconds)
+
+
+def _spread(seconds: list[float]) -> str:
+    if not seconds:
+        return "none"
+    at = [seconds[0], seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.95)], seconds[-1]]
+    return "least, median, p95, most: " + ", ".join(f"{value * 1000:,.0f} ms" for value in at)
+
+
+def main() -> int:
+    """Run it; 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(description="Blows at random, and a count.")
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--guarantee", default="exactly_once")
+    parser.add_argument("--size", default="6g", help="of the small file system")
+    options = parser.parse_args()
+    if WITHIN not in os.environ:
+        return within_small_disk([*sys.argv[1:], "--seed", str(options.seed)], options.size)
+    folder = Path(os.environ[WITHIN])
+    print(f"seed {options.seed}", flush=True)
+    report = run(
+        folder,
+        seconds=options.minutes * 60,
+        seed=options.seed,
+        workers=options.workers,
+        guarantee=options.guarantee,
+    )
+    print(*report.lines(), sep="\n")
+    shutil.rmtree(folder / "log", ignore_errors=True)
+    return int(bool(report.wrong or report.lost or report.doubled))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

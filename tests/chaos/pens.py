@@ -1,0 +1,100 @@
+"""Producers that write while everything around them breaks, and know what was acknowledged."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+from changelog.broker import Broker
+from changelog.client.producer import Producer
+from changelog.client.standing import State
+from changelog.errors import (
+    ProducerFenced,
+    Retriable,
+    StorageFailed,
+    StrandlineError,
+    TransactionAborted,
+)
+from tests.workers.pipeline import Pipeline
+
+LETTERS = "abcdefgh"
+WORDS = 25
+"""Of each letter."""
+PAUSE_SECONDS = 0.05
+
+
+class Pen:
+    """Writes transactions, each over and over until it is known to be committed, and once."""
+
+    def __init__(self, made: Pipeline, number: int, seed: int, wait: Callable[[], bool]) -> None:
+        self.acknowledged: list[int] = []
+        self.repeats = 0
+        """Transactions that were aborted, and written again."""
+        self._made = made
+        self._broker: Broker = made.app.broker
+        self._id = f"pen-{number}"
+        self._first = number * 10**9
+        self._chance = random.Random(f"{seed}/{number}")
+        self._must_wait = wait
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End when what is being written is committed."""
+        self._stop.set()
+        self._thread.join(120)
+        assert not self._thread.is_alive(), f"{self._id} does not come to an end"
+
+    def _write(self) -> None:
+        producer, value = self._producer(), self._first
+        while not self._stop.is_set():
+            if self._must_wait():
+                self._stop.wait(PAUSE_SECONDS)
+                continue
+            size = self._chance.choice([1, 20, 100, 300])
+            values = list(range(value, value + size))
+            value += size
+            words = [
+                f"{self._chance.choice(LETTERS)}{self._chance.randrange(WORDS)}" for _ in values
+            ]
+            while not self._try(producer, words, values):
+                self.repeats += 1
+                self._stop.wait(PAUSE_SECONDS)
+                producer = self._producer()
+            self.acknowledged += values
+
+    def _try(self, producer: Producer, words: list[str], values: list[int]) -> bool:
+        """Write one transaction; whether it is committed. False: it is not, and never will be."""
+        topic = self._made.words
+        now = self._made.app.clock.now_ms()
+        keys = topic.keys.encode([topic.keys.item(word) for word in words]).to_pylist()
+        items = topic.values.encode([topic.values.item(value) for value in values]).to_pylist()
+        try:
+            producer.begin_transaction()
+            producer.append_columns("words", keys, items, [now] * len(keys))
+            producer.commit_transaction()
+            return True
+        except StrandlineError:
+            return self._settle(producer)
+
+    def _settle(self, producer: Producer) -> bool:
+        """Find out what became of the transaction."""
+        while producer.state is State.IN_DOUBT:
+            try:
+                producer.commit_transaction()
+                return True
+            except (TransactionAborted, ProducerFenced):
+                return False
+            except (Retriable, StorageFailed):
+                threading.Event().wait(PAUSE_SECONDS)
+        return False
+
+    def _producer(self) -> Producer:
+        """A new one, which aborts what the one before left open."""
+        while True:
+            try:
+                return Producer(self._broker, transactional_id=self._id)
+            except (Retriable, StorageFailed):
+                threading.Event().wait(PAUSE_SECONDS)
