@@ -9,11 +9,12 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 PYTHON  ?=
+MINUTES ?= 5
 PYTEST  := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick battery lowest lint format types bench wheel clean
+.PHONY: help demo test quick battery chaos lowest lint format types bench wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +31,9 @@ quick: $(STAMP)  ## The tests that take no JVM and no patience
 battery: $(STAMP)  ## Every step as a crash point, and 200 processes killed (some 20 minutes on 2 cores)
 	$(BIN)/python -m tests.crash.battery $(ARGS)
 	STRANDLINE_KILLS=200 $(PYTEST) tests/crash/test_kills.py
+
+chaos: $(STAMP)  ## Workers, owner and disk struck at random for MINUTES (default 5), and everything counted
+	$(BIN)/python -m tests.chaos.chaos --minutes $(MINUTES) $(ARGS)
 
 lowest:  ## The quick tests on the oldest versions that pyproject.toml allows (needs uv)
 	uv run --no-project --isolated --resolution lowest-direct --with-editable '.[dev,demo,spark]' \

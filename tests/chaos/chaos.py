@@ -143,23 +143,21 @@ class Chaos:
 
     def restart_worker(self) -> None:
         slot = self.chance.choice(self.field.running())
-        status = self.field.process(slot).end(60)
-        if status:
-            self.report.wrong.append(f"a worker ended with {status}: {self._said(slot)}")
+        self._end(slot)
         self.field.start(slot)
 
     def come_or_go(self) -> None:
         """One worker more for a while, or one fewer."""
         if len(self.field.slots) > 2 and self.chance.random() < 0.5:
             slot = self.chance.choice(self.field.running())
-            self.field.process(slot).end(60)
+            self._end(slot)
             pause(2 * self.chance.choice(PAUSES))
             self.field.start(slot)
         else:
             self.field.slots.append(None)
             self.field.start(len(self.field.slots) - 1)
             pause(2 * self.chance.choice(PAUSES))
-            self.field.process(-1).end(60)
+            self._end(-1)
             del self.field.slots[-1]
 
     def fill_disk(self) -> None:
@@ -170,8 +168,12 @@ class Chaos:
     def delete_what_was_read(self) -> None:
         self.report.deleted += self.field.delete_read()
 
-    def _said(self, slot: int) -> str:
-        return self.field.process(slot).text()[-2000:]
+    def _end(self, slot: int) -> None:
+        """In order; one that has only just been started may know no better than to die."""
+        process = self.field.process(slot)
+        status, said = process.end(60), process.text()
+        if status and not (status == -signal.SIGTERM and "takes up" not in said):
+            self.report.wrong.append(f"a worker ended with {status}: {said[-2000:]}")
 
 
 def run(folder: Path, *, seconds: float, seed: int, workers: int, guarantee: str) -> Report:

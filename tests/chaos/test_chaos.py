@@ -1,0 +1,42 @@
+"""A minute of it; `make chaos MINUTES=30` is the same for longer."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def chaos(repository: Path, *arguments: str) -> tuple[int, str]:
+    """Exit status, and what was printed."""
+    command = [sys.executable, "-m", "tests.chaos.chaos", "--size", "1g", *arguments]
+    done = subprocess.run(
+        command, cwd=repository, capture_output=True, text=True, timeout=400, check=False
+    )
+    return done.returncode, done.stdout + done.stderr[-5_000:]
+
+
+@pytest.mark.timeout(420)
+def test_nothing_is_lost_and_nothing_doubled(repository: Path) -> None:
+    status, said = chaos(repository, "--minutes", "0.7")
+    assert status == 0, said
+    assert "lost 0, doubled 0" in said
+    assert "WRONG" not in said
+    for blow in ("kill worker", "kill owner", "freeze worker", "fill disk", "delete what was read"):
+        assert f"× {blow}" in said, said
+
+
+@pytest.mark.timeout(420)
+def test_at_least_once_the_same_run_doubles_records_and_loses_none(repository: Path) -> None:
+    """It can find what it looks for."""
+    status, said = chaos(repository, "--minutes", "0.3", "--guarantee", "at_least_once")
+    assert status == 1, said
+    found = re.search(r"lost (\d+), doubled (\d+)", said)
+    assert found is not None, said
+    assert int(found[1]) == 0
+    assert int(found[2]) > 0
