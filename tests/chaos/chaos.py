@@ -79,7 +79,7 @@ class Report:
 class Chaos:
     """Blows, one after another."""
 
-    def __init__(self, on: Field, report: Report, seed: int) -> None:
+    def __init__(self, on: Field, report: Report, seed: int, only: str = "") -> None:
         self.field = on
         self.report = report
         self.chance = random.Random(seed)
@@ -93,6 +93,7 @@ class Chaos:
             (1, self.fill_disk),
             (3, self.delete_what_was_read),
         ]
+        self._blows = [blow for blow in self._blows if only in blow[1].__name__]
 
     def strike(self) -> None:
         """The next blow, and what has gone is there again."""
@@ -176,12 +177,14 @@ class Chaos:
             self.report.wrong.append(f"a worker ended with {status}: {said[-2000:]}")
 
 
-def run(folder: Path, *, seconds: float, seed: int, workers: int, guarantee: str) -> Report:
+def run(
+    folder: Path, *, seconds: float, seed: int, workers: int, guarantee: str, only: str
+) -> Report:
     """So many seconds of it, and the count."""
     report, begun = Report(seed), time.monotonic()
     on = Field(folder, workers=workers, seed=seed, guarantee=guarantee, bound=seconds + 600)
     try:
-        chaos = Chaos(on, report, seed)
+        chaos = Chaos(on, report, seed, only)
         wait_for(lambda: on.scribe.records > 1_000, 60, "the first records")
         chaos.every_kind()
         while time.monotonic() - begun < seconds:
@@ -274,6 +277,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--guarantee", default="exactly_once")
+    parser.add_argument("--only", default="", help="blows whose names have this in them, as kill")
     parser.add_argument("--size", default="6g", help="of the small file system")
     options = parser.parse_args()
     if WITHIN not in os.environ:
@@ -286,6 +290,7 @@ def main() -> int:
         seed=options.seed,
         workers=options.workers,
         guarantee=options.guarantee,
+        only=options.only,
     )
     print(*report.lines(), sep="\n")
     shutil.rmtree(folder / "log", ignore_errors=True)
