@@ -20,6 +20,7 @@ from changelog.records import TopicPartition
 from framework.cli import output
 from framework.cli.loading import location, opened
 from framework.cli.options import JsonOption, LogOption, YesOption, confirmed
+from framework.container.running import check_at_rest
 from framework.declaring import check_app_name
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def carry_out(broker: Broker, plan: Plan, *, yes: bool, json: bool) -> None:
             output.note(f"note: {plan.warning}")
     agreed = confirmed("Do it?", yes=yes)
     if agreed:
+        check_at_rest(broker, plan.app)
         _do(broker, plan)
     if json:
         output.document({"app": plan.app, "done": agreed, "steps": plan.steps})

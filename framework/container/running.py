@@ -170,9 +170,8 @@ def raise_failures(worker: Worker) -> None:
 
 def reset(app: App) -> None:
     """Delete internal topics, committed positions and the stores' files."""
-    if app._worker is not None:
-        raise InvalidRequest(f"app {app.name!r} is running; stop it before reset()")
     broker = app.broker
+    check_at_rest(broker, app.name)
     for name in app.declared.internal_topics():
         try:
             broker.delete_topic(name)
@@ -184,6 +183,17 @@ def reset(app: App) -> None:
     root = state_root(app)
     if root is not None and root.exists():
         LocalStorage(root.parent).remove_tree(root.name)
+
+
+def check_at_rest(broker: Broker, app: str) -> None:
+    """Raise InvalidRequest if the app has workers, here or elsewhere."""
+    members = broker.describe_group(app).members
+    if members:
+        who = ", ".join(sorted(member.client or member.member_id for member in members))
+        raise InvalidRequest(
+            f"app {app!r} is running ({who}); stop it first. A worker that was killed is gone at "
+            "once, a static one (STRANDLINE_INSTANCE) after its session timeout"
+        )
 
 
 def inside_event_loop() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import changelog
 import strandline as sl
 from changelog.log import Log
+from framework.cli.reset import carry_out, plan_for
 from tests.workers.pipeline import PARTITIONS, Pipeline, judge, pipeline
 
 Eventually = Callable[..., None]
@@ -131,6 +133,22 @@ def test_a_poison_record_stops_its_task_everywhere_and_nothing_else(
         assert not thread.is_alive()
     assert errors, "somebody has met it"
     assert {"a", "b"} <= set(handled) | {"d"}
+
+
+def test_an_app_that_runs_is_not_reset(log: Log, tmp_path: Path, eventually: Eventually) -> None:
+    one = Running(log, tmp_path / "state")
+    one.made.words.append(some(100))
+    eventually(lambda: len(one.numbers) == PARTITIONS, what="at work")
+    other = pipeline(log, state_dir=tmp_path / "state")
+    plan = plan_for(log.broker, "pipeline", str(tmp_path / "log"))
+    for reset in (other.app.reset, partial(carry_out, log.broker, plan, yes=True, json=True)):
+        with pytest.raises(sl.InvalidRequest, match=r"is running \(.*stop it first"):
+            reset()
+    one.stop()
+    other.app.run(until="idle", progress=False)
+    assert judge(other, some(100)) == []
+    other.app.reset()
+    assert log.broker.committed("pipeline") == {}
 
 
 def test_a_group_shows_who_works_on_what(log: Log, tmp_path: Path, eventually: Eventually) -> None:
