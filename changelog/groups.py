@@ -19,6 +19,8 @@ from changelog.records import TopicPartition
 
 Assignor = Literal["cooperative-sticky", "range", "roundrobin"]
 
+MAX_STANDBY_REPLICAS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
@@ -36,6 +38,8 @@ class Subscription:
     timeout has the partitions that it had, and nobody else's move."""
     together: Sequence[Sequence[str]] = ()
     """Topics that are shared out as one: whoever has partition n of one has it of the others."""
+    standby_replicas: int = 0
+    """Of how many other members each partition is kept a copy by; the most that any member says."""
 
 
 class GroupMember(NamedTuple):
@@ -54,6 +58,8 @@ class Grant(NamedTuple):
     number: int
     """Grows with each answer that says something else."""
     partitions: Sequence[TopicPartition]
+    standbys: Sequence[TopicPartition] = ()
+    """Those of others that it is to keep copies of: it is the first to get them."""
 
 
 class MemberInfo(NamedTuple):
@@ -65,6 +71,8 @@ class MemberInfo(NamedTuple):
     topics: Sequence[str]
     held: Sequence[TopicPartition]
     """What it holds, or is giving up."""
+    standbys: Sequence[TopicPartition] = ()
+    """What it keeps copies of."""
 
 
 class GroupInfo(NamedTuple):

@@ -61,7 +61,8 @@ class App:
 
     Processes that run the same app share its partitions. One that was not heard of for
     `session_timeout_ms`, or whose handlers let it do nothing else for `max_poll_interval_ms`, has
-    lost its own to the others. With the environment variable STRANDLINE_INSTANCE it is a static
+    lost its own to the others. `standby_replicas` of the others keep a copy of its stores, and are
+    the first to get its partitions. With the environment variable STRANDLINE_INSTANCE it is a static
     member (KIP-345), whose partitions wait for its return for a session timeout.
     """
 
@@ -76,6 +77,7 @@ class App:
         transaction_timeout_ms: int = 10_000,
         session_timeout_ms: int = 10_000,
         max_poll_interval_ms: int = 300_000,
+        standby_replicas: int = 0,
         state_dir: str | os.PathLike[str] | None = None,
         durability: Literal["fsync", "os"] = "fsync",
         clock: Clock | None = None,
@@ -89,6 +91,7 @@ class App:
             transaction_timeout_ms=transaction_timeout_ms,
             session_timeout_ms=session_timeout_ms,
             max_poll_interval_ms=max_poll_interval_ms,
+            standby_replicas=standby_replicas,
             instance=os.environ.get("STRANDLINE_INSTANCE") or None,
         )
         self.state_dir = state_dir

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from changelog.errors import InvalidConfig
+from changelog.groups import MAX_STANDBY_REPLICAS
 
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 GUARANTEES = ("exactly_once", "at_least_once", "at_most_once")
@@ -33,6 +34,8 @@ class Options:
     """A worker that was not heard of for so long has lost its partitions to the others."""
     max_poll_interval_ms: int = 300_000
     """So has one whose handlers let it do nothing else for so long."""
+    standby_replicas: int = 0
+    """How many other workers keep a copy of each partition's stores."""
     instance: str | None = None
     """The name of a static member (KIP-345): its partitions wait for it, for a session timeout."""
 
@@ -45,3 +48,7 @@ class Options:
         for name in (*positive, "session_timeout_ms", "max_poll_interval_ms"):
             if getattr(self, name) <= 0:
                 raise InvalidConfig(f"{name} must be positive, got {getattr(self, name)!r}")
+        if not 0 <= self.standby_replicas <= MAX_STANDBY_REPLICAS:
+            raise InvalidConfig(
+                f"standby_replicas is 0 to {MAX_STANDBY_REPLICAS}, got {self.standby_replicas!r}"
+            )

@@ -11,7 +11,7 @@ from changelog.errors import InvalidConfig
 from framework.store import Store
 from framework.timers import TimerKey
 from framework.topic import Topic
-from statestore.spec import StoreSpec
+from statestore.spec import AnySpec, StoreSpec
 
 if TYPE_CHECKING:
     from framework.app import App
@@ -71,6 +71,12 @@ class TaskSpec:
     def timer_store(self) -> StoreSpec[TimerKey, int]:
         """The store that holds its timers."""
         return StoreSpec(f"{self.name}-timers", key=TimerKey, value=int)
+
+    @property
+    def all_stores(self) -> list[AnySpec]:
+        """The stores that it owns, the timers' included."""
+        timers = [self.timer_store] if self.has_timers else []
+        return [*(store.spec for store in self.stores), *timers]
 
     def set_on_timer(self, handler: Callable[..., Any]) -> None:
         """`handler(name)` is called when a timer of the task fires."""

@@ -115,3 +115,6 @@ def _cannot_change(value: object) -> bool:
     if isinstance(value, (tuple, frozenset)):
         return all(map(_cannot_change, value))
     return is_immutable(type(value))
+
+
+AnySpec = StoreSpec[Any, Any]

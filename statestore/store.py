@@ -488,10 +488,12 @@ def _engine(
 ) -> Engine:
     if spec.engine == "memory" or folder is None:
         return MemoryEngine()
-    from statestore.engines.rocksdb import open_when_free
+    from statestore.engines.folders import open_when_free
 
     return open_when_free(folder, timeout=lock_timeout, clock=clock)
 
+
+AnyStore = PartitionStore[Any, Any]
 
 _NOWHERE = Position("", 0, 0)
 _CHANGE_BYTES = 200  # of an entry, its undo record, a short key and a small value

@@ -56,6 +56,7 @@ class Membership:
         self._holds: frozenset[TopicPartition] = frozenset()
         self._grant = Grant(0, ())
         self._may_hold: frozenset[TopicPartition] = frozenset()
+        self._standbys: frozenset[TopicPartition] = frozenset()
         self._answered = self._polled = clock.monotonic()
         self._failure: StrandlineError | None = None
         self._stop = threading.Event()
@@ -76,6 +77,11 @@ class Membership:
             if self._failure is not None:
                 raise self._failure
             return self._may_hold
+
+    def standbys(self) -> frozenset[TopicPartition]:
+        """What it is to keep copies of."""
+        with self._lock:
+            return self._standbys
 
     def holds(self, partitions: Collection[TopicPartition]) -> None:
         """Tell the owner what the consumer holds from now on."""
@@ -100,6 +106,7 @@ class Membership:
             self._answered = self._clock.monotonic()
             if is_new := answer.number > self._grant.number:
                 self._grant, self._may_hold = answer, frozenset(answer.partitions)
+                self._standbys = frozenset(answer.standbys)
         return is_new
 
     def leave(self) -> None:

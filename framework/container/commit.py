@@ -31,12 +31,10 @@ from framework.container.outbox import columns_of
 from framework.container.positions import to_commit
 from framework.options import Guarantee
 from framework.topic import Topic
-from statestore.store import PartitionStore
+from statestore.store import AnyStore
 
 ASK_AGAIN = 3
 """How often a commit without an answer is repeated, each time for the delivery timeout."""
-
-AnyStore = PartitionStore[Any, Any]
 
 
 @dataclass

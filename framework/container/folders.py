@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from changelog.clock import Clock
-from statestore.spec import StoreSpec
-from statestore.store import PartitionStore, open_store
+from statestore.spec import AnySpec
+from statestore.store import AnyStore, open_store
 
 
 @dataclass(frozen=True)
@@ -18,9 +17,7 @@ class StoreFolders:
     root: Path | None
     clock: Clock
 
-    def open(
-        self, spec: StoreSpec[Any, Any], partition: int, lock_timeout: float = 0.0
-    ) -> PartitionStore[Any, Any]:
+    def open(self, spec: AnySpec, partition: int, lock_timeout: float = 0.0) -> AnyStore:
         """One partition of a store. Raises StorageFailed, FutureFormat.
 
         A holder that does not let go within `lock_timeout` seconds is stalled: the store is
@@ -30,3 +27,12 @@ class StoreFolders:
             return open_store(replace(spec, engine="memory"), clock=self.clock)
         folder = self.root / spec.name / str(partition)
         return open_store(spec, folder, clock=self.clock, lock_timeout=lock_timeout)
+
+    def open_copy(self, spec: AnySpec, partition: int) -> AnyStore:
+        """A copy of it for a standby, in a folder beside its own."""
+        if self.root is None:
+            return self.open(spec, partition)
+        from statestore.engines.folders import open_beside
+
+        engine = open_beside(self.root / spec.name / str(partition), self.clock)
+        return open_store(spec, clock=self.clock, engine=engine)

@@ -27,17 +27,17 @@ from framework.container.instance import TaskInstance
 from framework.container.outage import patiently
 from framework.container.positions import position_of
 from framework.container.restore import OnRestore, RestoreProgress, restore_stores
+from framework.container.standbys import Standbys
 from framework.task import TaskSpec
 from framework.topic import Topic
-from statestore.spec import StoreSpec
-from statestore.store import PartitionStore
+from statestore.spec import AnySpec
+from statestore.store import AnyStore
 
 _log = logging.getLogger("strandline")
 
 Partitions = frozenset[TopicPartition]
 Committed = Mapping[TopicPartition, CommittedOffset]
 Ends = Mapping[TopicPartition, PartitionOffsets]
-AnyStore = PartitionStore[Any, Any]
 NONE: Partitions = frozenset()
 LOCK_PATIENCE_S = 5.0
 """How long the locks of stores are waited for, all together. Whoever held a partition before has
@@ -118,6 +118,7 @@ class TaskManager:
         self._on_restore = on_restore
         self._openings: list[Opening] = []
         self._pool = ThreadPoolExecutor(1, "strandline-restore") if in_background else None
+        self._standbys = Standbys(broker, clock, folders)
 
     @property
     def held(self) -> Partitions:
@@ -141,6 +142,10 @@ class TaskManager:
             opening.result.set_result(self._bring_back(opening))
         except BaseException as error:
             opening.result.set_exception(error)
+
+    def follow(self, partitions: Partitions) -> None:
+        """Keep copies of the stores of these, which others hold."""
+        self._standbys.follow(self._changelogs(partitions))
 
     def wait(self, seconds: float) -> None:
         """Wait for an opening to end."""
@@ -199,11 +204,13 @@ class TaskManager:
 
     def release(self) -> None:
         """The same without telling the tasks, as a crash would."""
+        self._standbys.close()
         self._end(TaskInstance.release)
 
     def shut_down(self) -> None:
         """Drop everything, and open nothing any more."""
         self.drop()
+        self._standbys.close()
         if self._pool is not None:
             self._pool.shutdown()
 
@@ -218,6 +225,7 @@ class TaskManager:
     # On another thread ----------------------------------------------------------------
 
     def _bring_back(self, opening: Opening) -> BroughtBack:
+        self._standbys.let_go(self._changelogs(opening.partitions))
         # Waits for open transactions with offsets of these partitions: their last holder's.
         committed = patiently(lambda: self._broker.committed(self._app, opening.partitions))
         ends = self._broker.offsets(opening.partitions)
@@ -241,10 +249,18 @@ class TaskManager:
             if TopicPartition(spec.inputs[0].name, number) in partitions
         ]
 
+    def _changelogs(self, partitions: Partitions) -> dict[TopicPartition, AnySpec]:
+        """The changelog partitions of the stores that belong to these inputs."""
+        return {
+            TopicPartition(store.changelog_topic(self._app), number): store
+            for spec, number in self._wanted(partitions)
+            for store in spec.all_stores
+        }
+
     def _parts(
         self, spec: TaskSpec, number: int, committed: Committed, ends: Ends, deadline: float
     ) -> Parts:
-        def opened(store: StoreSpec[Any, Any]) -> AnyStore:
+        def opened(store: AnySpec) -> AnyStore:
             left = max(0.0, deadline - self._clock.monotonic())
             return self._folders.open(store, number, left)
 

@@ -31,6 +31,10 @@ class Place(Protocol):
         """What it may hold. Raises MemberFenced if it has lost everything."""
         ...
 
+    def standbys(self) -> frozenset[TopicPartition]:
+        """What others hold, and it is to keep copies of."""
+        ...
+
     def holds(self, partitions: Collection[TopicPartition]) -> None:
         """Say what it holds from now on; a loss is told by `allowed`, not here."""
         ...
@@ -54,6 +58,9 @@ class Alone:
     def allowed(self) -> frozenset[TopicPartition]:
         return self._partitions
 
+    def standbys(self) -> frozenset[TopicPartition]:
+        return frozenset()
+
     def holds(self, partitions: Collection[TopicPartition]) -> None:
         """Nobody wants to know."""
 
@@ -72,6 +79,7 @@ def member_of(
         client=program(),
         instance=options.instance,
         together=together,
+        standby_replicas=options.standby_replicas,
     )
 
     def join() -> Membership:

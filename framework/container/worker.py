@@ -299,6 +299,7 @@ class Worker:
         if missing := allowed - self._tasks.held:
             place.holds(allowed)
             self._tasks.open(missing)
+        self._tasks.follow(place.standbys() - self._tasks.held)
         for instance in self._tasks.ready():
             self._drive(instance, instance.start())
 

@@ -242,7 +242,7 @@ class RocksEngine:
     def _wait_for_compaction(self) -> None:
         if self.level0_files() <= MAX_LEVEL0_FILES:
             return
-        caught_up = _wait_until(
+        caught_up = wait_until(
             lambda: self.level0_files() <= MAX_LEVEL0_FILES, BACK_PRESSURE_SECONDS, self._clock
         )
         if not caught_up:
@@ -313,46 +313,7 @@ def _down_to(lower: bytes, items: Iterator[Any]) -> Iterator[Any]:
     return takewhile(lambda item: item[0] >= lower, items)
 
 
-def open_when_free(
-    folder: str | os.PathLike[str], *, timeout: float = 10.0, clock: Clock | None = None
-) -> RocksEngine:
-    """The engine of a partition's folder, waiting up to `timeout` seconds for its lock.
-
-    If the old holder does not let go, a fresh folder beside it is taken, and filled from the
-    changelog: a stalled process must not hold up the one that takes over.
-    """
-    clock = clock or SystemClock()
-    path = Path(folder)
-    opened: list[RocksEngine] = []
-
-    def is_free() -> bool:
-        with contextlib.suppress(LogLocked):
-            opened.append(RocksEngine(path, clock=clock))
-        return bool(opened)
-
-    if not _wait_until(is_free, timeout, clock):
-        log.warning("%s stays locked; restoring into a fresh folder beside it", path)
-        return _open_beside(path, clock)
-    _remove_beside(path)
-    return opened[0]
-
-
-def _open_beside(folder: Path, clock: Clock) -> RocksEngine:
-    for number in range(2, 1_000):
-        with contextlib.suppress(LogLocked):
-            return RocksEngine(folder.with_name(f"{folder.name}.{number}"), clock=clock)
-    raise LogLocked(f"{folder} and all folders beside it are locked; stop the old workers")
-
-
-def _remove_beside(folder: Path) -> None:
-    """Remove what `_open_beside` made, unless someone still uses it."""
-    for fresh in folder.parent.glob(f"{folder.name}.*"):
-        with contextlib.suppress(StrandlineError):
-            RocksEngine(fresh).close()
-            LocalStorage(folder.parent).remove_tree(fresh.name)
-
-
-def _wait_until(condition: Callable[[], bool], timeout: float, clock: Clock) -> bool:
+def wait_until(condition: Callable[[], bool], timeout: float, clock: Clock) -> bool:
     """Whether `condition` held within `timeout` seconds; asked often, and at least once."""
     deadline = clock.monotonic() + timeout
     pause = threading.Event()

@@ -68,6 +68,9 @@ class Seated:
         self._seen = grant.number
         return frozenset(grant.partitions)
 
+    def standbys(self) -> frozenset[TopicPartition]:
+        return frozenset()
+
     def holds(self, partitions: Collection[TopicPartition]) -> None:
         self._holds = partitions
         with contextlib.suppress(MemberFenced):  # it is told when it asks what it may hold

@@ -114,6 +114,29 @@ def _moved(scale: _Scale, giver: str) -> bool:
     return False
 
 
+def spread_copies(shares: Shares, wanted: Wanted, replicas: int, before: Shares) -> Shares:
+    """For each partition `replicas` others that keep a copy: who has one, then who has the fewest.
+
+    >>> t0 = TopicPartition("t", 0)
+    >>> spread_copies({"a": {t0}, "b": set()}, {"a": ["t"], "b": ["t"]}, 1, {})["b"] == {t0}
+    True
+    """
+    copies: Shares = {member: set() for member in shares}
+    every = sorted(set().union(*shares.values())) if replicas else []
+    each = -(-len(every) * replicas // max(1, len(shares)))
+    for tp in every:
+
+        def burden(member: str, tp: TopicPartition = tp) -> tuple[bool, int, str]:
+            number = len(copies[member])
+            stays = tp in before.get(member, ()) and number < each
+            return not stays, number, member
+
+        others = [m for m in shares if tp.topic in wanted[m] and tp not in shares[m]]
+        for member in sorted(others, key=burden)[:replicas]:
+            copies[member].add(tp)
+    return copies
+
+
 def _most_first(shares: Shares) -> Callable[[str], int]:
     return lambda member: -len(shares[member])
 

@@ -1,6 +1,7 @@
 """One group: who is in it, who holds what, and who may.
 
     target     what the assignor gives a member; set anew whenever members or topics change
+    standbys   what it is to keep copies of, which concerns nobody else
     grants     the answers a member may still act upon, by number, each the partitions it may hold
     held       what it says it holds, or may take up by one of those answers, at any moment
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import count
 
-from changelog.embedded.groups.assignors import ASSIGNORS
+from changelog.embedded.groups.assignors import ASSIGNORS, spread_copies
 from changelog.embedded.groups.together import Leads
 from changelog.errors import InvalidConfig, MemberFenced
 from changelog.groups import Grant, GroupInfo, MemberInfo, Subscription
@@ -37,6 +38,9 @@ class Member:
     deadline: float
     """When it is out unless it is heard of, by the monotonic clock."""
     target: Partitions = _NOTHING
+    standbys: Partitions = _NOTHING
+    standbys_told: Partitions = _NOTHING
+    """The standbys of its latest answer."""
     says: Partitions = _NOTHING
     """What it said last that it holds."""
     call: int = 0
@@ -61,9 +65,10 @@ class Member:
             self.grants = {n: may for n, may in self.grants.items() if n >= min(seen, self.last)}
 
     def grant(self, partitions: Partitions) -> None:
-        """Let it hold these: another answer, if it is something else than before."""
-        if partitions != self.grants[self.last]:
+        """Let it hold these: another answer, if it says something else than before."""
+        if (partitions, self.standbys) != (self.grants[self.last], self.standbys_told):
             self.grants[self.last + 1] = partitions
+            self.standbys_told = self.standbys
 
 
 class Group:
@@ -90,7 +95,7 @@ class Group:
         deadline = now + subscription.session_timeout_ms / 1000
         member = Member(member_id, slot, subscription, deadline)
         if before is not None:
-            member.target = before.target
+            member.target, member.standbys = before.target, before.standbys
         self._members[member_id] = member
         self._share_out()
         return slot
@@ -112,7 +117,7 @@ class Group:
     def answer(self, member_id: str) -> Grant:
         """What a member may hold. Raises MemberFenced."""
         member = self.member(member_id)
-        return Grant(member.last, sorted(member.grants[member.last]))
+        return Grant(member.last, sorted(member.grants[member.last]), sorted(member.standbys_told))
 
     def expire(self, now: float) -> list[str]:
         """Put out members that were not heard of in time; return which."""
@@ -162,6 +167,7 @@ class Group:
                 m.subscription.instance,
                 list(m.subscription.topics),
                 sorted(m.held),
+                sorted(m.standbys_told),
             )
             for m in self._members.values()
         ]
@@ -197,10 +203,18 @@ class Group:
             assign = ASSIGNORS[next(iter(members)).subscription.assignor]
             leads = Leads(together for m in members for together in m.subscription.together)
             wanted = {m.member_id: leads.of(m.subscription.topics) for m in members}
-            before = {m.member_id: set(m.target) for m in members}
-            for member_id, share in assign(wanted, leads.counts(self._counts), before).items():
-                member = self._members[member_id]
-                member.target = leads.expand(share, member.subscription.topics, self._counts)
+            had = _NOTHING.union(*(m.target for m in members))
+            # Whoever has a copy of what nobody has any more is the first to get it.
+            before = {m.member_id: {*m.target, *(m.standbys - had)} for m in members}
+            copies = {m.member_id: set(m.standbys) for m in members}
+            replicas = max(m.subscription.standby_replicas for m in members)
+            shares = assign(wanted, leads.counts(self._counts), before)
+            spread = spread_copies(shares, wanted, replicas, copies)
+            for member in members:
+                topics, share = member.subscription.topics, shares[member.member_id]
+                member.target = leads.expand(share, topics, self._counts)
+                kept = spread[member.member_id]
+                member.standbys = leads.expand(kept, topics, self._counts)
         self.generation += 1
         self._grant()
 

@@ -14,7 +14,13 @@ from changelog.clock import Clock
 from changelog.config import check_client_name
 from changelog.embedded.groups.group import Group
 from changelog.errors import InvalidConfig
-from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from changelog.groups import (
+    MAX_STANDBY_REPLICAS,
+    Grant,
+    GroupInfo,
+    GroupMember,
+    Subscription,
+)
 from changelog.records import TopicPartition
 
 _log = logging.getLogger("strandline")
@@ -117,6 +123,10 @@ def _check(name: str, subscription: Subscription) -> None:
         check_client_name("a member of a group", said)
     if not subscription.topics:
         raise InvalidConfig(f"a member of group {name!r} names at least one topic, got none")
+    if not 0 <= subscription.standby_replicas <= MAX_STANDBY_REPLICAS:
+        raise InvalidConfig(
+            f"standby_replicas is 0 to {MAX_STANDBY_REPLICAS}, got {subscription.standby_replicas}"
+        )
     if not MIN_SESSION_MS <= subscription.session_timeout_ms <= MAX_SESSION_MS:
         raise InvalidConfig(
             f"session.timeout.ms is {MIN_SESSION_MS} to {MAX_SESSION_MS}, got "

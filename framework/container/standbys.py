@@ -1,0 +1,132 @@
+"""Copies of stores whose partitions other workers hold, kept warm.
+
+A thread of its own opens them in folders beside the partitions' own, replays what their changelogs
+have by now, and does so again every INTERVAL_S. A worker that gets such a partition lets go of the
+copy first; opening the partition then finds it, and only its tail is left to replay.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from changelog.broker import Broker
+from changelog.clock import Clock
+from changelog.errors import StrandlineError
+from changelog.records import TopicPartition
+from framework.container.folders import StoreFolders
+from framework.container.rarely import Rarely
+from statestore.restore import Progress
+from statestore.spec import AnySpec
+from statestore.store import AnyStore
+
+_log = logging.getLogger("strandline")
+
+INTERVAL_S = 0.5
+
+Wanted = Mapping[TopicPartition, AnySpec]
+"""The changelog partitions that are followed, and the stores that they bring back."""
+
+
+class Interrupted(Exception):
+    """A copy is about to be used: catching up ends."""
+
+
+@dataclass(eq=False)
+class Copy:
+    """A store that follows its changelog."""
+
+    store: AnyStore
+    offset: int = 0
+    """How far it is."""
+
+
+class Standbys:
+    """The copies that one worker keeps. Thread-safe."""
+
+    def __init__(self, broker: Broker, clock: Clock, folders: StoreFolders) -> None:
+        self._broker = broker
+        self._folders = folders
+        self._wanted: Wanted = {}
+        self._copies: dict[TopicPartition, Copy] = {}
+        self._at_work = threading.Lock()
+        self._interrupted = threading.Event()
+        self._woken = threading.Event()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._failures = Rarely(_log, clock)
+
+    def follow(self, wanted: Wanted) -> None:
+        """Keep copies of these, and of no others."""
+        if wanted.keys() == self._wanted.keys():
+            return
+        self._wanted = dict(wanted)
+        self._woken.set()
+        if self._thread is None and wanted:
+            self._thread = threading.Thread(
+                target=self._run, name="strandline-standbys", daemon=True
+            )
+            self._thread.start()
+
+    def let_go(self, changelogs: Collection[TopicPartition]) -> None:
+        """Close the copies of these, at once: somebody is about to open them."""
+        self._interrupted.set()
+        with self._at_work:
+            self._wanted = {tp: spec for tp, spec in self._wanted.items() if tp not in changelogs}
+            self._close(self._copies.keys() & set(changelogs))
+            self._interrupted.clear()
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """How far each copy is in its changelog."""
+        return {tp: copy.offset for tp, copy in list(self._copies.items())}
+
+    def close(self) -> None:
+        """Keep none any more; their files stay."""
+        self._closed = True
+        self._interrupted.set()
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._at_work:
+            self._close(self._copies.keys())
+        self._failures.close()
+
+    # Its own thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._at_work:
+                self._catch_up()
+            self._woken.wait(INTERVAL_S)
+            self._woken.clear()
+
+    def _catch_up(self) -> None:
+        wanted = self._wanted
+        self._close(self._copies.keys() - wanted.keys())
+        for changelog, spec in wanted.items():
+            if self._interrupted.is_set():
+                return
+            try:
+                copy = self._copies.get(changelog)
+                if copy is None:
+                    store = self._folders.open_copy(spec, changelog.partition)
+                    copy = self._copies[changelog] = Copy(store)
+                restored = copy.store.restore(self._broker, changelog, self._report())
+                copy.offset = restored.position.offset
+            except Interrupted:
+                return
+            except StrandlineError as error:
+                self._failures.note(f"the copy of {changelog} is not up to date: {error}")
+
+    def _report(self) -> Callable[[Progress], None]:
+        def report(_: Progress) -> None:
+            if self._interrupted.is_set():
+                raise Interrupted
+
+        return report
+
+    def _close(self, changelogs: Collection[TopicPartition]) -> None:
+        for changelog in list(changelogs):
+            self._copies.pop(changelog).store.close()

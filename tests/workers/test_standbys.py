@@ -1,0 +1,102 @@
+"""Copies of stores that are kept warm: who keeps them, how far they are, and who gets what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import changelog
+from changelog.embedded.groups.group import Group
+from changelog.groups import Subscription
+from changelog.log import Log
+from changelog.records import TopicPartition
+from tests.workers.pipeline import PARTITIONS, judge
+from tests.workers.test_sharing import Running, some
+
+Eventually = Callable[..., None]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with changelog.open(tmp_path / "log", durability="os") as opened:
+        yield opened
+
+
+def test_each_partition_has_as_many_copies_as_asked_at_others_and_evenly() -> None:
+    group = Group("g", {"t": 6}.get)  # type: ignore[arg-type]
+    for name in "abc":
+        group.join(name, Subscription(("t",), standby_replicas=1), now=0.0)
+    members = [group.member(name) for name in "abc"]
+    for member in members:
+        assert len(member.standbys) == 2
+        assert not member.standbys & member.target
+    assert len(frozenset[TopicPartition]().union(*(m.standbys for m in members))) == 6
+
+
+def test_who_has_a_copy_is_the_first_to_get_the_partition() -> None:
+    group = Group("g", {"t": 6}.get)  # type: ignore[arg-type]
+    for name in "abc":
+        group.join(name, Subscription(("t",), standby_replicas=1), now=0.0)
+    copies = {name: group.member(name).standbys for name in "bc"}
+    gone = group.member("a").target
+    group.leave("a")
+    for name in "bc":
+        assert copies[name] & gone <= group.member(name).target
+
+
+def test_alone_there_is_nobody_to_keep_a_copy() -> None:
+    group = Group("g", {"t": 6}.get)  # type: ignore[arg-type]
+    group.join("a", Subscription(("t",), standby_replicas=2), now=0.0)
+    assert group.member("a").standbys == frozenset()
+
+
+def copies(worker: Running) -> dict[TopicPartition, int]:
+    running = worker.made.app._worker
+    return running._tasks._standbys.positions() if running else {}
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["on two machines", "on one"])
+def test_a_copy_follows_and_takes_over_with_nothing_left_to_replay_but_its_tail(
+    apart: bool, log: Log, tmp_path: Path, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="strandline")
+    state = [tmp_path / "one", tmp_path / "two"] if apart else [tmp_path / "state"] * 2
+    one = Running(log, state[0], standby_replicas=1)
+    eventually(lambda: len(one.numbers) == PARTITIONS, what="the first at work")
+    given = some(4_000)
+    one.made.words.append(given)
+    eventually(lambda: judge(one.made, given) == [], what="all handled")
+    two = Running(log, state[1], standby_replicas=1)
+    eventually(lambda: len(two.numbers) == PARTITIONS // 2, what="sharing")
+
+    def are_warm() -> bool:
+        """Each keeps copies of what the other holds, up to the changelogs' ends."""
+        followed = {**copies(one), **copies(two)}
+        ends = log.broker.offsets(list(followed))
+        return len(followed) == 2 * PARTITIONS and all(
+            at >= ends[tp].last_stable_offset for tp, at in followed.items()
+        )
+
+    eventually(are_warm, what="copies of everything")
+    caplog.clear()
+    crash(one)
+    eventually(lambda: len(two.numbers) == PARTITIONS, what="all at the second")
+    replayed = [
+        record.args[2]
+        for record in caplog.records
+        if record.msg.startswith("app %s has %d store partitions back")
+    ]
+    assert replayed
+    assert sum(replayed) < len(given) / 10
+    assert judge(two.made, given) == []
+    two.stop()
+
+
+def crash(worker: Running) -> None:
+    """It ends without a commit or a checkpoint; the log sees it leave."""
+    running = worker.made.app._worker
+    assert running is not None
+    running.rest = lambda: None  # type: ignore[method-assign]
+    worker.stop()
