@@ -11,7 +11,7 @@ from changelog.records import Batch, Fetched, TopicPartition
 from framework.container.decoding import Chunk, decode
 from framework.topic import Topic
 
-DECODE = 2_048
+DECODE = 8_192
 """Records decoded at a time: enough to be quick by the column, few enough to stay in cache."""
 
 

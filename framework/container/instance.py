@@ -64,6 +64,8 @@ class TaskInstance:
         """Why it has stopped, if it has."""
         self.handled = 0
         """Records handled, the skipped ones included."""
+        self.turn = 0
+        """When it last had a slice: the count of all slices of its worker by then."""
         self.changed = False
         """Whether a step ran since the last commit."""
         self._clock = clock

@@ -2,14 +2,16 @@
 
     join     a place among the app's workers · a producer that fences who had that place before
     share    give up what others are to have, take up what is new
-    cycle    share · feed · handle a slice of each partition · timers and windows · commit when due
+    cycle    share · feed · handle slices, partitions in turn · timers and windows · commit when due
     rewind   after an aborted commit: everything back to the last one, then on from there
     lost     it is no member any more: nothing it did since its last commit counts; join again
     wait     while the disk is full: a pause, back to the last commit, once more
 
-A slice is as many records as take about 20 ms, so that the clock is read rarely and commits
-are punctual whether a handler takes a microsecond or a second. Only `cycle` and what it
-calls touch task instances; `stop` may be called from any thread.
+A slice is as many records as take about 50 ms, so that the clock is read rarely and commits
+are punctual whether a handler takes a microsecond or a second. Of many partitions each has a
+shorter one. It is not shorter than that, as a partition's state does not stay in the processor's
+cache while others are handled. Only `cycle` and what it calls touch task instances; `stop` may
+be called from any thread.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,8 +45,10 @@ from framework.options import Options
 
 _log = logging.getLogger("strandline")
 
-SLICE_SECONDS = 0.02
-SLICE_RECORDS = 8_192
+SLICE_SECONDS = 0.05
+ROUND_SECONDS = 0.2
+"""All slices of a cycle together."""
+SLICE_RECORDS = 32_768
 SLICE_FIRST = 256
 GIVE_UP = 10
 """Commits aborted one after another before the worker stops."""
@@ -75,6 +79,7 @@ class Worker:
         self._intact = False
         """Whether stores can be written, so that rewinding is enough after a failure."""
         self._slice = SLICE_FIRST
+        self._turns = 0
         self._since_commit = 0
         self._next_commit = 0.0
         self._aborted_in_a_row = 0
@@ -336,18 +341,32 @@ class Worker:
                     source.feed(fetched[tp])
 
     def _handle(self, limit: int | None) -> int:
-        """Let every instance with input handle a slice."""
+        """Let instances with input handle a slice each, until a commit is due."""
         ready = [instance for instance in self.instances if instance.has_input]
         if not ready:
             return 0
+        in_turn = [instance for instance in ready if not instance.spec.is_async]
         begun, handled = time.perf_counter(), 0
-        for instance in ready:
+        for instance in self._in_turn(in_turn):
             size = self._slice if limit is None else min(self._slice, limit - handled)
-            if size > 0 and not instance.spec.is_async:
-                handled += instance.run(size)
+            if size <= 0:
+                break
+            handled += instance.run(size)
         handled += self._handle_async([i for i in ready if i.spec.is_async], limit, handled)
-        self._adapt(time.perf_counter() - begun, handled, len(ready))
+        if handled:
+            rate = handled / max(time.perf_counter() - begun, 1e-9)
+            fitting = slice_seconds(len(ready), len(in_turn)) * rate
+            self._slice = max(1, min(int(fitting), 4 * self._slice, SLICE_RECORDS))
         return handled
+
+    def _in_turn(self, ready: Sequence[TaskInstance]) -> Iterator[TaskInstance]:
+        """Those that have waited longest first; no more once a commit is due."""
+        for instance in sorted(ready, key=lambda instance: instance.turn):
+            yield instance
+            self._turns += 1
+            instance.turn = self._turns
+            if self.commit_is_due:
+                break
 
     def _handle_async(self, ready: Sequence[TaskInstance], limit: int | None, before: int) -> int:
         """All partitions at once; of each, one record at a time."""
@@ -355,12 +374,6 @@ class Worker:
         sizes = _shares(len(ready), self._slice, left)
         steps = [i.drive_async(i.steps(n)) for i, n in zip(ready, sizes, strict=True) if n]
         return sum(self._run_async(steps)) if steps else 0
-
-    def _adapt(self, seconds: float, handled: int, instances: int) -> None:
-        """Choose the next slice so that a round takes about SLICE_SECONDS."""
-        if handled:
-            fitting = int(SLICE_SECONDS * handled / max(seconds, 1e-9)) // instances
-            self._slice = max(1, min(fitting, 4 * self._slice, SLICE_RECORDS))
 
     def _tick(self) -> None:
         now = self._clock.now_ms()
@@ -450,6 +463,15 @@ class Worker:
     def _commit_is_later(self) -> None:
         self._since_commit = 0
         self._next_commit = self._clock.monotonic() + self.options.commit_interval_ms / 1000
+
+
+def slice_seconds(ready: int, in_turn: int) -> float:
+    """How long each slice should take, if `in_turn` of the instances do not run at once.
+
+    >>> slice_seconds(1, 1), slice_seconds(100, 100), slice_seconds(5, 0)
+    (0.05, 0.002, 0.01)
+    """
+    return min(SLICE_SECONDS * max(in_turn, 1), ROUND_SECONDS) / ready
 
 
 def _shares(count: int, size: int, left: int | None) -> list[int]:
