@@ -155,6 +155,7 @@ def main() -> None:
         log,
         commit_interval_ms=20,
         session_timeout_ms=2_000,
+        standby_replicas=1,
         processing_guarantee=guarantee[0] if guarantee else "exactly_once",
     )
     with made.app:
