@@ -10,7 +10,16 @@ from dataclasses import asdict
 
 from benchmarks.harness import Figure, machine
 
-WORKLOADS = ("standard_job", "restore", "append", "attached", "spark_read", "memory")
+WORKLOADS = (
+    "standard_job",
+    "restore",
+    "append",
+    "attached",
+    "spark_read",
+    "memory",
+    "scaling",
+    "producers",
+)
 
 
 def main() -> int:

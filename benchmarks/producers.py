@@ -1,0 +1,111 @@
+"""Eight producers to one partition, against one: correct, fair, and how much in all.
+
+Producers are processes that attach to the log, which this process owns. Each appends batches of
+1,000 records, one acknowledged before the next, as many as it can in the time; each record
+says whose it is and its number. Afterwards the partition is read: of every producer each
+number is there once, and in order.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+import changelog
+from benchmarks.harness import Figure, compare, folder
+from changelog.clock import SystemClock
+from changelog.log import Log
+from changelog.records import columns_schema
+
+MANY = 8
+BATCH = 1_000
+PADDING = 84
+BOUND_SECONDS = 120.0
+
+
+def run(*, quick: bool = False) -> list[Figure]:
+    """Records per second of all (target: 0.7 of one's), and the slowest beside the fastest."""
+    seconds, rounds = (1.0, 2) if quick else (4.0, 5)
+    shares: list[list[int]] = []
+    total = compare(
+        f"{MANY} producers to one partition",
+        partial(_rate, MANY, seconds, shares),
+        partial(_rate, 1, seconds, []),
+        peer_name="1 producer",
+        unit="records/s",
+        target=0.7,
+        rounds=rounds,
+        warm_up=False,
+    )
+    fair = compare(
+        f"{MANY} producers to one partition: the slowest",
+        iter([float(min(share)) for share in shares]).__next__,
+        iter([float(max(share)) for share in shares]).__next__,
+        peer_name="the fastest",
+        unit="records",
+        rounds=len(shares),
+        warm_up=False,
+    )
+    return [total, fair]
+
+
+def _rate(producers: int, seconds: float, shares: list[list[int]]) -> float:
+    context = multiprocessing.get_context("spawn")
+    with folder() as path, changelog.open(path / "log", role="own") as log:
+        log.create_topic("t", 1)
+        start = context.Barrier(producers)
+        processes = [
+            context.Process(target=_produce, args=(path / "log", number, seconds, start))
+            for number in range(producers)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(BOUND_SECONDS)
+            assert process.exitcode == 0, f"a producer ended with {process.exitcode}"
+        share = _checked(log, producers)
+    shares.append(share)
+    return sum(share) / seconds
+
+
+def _produce(path: Path, number: int, seconds: float, start: Barrier) -> None:
+    with changelog.open(path) as log, log.producer() as producer:
+        producer.append_batch("t", 0, _batch(number, 0))  # and everything is imported
+        made = BATCH
+        start.wait(BOUND_SECONDS)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            producer.append_batch("t", 0, _batch(number, made))
+            made += BATCH
+
+
+def _batch(number: int, first: int) -> pa.RecordBatch:
+    """Records whose values are the producer, the record's number, and padding."""
+    rows = np.zeros((BATCH, 2 + PADDING // 8), dtype=np.int64)
+    rows[:, 0], rows[:, 1] = number, np.arange(first, first + BATCH)
+    width = rows.shape[1] * 8
+    buffers = [None, pa.py_buffer(rows.tobytes())]
+    values = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), BATCH, buffers)
+    now = pa.array(np.full(BATCH, SystemClock().now_ms()))
+    keys = pa.nulls(BATCH, pa.binary())
+    schema = columns_schema(pa.binary(), headers=False)
+    return pa.RecordBatch.from_arrays([now, keys, values.cast(pa.binary())], schema=schema)
+
+
+def _checked(log: Log, producers: int) -> list[int]:
+    """How many records each has in the log, having seen that they are all there, in order."""
+    values = log.read("t")["value"].combine_chunks()
+    rows = np.frombuffer(b"".join(values.to_pylist()), dtype=np.int64).reshape(len(values), -1)
+    counts: Sequence[int] = []
+    for number in range(producers):
+        mine = rows[rows[:, 0] == number, 1]
+        assert (mine == np.arange(len(mine))).all(), f"producer {number}: lost, doubled or moved"
+        counts = [*counts, len(mine) - BATCH]
+    return list(counts)
