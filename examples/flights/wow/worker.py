@@ -1,0 +1,70 @@
+"""A worker's process: `python -m examples.flights.wow.worker DIR GUARANTEE`.
+
+Told to by SIGUSR1, it dies at the worst moment that there is: at its next commit, when the outputs
+are in the log and the offsets are not. With exactly_once there is no such moment, so it dies
+there and then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from dataclasses import replace
+from typing import Any, cast, get_args
+
+import changelog
+from changelog.broker import Broker
+from examples.flights.app import app
+from framework.options import Guarantee
+
+
+class Deadly:
+    """The log, at whose hands a process dies that has been told to."""
+
+    def __init__(self, broker: Broker, *, at_offsets: bool) -> None:
+        self._broker = broker
+        self._at_offsets = at_offsets
+        self._told = False
+        signal.signal(signal.SIGUSR1, self._told_to)
+
+    def commit_offsets(self, *arguments: Any, **options: Any) -> None:
+        """The offsets come last with at_least_once."""
+        if self._told:
+            _die()
+        self._broker.commit_offsets(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    def _told_to(self, *_: object) -> None:
+        self._told = True
+        if not self._at_offsets:
+            _die()
+
+
+def main() -> None:
+    """Work until the process is killed, or told to end."""
+    folder, guarantee = sys.argv[1:]
+    assert guarantee in get_args(Guarantee)
+    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+    with changelog.open(folder) as log:
+        deadly = Deadly(log.broker, at_offsets=guarantee == "at_least_once")
+        app.log = cast("Broker", deadly)
+        app.state_dir = f"{folder}/state"
+        app.options = replace(
+            app.options,
+            processing_guarantee=cast("Guarantee", guarantee),
+            commit_interval_ms=50,
+            session_timeout_ms=2_000,
+        )
+        app.run(progress=False)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
