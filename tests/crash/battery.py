@@ -2,15 +2,17 @@
 
     stops       before, after, and in the middle of each operation × deaths
     failures    an EIO or ENOSPC at each operation, once or from then on × deaths
-    recoveries  stops at each operation of the recovery from a death, twice in a row
+    recoveries  stops at operations of the recovery from a death, twice in a row; at each
+                operation of those that have, together, every point of a recovery
     pairs       two failures, in one life and in the recovery or life after it, as a seed says
 
 After the last death the log is opened, held against what was promised (tests/crash/oracle.py), used
 by everybody as if nothing had happened, judged again, closed and checked.
 
-    python -m tests.crash.battery [--stride N] [--first N] [--processes N]
+    python -m tests.crash.battery [--only PART] [--stride N] [--first N] [--processes N]
 
-runs all of it and prints the score; with a stride, every N-th case from the first on.
+runs all of it and prints the score; with a stride, every N-th case from the first on. The whole
+of it fails too if there was a point of the table without a stop or failure.
 """
 
 from __future__ import annotations
@@ -25,45 +27,20 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from multiprocessing import get_context
 from random import Random
-from typing import NamedTuple
 from unittest import mock
 
 from changelog.embedded.environment import Environment
-from changelog.errors import DiskFull, StorageFailed
 from framework.container import outage
-from tests.crash.images import Camera, Image, Score, judge, promised
+from tests.crash.images import Image, Score, judge, promised
+from tests.crash.lives import FAILURES, FailingDisk, Failure, Share, filmed
 from tests.crash.oracle import Violation
-from tests.crash.points import named
-from tests.crash.twin import Died, Operation, Outcome, PowerStorage
-from tests.crash.workload import Past, Scene
+from tests.crash.points import POINTS
+from tests.crash.recoveries import known_recoveries, recoveries, recoveries_without_fsync
+from tests.crash.twin import Died, PowerStorage
+from tests.crash.workload import Scene
 from tests.log.power import taking_turns
 
-
-class Share(NamedTuple):
-    """Every `stride`-th case, beginning with the `first`."""
-
-    first: int = 0
-    stride: int = 1
-
-    def has(self, number: int) -> bool:
-        return number % self.stride == self.first
-
-
 # Stops --------------------------------------------------------------------------------
-
-
-def filmed(
-    wanted: Callable[[int], bool],
-    durability: str = "fsync",
-    storage: PowerStorage | None = None,
-) -> list[Image]:
-    """Images of the workload, at the operations that are wanted."""
-    storage = storage or PowerStorage()
-    scene = Scene(storage, durability=durability)
-    camera = Camera(f"{durability}: ", storage, scene.past, wanted)
-    scene.open()
-    scene.play()
-    return camera.images
 
 
 def stops(share: Share, durability: str = "fsync") -> Score:
@@ -81,65 +58,6 @@ def stops_without_fsync(share: Share) -> Score:
 
 
 # Failures of the disk -----------------------------------------------------------------
-
-
-class Failure(NamedTuple):
-    """How the disk fails."""
-
-    name: str
-    error: type[StorageFailed]
-    lasting: bool = False
-    late: bool = False
-    """It has done what it says it could not."""
-
-
-FAILURES = (
-    Failure("EIO once", StorageFailed),
-    Failure("EIO from then on", StorageFailed, lasting=True),
-    Failure("EIO once, though it was done", StorageFailed, late=True),
-    Failure("ENOSPC once", DiskFull),
-    Failure("ENOSPC from then on", DiskFull, lasting=True),
-)
-NEED_SPACE = ("append", "create", "make_dir", "fsync")
-
-
-class FailingDisk:
-    """Makes a storage fail at its `at`-th operation; without a failure the process dies there."""
-
-    def __init__(self, storage: PowerStorage, at: int, failure: Failure | None) -> None:
-        self.count = 0
-        """Operations so far."""
-        self.point = ""
-        """Where it struck; empty before."""
-        self._at = at
-        self._storage = storage
-        self._failure = failure
-        storage.short = lambda size: size * (at % 3) // 2  # nothing, half, all
-        if failure is not None and failure.late:
-            storage.after = self._strike
-        else:
-            storage.hook = self._strike
-
-    def has_struck(self) -> bool:
-        return bool(self.point)
-
-    def _strike(self, operation: Operation) -> None:
-        self.count += operation.kind != "read"
-        if operation.kind == "read" or not self._is_due(operation):
-            return
-        self.point = self.point or named(self._storage, operation)
-        if self._failure is None:
-            raise Died(f"at {operation}")
-        raise self._failure.error(f"cannot {operation.kind} {operation.path}: so says the test")
-
-    def _is_due(self, operation: Operation) -> bool:
-        failure = self._failure
-        if failure is None or not failure.lasting:
-            due = self.count == self._at
-        else:
-            due = self.count >= self._at
-        harmless = failure is not None and failure.error is DiskFull
-        return due and not (harmless and operation.kind not in NEED_SPACE)
 
 
 def failures(share: Share) -> Score:
@@ -175,91 +93,6 @@ def failing_life(score: Score, number: int, failure: Failure) -> Image | None:
     return Image(f"{case}, {disk.point}", disk.point, storage.clone(), scene.past())
 
 
-# Recoveries ---------------------------------------------------------------------------
-
-
-ROTATION = 6
-"""Of the images of one recovery every sixth is tried, of the next ones the others."""
-
-
-def recoveries(share: Share) -> Score:
-    """Stops at each operation of recoveries, each followed by another one somewhere."""
-    score, chance = Score(), Random(share.first)
-    for at, base in each_point_once(share):
-        death = base.any_death()[: at % 3 + 1][-1]  # kill -9, nothing is kept, everything is
-        for image in filmed_recovery(base, death)[at % ROTATION :: ROTATION]:
-            second = chance.choice(image.any_death())
-            judge(score, image, second)
-            again = interrupted(image, second, chance.randrange(1, 60))
-            if again is not None:
-                judge(score, again, chance.choice(again.any_death()))
-    return score
-
-
-def each_point_once(share: Share) -> Iterator[tuple[int, Image]]:
-    """An image of the workload behind each point; of those met several times, in the middle."""
-    met: dict[str, list[int]] = {}
-    for number, point in enumerate(visited(), start=1):
-        met.setdefault(point, []).append(number)
-    for at, numbers in enumerate(met.values()):
-        if share.has(at):
-            number = numbers[len(numbers) // 2]
-            yield at, filmed(number.__eq__)[-1]
-
-
-def visited(durability: str = "fsync") -> list[str]:
-    """The points that the workload goes through, in order."""
-    storage = PowerStorage()
-    points = noted(storage)
-    scene = Scene(storage, durability=durability)
-    scene.open()
-    scene.play()
-    return points
-
-
-def noted(storage: PowerStorage) -> list[str]:
-    """The points that a storage is about to go through."""
-    points: list[str] = []
-
-    def note(operation: Operation) -> None:
-        if operation.kind != "read":
-            points.append(named(storage, operation))
-
-    storage.hook = note
-    return points
-
-
-def filmed_recovery(base: Image, death: Outcome) -> list[Image]:
-    """Images of the opening after a death, and of the restoring of stores."""
-    storage = base.after(death)
-    scene = Scene(storage, base.past)
-
-    def past() -> Past:
-        return base.past._replace(clock=scene.clock)
-
-    camera = Camera(f"{base.case}; {death.name}; recovery: ", storage, past, always)
-    scene.open()
-    scene.start_task()
-    return camera.images
-
-
-def always(_: int) -> bool:
-    return True
-
-
-def interrupted(base: Image, death: Outcome, at: int) -> Image | None:
-    """What a recovery leaves that is stopped at an operation; None if it has fewer."""
-    storage = base.after(death)
-    scene = Scene(storage, base.past)
-    disk = FailingDisk(storage, at, None)
-    with suppress(Died):
-        scene.open()
-        scene.start_task()
-        return None
-    case = f"{base.case}; {death.name}; again at operation {at}, {disk.point}"
-    return Image(case, disk.point, storage.clone(), base.past._replace(clock=scene.clock))
-
-
 # Pairs --------------------------------------------------------------------------------
 
 PAIRS = 1_500
@@ -291,7 +124,7 @@ def pair(score: Score, seed: int) -> None:
     except Violation as violation:
         score.note(case, violation)
         return
-    score.points[first.point] += 1
+    score.visit(first.point)
     judge(score, second, chance.choice(second.any_death()))
 
 
@@ -322,6 +155,8 @@ PARTS: dict[str, Callable[[Share], Score]] = {
     "stops, os": stops_without_fsync,
     "failures": failures,
     "recoveries": recoveries,
+    "recoveries, os": recoveries_without_fsync,
+    "recoveries, all points": known_recoveries,
     "pairs": pairs,
 }
 CHUNKS = 6
@@ -352,15 +187,15 @@ def run(part: str, share: Share) -> Score:
     return score
 
 
-def run_all(whole: Share, processes: int) -> dict[str, Score]:
-    """Every part, in several processes; what they find wrong is printed at once."""
+def run_all(parts: list[str], whole: Share, processes: int) -> dict[str, Score]:
+    """These parts, in several processes; what they find wrong is printed at once."""
     chunks = processes * CHUNKS
     shares = [
         Share(whole.first + whole.stride * chunk, whole.stride * chunks) for chunk in range(chunks)
     ]
-    scores = {part: Score() for part in PARTS}
+    scores = {part: Score() for part in parts}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        running = {pool.submit(run, part, share): part for share in shares for part in PARTS}
+        running = {pool.submit(run, part, share): part for share in shares for part in parts}
         for done in as_completed(running):
             scores[running[done]].add(done.result())
             for example in done.result().examples:
@@ -368,9 +203,19 @@ def run_all(whole: Share, processes: int) -> dict[str, Score]:
     return scores
 
 
+def gaps(score: Score) -> list[str]:
+    """What the whole battery has left out: points without a stop, or without a name."""
+    struck = score.points.keys()
+    return [
+        *(f"no stop or failure at {point}" for point in sorted(POINTS - struck)),
+        *(f"not in the table of points: {point}" for point in sorted(struck - POINTS)),
+    ]
+
+
 def main() -> int:
-    """Run it, print the score; 1 if a promise was broken."""
+    """Run it, print the score; 1 if a promise was broken, or if all of it leaves out a point."""
     parser = argparse.ArgumentParser(description="Every step is a crash point.")
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part (and others)")
     parser.add_argument("--stride", type=int, default=1, help="try every N-th case only")
     parser.add_argument("--first", type=int, default=0, help="and begin with this one")
     parser.add_argument("--processes", type=int, default=2)
@@ -378,13 +223,14 @@ def main() -> int:
     share = Share(options.first, options.stride)
     begun = time.perf_counter()
     everything = Score()
-    for part, score in run_all(share, options.processes).items():
+    for part, score in run_all(options.only or list(PARTS), share, options.processes).items():
         cases = score.deaths.total()
-        print(f"{part:<12}{cases:>8,} cases in {score.seconds:,.0f} s of a processor")
+        print(f"{part:<24}{cases:>8,} cases in {score.seconds:,.0f} s of a processor")
         everything.add(score)
-    print(*everything.lines(), sep="\n")
+    left_out = gaps(everything) if options.stride == 1 and not options.only else []
+    print(*everything.lines(), *left_out, sep="\n")
     print(f"{time.perf_counter() - begun:,.0f} s, {options.processes} processes")
-    return int(bool(everything.broken))
+    return int(bool(everything.broken or left_out))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from changelog.clock import ManualClock
 from changelog.embedded.checking.findings import Severity
 from changelog.embedded.checking.folder import check_log
 from tests.crash.oracle import PROMISES, Promise, Violation, check
-from tests.crash.points import named
+from tests.crash.points import POINTS, named
 from tests.crash.twin import Operation, Outcome, PowerStorage
 from tests.crash.workload import Past, Scene
 
@@ -41,6 +41,8 @@ class Score:
     """By name, how often a stop or failure was there."""
     deaths: Counter[str] = field(default_factory=Counter)
     """By kind."""
+    spared: int = 0
+    """Lives that were not lived to the end: see `Tried`."""
     broken: Counter[Promise] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
@@ -48,8 +50,14 @@ class Score:
         self.seconds += other.seconds
         self.points += other.points
         self.deaths += other.deaths
+        self.spared += other.spared
         self.broken += other.broken
         self.examples = (self.examples + other.examples)[:EXAMPLES]
+
+    def visit(self, point: str) -> None:
+        """There was a stop or failure; empty: what should have failed had nothing to do."""
+        if point:
+            self.points[point] += 1
 
     def note(self, case: str, violation: Violation) -> None:
         self.broken[violation.promise] += 1
@@ -57,9 +65,11 @@ class Score:
 
     def lines(self) -> Iterator[str]:
         """The score, for people."""
-        yield f"{len(self.points):>8,} points, visited {self.points.total():,} times"
+        known = len(POINTS & self.points.keys())
+        yield f"{known:>8,} of {len(POINTS)} points, struck {self.points.total():,} times"
         for kind, number in sorted(self.deaths.items()):
             yield f"{number:>8,} {kind}"
+        yield f"{self.spared:>8,} lives that began like one of before, and ended at that"
         yield "  broken"
         for promise, meaning in PROMISES.items():
             yield f"{self.broken[promise]:>8,} {promise}: {meaning}"
@@ -73,7 +83,18 @@ class Image(NamedTuple):
     point: str
     storage: PowerStorage
     past: Past
+    written: Operation | None = None
+    """The append that was the last thing done."""
     torn: bool = False
+    """Of which there is only a part."""
+
+    def torn_at(self, size: int) -> Image:
+        """The same moment, but of the append so many bytes have been written, and no more."""
+        assert self.written is not None
+        storage = self.storage.clone()
+        storage.shorten(self.written.path, self.written.size - size)
+        case = f"{self.case}, {size} of its {self.written.size} bytes"
+        return self._replace(case=case, storage=storage, torn=True)
 
     def after(self, death: Outcome) -> PowerStorage:
         """The disk of the next life."""
@@ -81,24 +102,33 @@ class Image(NamedTuple):
         storage.crash() if death is KILL else storage.cut(death)
         return storage
 
-    def any_death(self) -> list[Outcome]:
-        return [KILL, *self.storage.outcomes(SEEDS)]
+    def any_death(self, durability: str = "fsync") -> list[Outcome]:
+        """kill -9, and with fsync the power cuts; without it nothing is promised after those."""
+        return [KILL, *(self.storage.outcomes(SEEDS) if durability == "fsync" else ())]
 
     def deaths(self, number: int, durability: str) -> Iterator[Outcome]:
         """Those that image `number` of the workload is tried with; power cuts only with fsync.
 
         Of the cuts that take one thing only some are tried each time; over the workload all are.
         """
-        outcomes = list(self.storage.outcomes(SEEDS)) if durability == "fsync" else []
         if self.torn:
-            yield [KILL, *outcomes[1:2]][number % 2 * bool(outcomes[1:])]
+            yield self.torn_death(number, durability)
             return
-        yield KILL
+        kill, *outcomes = self.any_death(durability)
+        yield kill
         yield from outcomes[:2]
         single, seeded = outcomes[2 : -len(SEEDS)], outcomes[2:][-len(SEEDS) :]
         yield from seeded[number % len(SEEDS) :][:1]
         for at in range(min(SINGLE, len(single))):
             yield single[(SINGLE * number + at) % len(single)]
+
+    def torn_death(self, number: int, durability: str) -> Outcome:
+        """By turns kill -9, and the power cuts that do not take all of the torn write."""
+        assert self.written is not None
+        if durability == "os" or number % 2 == 0:
+            return KILL
+        cuts = list(self.storage.outcomes(SEEDS, keeping=self.written.path))
+        return cuts[number // 2 % len(cuts)]
 
 
 class Camera:
@@ -128,54 +158,95 @@ class Camera:
         self._point = named(self._storage, operation)
         # As long as nothing has become known, it is the image after the last operation.
         if self._wanted(self._count) and self._past().marks() != self._known:
-            self._take("before")
+            self.images.append(self._image("before"))
 
     def _after(self, operation: Operation) -> None:
         if operation.kind == "read":
             return
         self._known = self._past().marks()
         if self._wanted(self._count):
-            if operation.kind == "append":
-                for where in TORN:
-                    self._take_torn(operation, where)
-            self._take("after")
+            is_append = operation.kind == "append"
+            image = self._image("after", operation if is_append else None)
+            if is_append:
+                self.images += [image.torn_at(size) for size in _cuts(operation.size)]
+            self.images.append(image)
 
-    def _take(self, moment: str, *, torn: bool = False) -> Image:
+    def _image(self, moment: str, written: Operation | None = None) -> Image:
         case = f"{self._case}{moment} operation {self._count}, {self._point}"
-        past = self._past().copy()
-        self.images.append(Image(case, self._point, self._storage.clone(), past, torn))
-        return self.images[-1]
+        return Image(case, self._point, self._storage.clone(), self._past().copy(), written)
 
-    def _take_torn(self, operation: Operation, where: float) -> None:
-        written = int(where * operation.size) if isinstance(where, float) else where
-        written %= operation.size
-        if 0 < written < operation.size:
-            image = self._take(f"{written} bytes into", torn=True)
-            image.storage.shorten(operation.path, operation.size - written)
+
+def _cuts(size: int) -> Iterator[int]:
+    """Where a write of so many bytes is torn."""
+    for where in TORN:
+        written = (int(where * size) if isinstance(where, float) else where) % size
+        if 0 < written < size:
+            yield written
 
 
 # The next life ------------------------------------------------------------------------
 
 
-def judge(score: Score, image: Image, death: Outcome, durability: str = "fsync") -> None:
-    """One case: an image, a death, and the life after it."""
-    score.points[image.point] += 1
+EVERY_SPARED = 16
+"""Of the lives that could be spared every 16th is lived all the same."""
+
+
+class Tried:
+    """What openings have left, so that a life need not be lived again that begins like another.
+
+    The deaths compared are of one moment, or within one recovery, so everybody knows the same. If
+    the files are the same too when the log is open, and readers were shown the same, so is what
+    comes after.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+        self._spared = 0
+
+    def spares(self, scene: Scene, storage: PowerStorage) -> bool:
+        known = (scene.clock.now_ms(), scene.past().marks())
+        beginning = hash((storage.contents(), repr(known)))
+        if beginning not in self._known:
+            self._known.add(beginning)
+            return False
+        self._spared += 1
+        return self._spared % EVERY_SPARED > 0
+
+
+def judge(
+    score: Score,
+    image: Image,
+    death: Outcome,
+    durability: str = "fsync",
+    tried: Tried | None = None,
+) -> None:
+    """One case: an image, a death, and the life after it, unless that has been tried."""
+    score.visit(image.point)
     score.deaths["kills" if death is KILL else "power cuts"] += 1
     try:
         storage = image.after(death)
         if death is KILL:
             checked(storage, image.past.clock)
-        live_on(storage, image.past, durability)
+        scene = opened(storage, image.past, durability)
+        if tried is not None and tried.spares(scene, storage):
+            score.spared += 1
+        else:
+            live_on(scene, storage)
     except Violation as violation:
         score.note(f"{image.case}; {death.name}", violation)
 
 
-def live_on(storage: PowerStorage, past: Past, durability: str) -> None:
-    """Open what a death has left, judge it, use it, judge it again, close it, and check it."""
+def opened(storage: PowerStorage, past: Past, durability: str) -> Scene:
+    """Open what a death has left, and judge it."""
     scene = Scene(storage, past, durability=durability)
     with promised("opens"):
         scene.open()
     scene.actors.ledger.judge(scene.world)
+    return scene
+
+
+def live_on(scene: Scene, storage: PowerStorage) -> None:
+    """Use an opened log, judge it again, close it, and check it."""
     with promised("goes on"):
         runner = scene.start_task()
     runner.judge(finished=False)

@@ -25,16 +25,13 @@ cut may leave can also be enumerated: `outcomes` names each, `clone` makes a twi
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import Literal, NamedTuple
 
 from changelog.errors import LogLocked, StorageFailed
 from changelog.storage import Bytes, Storage
-
-BLOCK = 64
-"""Bytes that reach the disk together or not at all."""
+from tests.crash.inode import Inode
 
 Kind = Literal[
     "append",
@@ -146,16 +143,21 @@ class PowerStorage:
         survivors = [change for change in self._unsynced if id(change) not in lost]
         self._cut(survivors, lambda inode: inode.found(lost=id(inode) in lost))
 
-    def outcomes(self, seeds: Iterable[int] = ()) -> Iterator[Outcome]:
-        """What a power cut could leave now: nothing, all, all but one thing, what seeds say."""
+    def outcomes(self, seeds: Iterable[int] = (), *, keeping: str = "") -> Iterator[Outcome]:
+        """What a power cut could leave now: nothing, all, all but one thing, what seeds say.
+
+        With a file for `keeping` only those that leave it, and of its bytes what a seed says or all.
+        """
         things = self.unsynced()
-        yield Outcome("nothing", frozenset(range(len(things))))
+        if not keeping:
+            yield Outcome("nothing", frozenset(range(len(things))))
         if not things:
             return
         yield Outcome("everything")
         if len(things) > 1:
             for i, thing in enumerate(things):
-                yield Outcome(f"all but {self._described(thing)}", frozenset((i,)))
+                if not keeping or not self._is_of(thing, keeping):
+                    yield Outcome(f"all but {self._described(thing)}", frozenset((i,)))
         for seed in seeds:
             yield Outcome(f"seed {seed}", seed=seed)
 
@@ -163,6 +165,10 @@ class PowerStorage:
         """All that a power cut may take: changes of names, and bytes of files."""
         inodes = {**self._durable_names, **self._names}
         return [*self._unsynced, *(i for _, i in sorted(inodes.items()) if i.is_dirty)]
+
+    def _is_of(self, thing: NameChange | Inode, path: str) -> bool:
+        """Whether that is the name of the file, or its bytes."""
+        return thing is self._names[path] or (isinstance(thing, NameChange) and thing.path == path)
 
     def _described(self, thing: NameChange | Inode) -> str:
         if isinstance(thing, NameChange):
@@ -247,6 +253,10 @@ class PowerStorage:
     def content(self, path: str) -> bytes:
         """All that was written to a file; nothing if there is none."""
         return bytes(self._names[path].content) if path in self._names else b""
+
+    def contents(self) -> tuple[tuple[str, bytes], ...]:
+        """All files, with all that was written to them."""
+        return tuple((path, self.content(path)) for path in self.paths())
 
     def lose(self, path: str) -> None:
         """A file disappears, durably, as by a mistaken hand."""
@@ -417,70 +427,6 @@ class PowerFile:
             raise Died(f"{self._path}, by a handle of a process that is dead")
 
 
-class Inode:
-    """The bytes of a file: as they are, and as a power cut would find them."""
-
-    def __init__(self, content: bytes = b"") -> None:
-        self.content = bytearray(content)
-        self._durable = content
-        self._stable = len(content)
-        """So many bytes from the beginning are the same in both."""
-        self._dirty: list[tuple[int, int]] = []
-        """Where the next sync has something to write, from and to."""
-        self._lock = threading.Lock()
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether a power cut would find something else."""
-        return self._stable < max(len(self.content), len(self._durable))
-
-    def clone(self) -> Inode:
-        inode = Inode(self._durable)
-        inode.content = bytearray(self.content)
-        inode._stable, inode._dirty = self._stable, list(self._dirty)
-        return inode
-
-    def write(self, position: int, data: bytes) -> None:
-        with self._lock:
-            if self.content[position : position + len(data)] != data:
-                self._stable = min(self._stable, position)
-            self.content[position : position + len(data)] = data
-            self._dirty.append((position, position + len(data)))
-
-    def truncate(self, size: int) -> None:
-        with self._lock:
-            del self.content[size:]
-            self._stable = min(self._stable, size)
-
-    def forget(self) -> None:
-        """An fsync has failed, and what it should have written passes for written from now on."""
-        with self._lock:
-            self._dirty = []
-
-    def sync(self) -> None:
-        with self._lock:
-            size = len(self.content)
-            durable = bytearray(self._durable[:size]).ljust(size, b"\0")
-            for start, end in self._dirty:
-                durable[start:end] = self.content[start:end]
-            self._dirty = []
-            self._durable = bytes(durable)
-            if durable == self.content:
-                self._stable = size
-
-    def found(self, *, lost: bool) -> Inode:
-        """What is found when the power is back, if all that was not synced was lost, or nothing."""
-        return Inode(self._durable if lost else bytes(self.content))
-
-    def after_power_cut(self, chance: Random | None) -> Inode:
-        """What is found when the power is back, as chance has it."""
-        truncated = self._stable < len(self._durable)
-        if chance is None or (truncated and chance.random() < 0.5):
-            return self.found(lost=True)
-        safe, tail = self.content[: self._stable], self.content[self._stable :]
-        return Inode(bytes(safe) + _torn(bytes(tail), chance))
-
-
 class PowerLock:
     """A lock that is held until released, or until its process dies."""
 
@@ -489,19 +435,6 @@ class PowerLock:
 
     def release(self) -> None:
         self._storage.unlock(self._path, self._life)
-
-
-def _torn(tail: bytes, chance: Random) -> bytes:
-    """What may be left of bytes that were not synced."""
-    how = chance.choice(("none", "all", "beginning", "holes"))
-    if how == "none":
-        return b""
-    if how == "all":
-        return tail
-    if how == "beginning":
-        return tail[: chance.randrange(len(tail) + 1)]
-    blocks = [tail[i : i + BLOCK] for i in range(0, len(tail), BLOCK)]
-    return b"".join(bytes(len(b)) if chance.random() < 0.4 else b for b in blocks)
 
 
 def _folder(path: str) -> str:
