@@ -1,6 +1,7 @@
 """Every step is a crash point: stop the workload at each, look at what is left, and go on.
 
     stops       before, after, and in the middle of each operation × deaths
+    torn        each append cut off at every byte × a death
     failures    an EIO or ENOSPC at each operation, once or from then on × deaths
     recoveries  stops at operations of the recovery from a death, twice in a row; at each
                 operation of those that have, together, every point of a recovery
@@ -36,6 +37,7 @@ from tests.crash.lives import FAILURES, FailingDisk, Failure, Share, filmed
 from tests.crash.oracle import Violation
 from tests.crash.points import POINTS
 from tests.crash.recoveries import known_recoveries, recoveries, recoveries_without_fsync
+from tests.crash.torn import torn
 from tests.crash.twin import Died, PowerStorage
 from tests.crash.workload import Scene
 from tests.log.power import taking_turns
@@ -153,6 +155,7 @@ def unlucky(
 PARTS: dict[str, Callable[[Share], Score]] = {
     "stops": stops,
     "stops, os": stops_without_fsync,
+    "torn": torn,
     "failures": failures,
     "recoveries": recoveries,
     "recoveries, os": recoveries_without_fsync,

@@ -27,6 +27,7 @@ from tests.crash.twin import PowerStorage
 SHORT = {
     "stops": 97,
     "stops, os": 83,
+    "torn": 5_003,
     "failures": 211,
     "recoveries": 89,
     "recoveries, os": 61,
