@@ -254,10 +254,6 @@ class PowerStorage:
         """All that was written to a file; nothing if there is none."""
         return bytes(self._names[path].content) if path in self._names else b""
 
-    def contents(self) -> tuple[tuple[str, bytes], ...]:
-        """All files, with all that was written to them."""
-        return tuple((path, self.content(path)) for path in self.paths())
-
     def lose(self, path: str) -> None:
         """A file disappears, durably, as by a mistaken hand."""
         del self._names[path]
