@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from changelog.embedded import document
 from changelog.embedded.producer_state import ProducerStates
 from changelog.embedded.transaction_log import TransactionLog
+from changelog.storage import Storage
 from framework.container.commit import COMMITS
 from statestore.engine import Position
-from tests.crash.battery import PARTS, alone
-from tests.crash.images import KILL, Score, judge
+from tests.crash.battery import PARTS, alone, gaps
+from tests.crash.images import KILL, Score, Tried, judge
 from tests.crash.lives import Share, filmed, image_at, visited, visited_by_recovery
 from tests.crash.oracle import Promise
 from tests.crash.points import POINTS
@@ -63,6 +66,16 @@ def test_every_operation_has_a_name_and_every_name_is_visited() -> None:
 
 def test_the_workload_is_always_the_same() -> None:
     assert visited() == visited()
+
+
+def test_a_life_is_spared_only_if_it_begins_like_another() -> None:
+    image = image_at(visited(), "append.segment.append")
+    score, tried = Score(), Tried()
+    spared = []
+    for written in (image.torn_at(10), image.torn_at(20), image):  # two are cut off, one is there
+        judge(score, written, KILL, tried=tried)
+        spared.append(score.spared)
+    assert spared == [0, 1, 1]
 
 
 # That it can fail ---------------------------------------------------------------------
@@ -124,6 +137,31 @@ def test_it_finds_out_a_store_that_leaves_out_a_change(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(SnapshotEngine, "write", forgetful)
     assert first_broken("checkpoint.store.sync_dir") == {"state"}
+
+
+def test_it_finds_out_a_document_that_is_written_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(storage: Storage, path: str, content: bytes) -> None:
+        storage.unlink(path)
+        storage.create(path).append(content)
+
+    monkeypatch.setattr(document, "replace", write)
+    image = image_at(visited(), "roll.manifest.append")
+    score = Score()
+    for size in (1, 100):
+        judge(score, image.torn_at(size), KILL)
+    assert score.broken == {"check": 2}
+
+
+def test_the_whole_of_it_names_what_it_leaves_out() -> None:
+    score = Score(points=Counter(POINTS))
+    score.visit("")  # a failure that had nothing to do
+    assert gaps(score) == []
+    del score.points["prepare.transactions.fsync"]
+    score.visit("somewhere.else")
+    assert gaps(score) == [
+        "no stop or failure at prepare.transactions.fsync",
+        "not in the table of points: somewhere.else",
+    ]
 
 
 def test_it_finds_out_a_bit_that_has_changed() -> None:

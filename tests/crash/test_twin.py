@@ -38,6 +38,15 @@ def test_the_outcomes_of_a_power_cut() -> None:
     }
 
 
+def test_the_outcomes_that_leave_a_file() -> None:
+    storage = a_storage()
+    names = {path: [o.name for o in storage.outcomes(keeping=path)] for path in ("a", "b")}
+    assert names == {
+        "a": ["everything", "all but create b"],
+        "b": ["everything", "all but bytes of a"],
+    }
+
+
 def test_a_seed_always_leaves_the_same() -> None:
     storage = a_storage()
     seeded = [left(storage, Outcome("seed", seed=seed)) for seed in range(40)]
