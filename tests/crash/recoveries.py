@@ -7,27 +7,51 @@ from random import Random
 from typing import NamedTuple
 
 from tests.crash.images import Image, Score, Tried, judge
-from tests.crash.lives import Share, filmed_recovery, image_at, interrupted, visited
+from tests.crash.lives import (
+    Share,
+    filmed_recovery,
+    image_at,
+    interrupted,
+    visited,
+    visited_by_recovery,
+)
 from tests.crash.twin import Outcome
 
 ROTATION = {"fsync": 6, "os": 24}
 """Of the images of one recovery every sixth is tried, of the next ones the others. With "os" all
 partitions are rolled after a kill, so there are many more."""
-LONGEST = 60
-"""The second recovery is stopped at one of so many operations, if it has them."""
+
+
+class Base(NamedTuple):
+    """What the first recovery begins with."""
+
+    image: Image
+    death: Outcome
+    durability: str
+
+    def stop_twice(self, score: Score, images: list[Image], chance: Random) -> None:
+        """Of each image of the recovery one death; and another one anywhere in the recovery from
+        that, which is about as long."""
+        operations, tried = len(visited_by_recovery(*self)), Tried()
+        for image in images:
+            death = chance.choice(image.any_death(self.durability))
+            judge(score, image, death, self.durability, tried)
+            at = chance.randrange(operations) + 1
+            again = interrupted(image, death, at, self.durability)
+            if again is not None:
+                last = chance.choice(again.any_death(self.durability))
+                judge(score, again, last, self.durability, tried)
 
 
 def recoveries(share: Share, durability: str = "fsync") -> Score:
     """From a death behind each point of the workload: some operations of each recovery."""
-    score = Score()
-    points = visited(durability)
+    score, points, rotation = Score(), visited(durability), ROTATION[durability]
     for at, point in enumerate(dict.fromkeys(points)):
         if share.has(at):
-            base = image_at(points, point, durability)
-            death = base.any_death(durability)[: at % 3 + 1][-1]  # kill -9, nothing is kept, all is
-            rotation = ROTATION[durability]
-            images = filmed_recovery(base, death, durability)[at % rotation :: rotation]
-            _stop_twice(score, images, Random(at), durability)
+            image = image_at(points, point, durability)
+            # kill -9, nothing is kept, everything is
+            base = Base(image, image.any_death(durability)[: at % 3 + 1][-1], durability)
+            base.stop_twice(score, filmed_recovery(*base)[at % rotation :: rotation], Random(at))
     return score
 
 
@@ -39,21 +63,9 @@ def recoveries_without_fsync(share: Share) -> Score:
 def known_recoveries(share: Share) -> Score:
     """Every operation of those recoveries that have all points."""
     score = Score()
-    for at, (base, death, durability) in enumerate(known()):
-        images = filmed_recovery(base, death, durability, share.has)
-        _stop_twice(score, images, Random(at), durability)
+    for at, base in enumerate(known()):
+        base.stop_twice(score, filmed_recovery(*base, share.has), Random(at))
     return score
-
-
-def _stop_twice(score: Score, images: list[Image], chance: Random, durability: str) -> None:
-    """Of each image of a recovery one death; and another one within the recovery from that."""
-    tried = Tried()
-    for image in images:
-        death = chance.choice(image.any_death(durability))
-        judge(score, image, death, durability, tried)
-        again = interrupted(image, death, chance.randrange(1, LONGEST), durability)
-        if again is not None:
-            judge(score, again, chance.choice(again.any_death(durability)), durability, tried)
 
 
 # Those that have all points -----------------------------------------------------------
@@ -91,12 +103,12 @@ CRASHES = (
 
 
 @cache
-def known() -> list[tuple[Image, Outcome, str]]:
-    """What is there before each of the CRASHES, the death itself, and the durability."""
+def known() -> list[Base]:
+    """What the CRASHES leave."""
     points = {durability: visited(durability) for durability in ("fsync", "os")}
-    deaths = []
+    bases = []
     for durability, point, torn, name in CRASHES:
         image = image_at(points[durability], point, durability, torn=torn)
         named = {death.name: death for death in image.any_death(durability)}
-        deaths.append((image, named[name], durability))
-    return deaths
+        bases.append(Base(image, named[name], durability))
+    return bases

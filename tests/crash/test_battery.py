@@ -58,8 +58,8 @@ def test_nothing_that_was_promised_breaks(part: str, capsys: pytest.CaptureFixtu
 
 def test_every_operation_has_a_name_and_every_name_is_visited() -> None:
     met = {*visited("fsync"), *visited("os")}
-    for image, death, durability in known():
-        met.update(visited_by_recovery(image, death, durability))
+    for base in known():
+        met.update(visited_by_recovery(*base))
     assert met - POINTS == set(), "an operation without a name"
     assert POINTS - met == set(), "a name that nothing goes through"
 

@@ -32,9 +32,9 @@ def appends() -> Iterator[tuple[Image, str]]:
     yield from _whole(filmed(every.__contains__), "fsync")
     new = _first_of_new(met, visited("os"))
     yield from _whole(filmed(new.__contains__, "os"), "os")
-    for base, death, durability in known():
-        new = _first_of_new(met, visited_by_recovery(base, death, durability))
-        yield from _whole(filmed_recovery(base, death, durability, new.__contains__), durability)
+    for base in known():
+        new = _first_of_new(met, visited_by_recovery(*base))
+        yield from _whole(filmed_recovery(*base, new.__contains__), base.durability)
 
 
 def _first_of_new(met: set[str], points: list[str]) -> set[int]:
