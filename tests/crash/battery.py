@@ -191,7 +191,7 @@ def run(part: str, share: Share) -> Score:
 
 
 def run_all(parts: list[str], whole: Share, processes: int) -> dict[str, Score]:
-    """These parts, in several processes; what they find wrong is printed at once."""
+    """These parts, in several processes; how far they are, and what is wrong, is said at once."""
     chunks = processes * CHUNKS
     shares = [
         Share(whole.first + whole.stride * chunk, whole.stride * chunks) for chunk in range(chunks)
@@ -199,10 +199,13 @@ def run_all(parts: list[str], whole: Share, processes: int) -> dict[str, Score]:
     scores = {part: Score() for part in parts}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         running = {pool.submit(run, part, share): part for share in shares for part in parts}
-        for done in as_completed(running):
-            scores[running[done]].add(done.result())
-            for example in done.result().examples:
-                print(f"{running[done]}: {example}", file=sys.stderr, flush=True)
+        for number, done in enumerate(as_completed(running), start=1):
+            part, score = running[done], done.result()
+            scores[part].add(score)
+            cases = f"{score.deaths.total():,} cases of {part}, {score.broken.total()} broken"
+            print(f"{number} of {len(running)}: {cases}", file=sys.stderr, flush=True)
+            for example in score.examples:
+                print(f"{part}: {example}", file=sys.stderr, flush=True)
     return scores
 
 
