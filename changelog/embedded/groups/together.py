@@ -1,4 +1,4 @@
-"""Topics that are shared out as one: the first of them stands for all."""
+"""Topics that are shared out as one: the first of them, by name, stands for all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Leads:
 
     >>> leads = Leads([("clicks", "users"), ("users", "bills")])
     >>> leads.of(["bills", "clicks", "other"])
-    ['clicks', 'other']
+    ['bills', 'other']
     """
 
     def __init__(self, together: Iterable[Sequence[str]]) -> None:
