@@ -86,7 +86,7 @@ class Spawner:
                     stdout=log,
                     stderr=log,
                     cwd="/",
-                    env=_environment(),
+                    env=environment(),
                     start_new_session=True,
                 )
             finally:
@@ -141,8 +141,8 @@ def _open_log(path: Path) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _environment() -> dict[str, str]:
-    """Ours, with the folder these packages come from, which may be found through the working directory only."""
+def environment() -> dict[str, str]:
+    """Ours for a child, with the folder these packages come from, which may be found through the working directory only."""
     root = str(Path(__file__).resolve().parents[2])
     others = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{others}" if others else root}

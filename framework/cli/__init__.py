@@ -7,6 +7,8 @@
     forms.py         keys and values between bytes and JSON
     reading.py       records of a topic up to its end, or as they come
     offline.py       a log folder that nobody else has open
+    needs.py         what an app needs, found out without importing it
+    workers.py       `run --workers`
 
 and a module for each command or group of commands. typer and rich are imported here only, and
 only when a command runs.

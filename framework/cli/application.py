@@ -24,6 +24,7 @@ from framework.cli import (
     consume,
     describe,
     groups,
+    needs,
     output,
     produce,
     repair,
@@ -55,6 +56,7 @@ def strandline() -> typer.Typer:
     application = _typer("Look at a Strandline log, and run apps on it.")
     application.callback()(_options)
     application.command("run")(run.run)
+    application.command("needs", hidden=True)(needs.needs)
     application.command("serve")(serve.serve)
     application.add_typer(topics.commands, name="topics")
     application.command("produce")(produce.produce)
@@ -130,6 +132,11 @@ def explain(error: StrandlineError) -> None:
 
 
 _debug = False
+
+
+def debug_option() -> list[str]:
+    """As it was given, for a process that is started for the same purpose."""
+    return [DEBUG] if _debug else []
 
 
 @contextlib.contextmanager

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 import typer
 
@@ -18,6 +18,8 @@ from changelog.errors import InvalidConfig, LogLocked
 from changelog.flight.background import BACKGROUND, IDLE
 from changelog.storage import LocalStorage, Lock
 from framework.cli import output
+
+T = TypeVar("T")
 
 LEAVING, POLL = 5.0, 0.1
 """Seconds that an owner may take to close the log; and after which its lock is tried again."""
@@ -46,17 +48,29 @@ def held(folder: Path) -> Iterator[LocalStorage]:
 
 
 def _locked(storage: LocalStorage) -> Lock:
-    """The lock; an owner in the background is waited for, since it leaves by itself."""
+    try:
+        return once_left(
+            lambda: storage.lock(LOCK, f"pid {os.getpid()}, `{' '.join(sys.argv[:2])}`\n")
+        )
+    except LogLocked as error:
+        raise LogLocked(
+            f"{error}: this needs a log that nobody has open; stop that process"
+        ) from None
+
+
+def once_left(take: Callable[[], T]) -> T:
+    """What `take` gives once an owner in the background has left, which it does by itself.
+
+    Raises LogLocked if it does not in time, or if somebody else has the log open.
+    """
     clock = SystemClock()
     until, told = clock.monotonic() + IDLE + LEAVING, False
     while True:
         try:
-            return storage.lock(LOCK, f"pid {os.getpid()}, `{' '.join(sys.argv[:2])}`\n")
+            return take()
         except LogLocked as error:
             if BACKGROUND not in str(error) or clock.monotonic() > until:
-                raise LogLocked(
-                    f"{error}: this needs a log that nobody has open; stop that process"
-                ) from None
+                raise
         if not told:
             output.note("waiting for the owner in the background to leave")
         told = True

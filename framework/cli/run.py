@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -46,11 +47,58 @@ def run(
     count: CountOption = None,
     timeout: TimeoutOption = None,
     log: LogOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            min=1,
+            metavar="N",
+            help="In N processes that share the partitions, under a supervisor that owns the log.",
+        ),
+    ] = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--log-dir", metavar="DIR", help="With --workers: what they print goes to files there."
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="With --workers: figures as a JSON line a second.")
+    ] = False,
+    supervised: Annotated[int | None, typer.Option("--supervised", hidden=True)] = None,
 ) -> None:
     """Run an app: until Ctrl-C, or as long as the options say. It commits before it ends."""
     if log is not None:
         os.environ["STRANDLINE_LOG"] = log  # apps read it when they are made
-    run_app(load_app(target), until, count, timeout)
+    if supervised is not None:
+        _run_supervised(target, until, supervised)
+    elif workers is not None:
+        if count is not None:
+            raise typer.BadParameter(
+                "--count is of one process, and --workers runs several; end them with --until idle "
+                "or --timeout, or leave out --workers"
+            )
+        from framework.cli.workers import run_workers
+
+        run_workers(target, workers, until is not None, timeout, log_dir, json=json)
+    elif log_dir is not None or json:
+        raise typer.BadParameter("--log-dir and --json need --workers N")
+    else:
+        run_app(load_app(target), until, count, timeout)
+
+
+def _run_supervised(target: str, until: Until | None, descriptor: int) -> None:
+    """Be a worker of the supervisor at the other end of this socket."""
+    from framework.supervisor.reporter import Reporter
+
+    with Reporter(descriptor) as reporter:
+        app = load_app(target)
+        with app, reporter.following(app):
+            app.run(_limit(until), progress=reporter.restoring)
+
+
+def _limit(until: Until | None) -> Literal["idle"] | None:
+    return None if until is None else "idle"
 
 
 def command_of(app: App) -> Callable[..., None]:
@@ -74,8 +122,7 @@ def run_app(app: App, until: Until | None, count: int | None, timeout: float | N
     begun = time.perf_counter()
     with app:
         output.note(f"app {app.name} runs on {app.log}; Ctrl-C commits and ends it")
-        limit: Literal["idle"] | None = "idle" if until else None
-        handled = app.run(limit, count=count, timeout=timeout, progress=_Restoring())
+        handled = app.run(_limit(until), count=count, timeout=timeout, progress=_Restoring())
     seconds = time.perf_counter() - begun
     output.note(f"{handled:,} records handled in {seconds:.1f} s")
 

@@ -96,10 +96,7 @@ def run(app: App, limits: Limits, *, progress: bool | OnRestore) -> int:
 
 def worker_for(app: App, *, progress: bool | OnRestore = False) -> Worker:
     """A worker for all tasks of the app, not started yet. Raises InvalidConfig."""
-    if not app.declared.tasks:
-        raise InvalidConfig(
-            f"app {app.name!r} has no tasks to run; decorate a handler with @app.task(topic)"
-        )
+    check_tasks(app)
     return worker_on(
         app.broker,
         app.declared,
@@ -108,6 +105,14 @@ def worker_for(app: App, *, progress: bool | OnRestore = False) -> Worker:
         StoreFolders(state_root(app), app.clock),
         on_restore=RestoreBar() if progress is True else progress or None,
     )
+
+
+def check_tasks(app: App) -> None:
+    """Raise InvalidConfig if there is nothing to run."""
+    if not app.declared.tasks:
+        raise InvalidConfig(
+            f"app {app.name!r} has no tasks to run; decorate a handler with @app.task(topic)"
+        )
 
 
 def worker_on(

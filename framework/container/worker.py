@@ -41,6 +41,7 @@ from framework.container.outage import Outage, patiently
 from framework.container.outbox import UnencodableSend
 from framework.container.positions import position_of
 from framework.container.seat import Seat
+from framework.container.status import WorkerState, WorkerStatus
 from framework.options import Options
 
 _log = logging.getLogger("strandline")
@@ -86,6 +87,7 @@ class Worker:
         self._others_are_busy = False
         self.handled = 0
         """Records handled since the worker was made, those rewound not counted."""
+        self.commits = 0
 
     # Life -----------------------------------------------------------------------------
 
@@ -116,6 +118,7 @@ class Worker:
             try:
                 self._seat.commit(self.instances)
                 self._tasks.committed.update(offsets_of(self.instances))
+                self.commits += 1
                 self._aborted_in_a_row = self._since_commit = 0
                 self._checkpoint()
                 self._outage.over()
@@ -212,6 +215,23 @@ class Worker:
     def waits_for(self) -> DiskFull | None:
         """Why it stands still; None if it does not."""
         return self._outage.reason
+
+    def status(self) -> WorkerStatus:
+        """What it is doing; may be asked from any thread."""
+        committed, positions = self._tasks.committed, dict.fromkeys(self._tasks.held)
+        for source in [source for i in self.instances for source in i.inputs]:
+            last = committed.get(source.partition)
+            positions[source.partition] = source.origin if last is None else last.offset
+        handled = self.handled - self._since_commit
+        return WorkerStatus(self._state, handled, self.commits, positions)
+
+    @property
+    def _state(self) -> WorkerState:
+        if self.waits_for is not None:
+            return "waiting for disk"
+        if self._seat.place is None:
+            return "joining"
+        return "restoring" if self._tasks.is_opening else "running"
 
     @property
     def commit_is_due(self) -> bool:

@@ -1,0 +1,58 @@
+"""What an app needs of those who run it, found out without importing it here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+
+from changelog.flight.background import environment
+from framework.cli import output
+from framework.cli.loading import load_app
+from framework.container.running import check_tasks
+from framework.supervisor.process import ending
+
+COMMAND = (sys.executable, "-P", "-m", "framework.cli")
+"""`strandline`, in another process; without the current folder, where another `framework` may be."""
+
+
+class Needs(msgspec.Struct):
+    """What an app needs."""
+
+    app: str
+    log: str | None
+    """A folder or URL; None if the module opens its log itself."""
+    durability: Literal["fsync", "os"]
+
+
+def ask(target: str, options: Sequence[str] = ()) -> Needs:
+    """What the app `target` needs, as a process says that imports it.
+
+    If it cannot, it has said why; then this exits with its exit code.
+    """
+    asked = [*COMMAND, "needs", target, *options]
+    done = subprocess.run(
+        asked, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment(), check=False
+    )
+    if done.returncode < 0:
+        output.note(f"the process that was to import {target} {ending(done.returncode, '')}")
+    if done.returncode:
+        raise typer.Exit(max(done.returncode, 1))
+    return msgspec.json.decode(done.stdout, type=Needs)
+
+
+def needs(target: Annotated[str, typer.Argument(metavar="MODULE:APP")]) -> None:
+    """Print what an app needs, as JSON."""
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the module prints is no part of the answer
+    app = load_app(target)
+    check_tasks(app)
+    log = str(app.log) if isinstance(app.log, str | Path) else None
+    with answer:
+        answer.write(msgspec.json.encode(Needs(app.name, log, app.durability)))

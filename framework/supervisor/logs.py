@@ -1,0 +1,39 @@
+"""Files for the lines of workers."""
+
+from __future__ import annotations
+
+import logging
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from changelog.errors import from_os_error
+
+FILE_BYTES = 10 << 20
+"""A file that is larger begins anew; the one before is kept."""
+
+
+class LogFiles:
+    """`worker-0.log`, `worker-1.log` … in a folder, which is made. Raises StorageFailed."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._files = [
+                RotatingFileHandler(
+                    folder / f"worker-{number}.log",
+                    maxBytes=FILE_BYTES,
+                    backupCount=1,
+                    encoding="utf-8",
+                )
+                for number in range(workers)
+            ]
+        except OSError as error:
+            raise from_os_error(error, "write the workers' logs to", str(folder)) from error
+
+    def take(self, worker: int, lines: list[str]) -> None:
+        for line in lines:
+            self._files[worker].handle(logging.makeLogRecord({"msg": line}))
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()

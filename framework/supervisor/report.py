@@ -1,0 +1,42 @@
+"""What a worker says of itself, as a line of JSON."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Restoring(msgspec.Struct, frozen=True):
+    """How far the stores have come."""
+
+    records: int
+    """Replayed so far."""
+    remaining: int
+    """Still to come, as far as that is known."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A worker at one moment."""
+
+    state: str = "starting"
+    """starting, joining, restoring, running, waiting for disk, or ended."""
+    handled: int = 0
+    """Records handled and committed since the process began."""
+    commits: int = 0
+    partitions: tuple[str, ...] = ()
+    """The input partitions it holds, as `orders-3`."""
+    lag: dict[str, int] = {}
+    """By input topic: from what it has committed to the end of what is committed there."""
+    restoring: Restoring | None = None
+
+
+def encoded(report: Report) -> bytes:
+    """As it is sent."""
+    return msgspec.json.encode(report) + b"\n"
+
+
+def decoded(line: str) -> Report | None:
+    """What was sent; None if a process ended within the line."""
+    try:
+        return msgspec.json.decode(line, type=Report)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,180 @@
+"""In a worker's process: it reports to the supervisor, and ends when that is gone.
+
+The supervisor's end of the socket is open for as long as it lives. When it is closed, the app is
+stopped: it commits and leaves, with another owner of the log if that was the supervisor. A
+worker whose handler does not come back is ended, so that none is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from changelog.broker import Broker
+from changelog.clock import SystemClock
+from changelog.errors import StrandlineError
+from framework.container.restore import RestoreProgress
+from framework.container.status import WorkerStatus
+from framework.supervisor.report import Report, Restoring, encoded
+
+if TYPE_CHECKING:
+    from framework.app import App
+    from framework.container.worker import Worker
+
+REPORT_SECONDS = 0.5
+LAG_SECONDS = 1.0
+"""How often the log is asked for the ends of the inputs, at most."""
+ORPHAN_SECONDS = 30.0
+"""How long a worker may take to end when the supervisor is gone."""
+STOP_SECONDS = 0.1
+STOPPED_LATE = 70
+"""Exit status of a worker that had to be ended (BSD's EX_SOFTWARE)."""
+
+
+class Reporter:
+    """Reports on the app that it is given, from `with` to its end, on socket `descriptor`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._clock = SystemClock()
+        self._over = threading.Event()
+        self._app: App | None = None
+        self._worker: Worker | None = None
+        self._restoring: Restoring | None = None
+        self._lag: dict[str, int] = {}
+        self._ask_at = 0.0
+        self._reporting = threading.Thread(target=self._report, name="strandline-report")
+        self._reporting.daemon = True
+
+    def __enter__(self) -> Self:
+        _outlive_the_reader()
+        threading.Thread(target=self._outlive_no_supervisor, daemon=True).start()
+        self._reporting.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    @contextmanager
+    def following(self, app: App) -> Iterator[None]:
+        """Report on this app, whose log is to be open until the end of `with`."""
+        self._app = app
+        try:
+            yield
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Say the last figures; harmless when repeated."""
+        if not self._over.is_set():
+            self._over.set()
+            self._reporting.join(LAG_SECONDS)
+            self._send(self._now())
+
+    def restoring(self, progress: RestoreProgress) -> None:
+        """Note how far stores have come."""
+        left = None if progress.done else Restoring(progress.records, progress.remaining)
+        self._restoring = left
+
+    # The supervisor's end -------------------------------------------------------------
+
+    def _outlive_no_supervisor(self) -> None:
+        """End when the supervisor has gone; it says nothing, so whatever comes is its end."""
+        with contextlib.suppress(OSError):
+            self._socket.recv(1)
+        pause = threading.Event()
+        for _ in range(round(ORPHAN_SECONDS / STOP_SECONDS)):
+            if self._app is not None:
+                self._app.stop()  # again and again: it may not run yet
+            pause.wait(STOP_SECONDS)
+        os._exit(STOPPED_LATE)
+
+    # Reports --------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        while self._send(self._now()) and not self._over.wait(REPORT_SECONDS):
+            """Once more."""
+
+    def _send(self, report: Report) -> bool:
+        try:
+            self._socket.sendall(encoded(report))
+        except OSError:
+            return False
+        return True
+
+    def _now(self) -> Report:
+        app = self._app
+        self._worker = (app and app._worker) or self._worker
+        if app is None or self._worker is None:
+            return Report()
+        status = self._worker.status()
+        over = self._over.is_set()
+        return Report(
+            "ended" if over else status.state,
+            status.handled,
+            status.commits,
+            tuple(sorted(map(str, status.positions))),
+            {} if over else self._lags(app.broker, status),
+            self._restoring,
+        )
+
+    def _lags(self, broker: Broker, status: WorkerStatus) -> dict[str, int]:
+        """How far it is behind; asked anew once in a while, and the last answer if there is none."""
+        now = self._clock.monotonic()
+        if now >= self._ask_at:
+            self._ask_at = now + LAG_SECONDS
+            try:
+                self._lag = lags(broker, status)
+            except StrandlineError:
+                """The worker meets it too, and says so."""
+        return self._lag
+
+
+def lags(broker: Broker, status: WorkerStatus) -> dict[str, int]:
+    """By topic, how many offsets are between what is committed and the stable end."""
+    known = {tp: offset for tp, offset in status.positions.items() if offset is not None}
+    behind: defaultdict[str, int] = defaultdict(int)
+    for tp, ends in broker.offsets(known).items():
+        behind[tp.topic] += max(0, ends.last_stable_offset - known[tp])
+    return dict(sorted(behind.items()))
+
+
+def _outlive_the_reader() -> None:
+    """Let a handler print when the supervisor, who reads it, is gone.
+
+    Else `print` would raise, and a task that skips records whose handler raises would skip them.
+    """
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        raw = _Pipe(descriptor, "w", closefd=False)
+        text = io.TextIOWrapper(
+            io.BufferedWriter(raw),
+            encoding=stream.encoding,
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+        setattr(sys, name, text)
+
+
+class _Pipe(io.FileIO):
+    """Takes what nobody reads any more."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(data)

@@ -1,0 +1,260 @@
+"""The supervisor: one thread that starts workers, listens to them, and ends them.
+
+    listen     lines and reports, as they come
+    bury       a worker that has ended: said in a line; started again after a pause, longer each time
+    heed       Ctrl-C, SIGTERM: every worker commits and leaves; the second signal kills them
+    show       now and then
+    over       all have ended in order, or none can be kept alive
+
+It asks for nothing in a way that could make it wait: whatever workers do, the log that is open in
+this process goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import selectors
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from changelog import signals
+from changelog.clock import Clock
+from framework.supervisor.backoff import Backoff
+from framework.supervisor.logs import LogFiles
+from framework.supervisor.process import Lines, WorkerProcess
+from framework.supervisor.seats import Start, WorkerSeat
+from framework.supervisor.view import Nothing, View
+
+TICK_SECONDS = 0.1
+"""How often it looks for signals and for workers that have ended."""
+LEAVE_SECONDS = 30.0
+"""How long a worker may take to commit and leave."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it went."""
+
+    records: int
+    """Handled and committed by all workers."""
+    failure: str = ""
+    """Why it has not ended in order; empty if it has."""
+    killed: bool = False
+    """Whether somebody could not wait for the end."""
+
+
+class Supervisor:
+    """Keeps `workers` processes at work.
+
+    `until_idle`: a worker that ends with 0 has done its work. `timeout`: seconds after which all
+    are ended. `logs`: where their lines go instead of the view.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        start: Start,
+        view: View,
+        clock: Clock,
+        *,
+        until_idle: bool = False,
+        timeout: float | None = None,
+        logs: LogFiles | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._backoff = backoff or Backoff()
+        self._seats = [WorkerSeat(n, start, clock, self._backoff) for n in range(workers)]
+        self._view = view
+        self._clock = clock
+        self._until_idle = until_idle
+        self._end_at = math.inf if timeout is None else clock.monotonic() + timeout
+        self._logs = logs
+        self._selector = selectors.DefaultSelector()
+        self._lines: list[str] = []
+        """What is to be shown next."""
+        self._show_at = clock.monotonic() + view.every
+        self._leaving = False
+        self._kill_at = math.inf
+        self._failure = ""
+        self._killed = False
+
+    def run(self) -> Outcome:
+        """Work until a signal, or as long as the limits say; no process is left afterwards."""
+        with signals.awaited(*_ends()) as came:
+            try:
+                while not self._is_over:
+                    self._start_those_due()
+                    self._listen()
+                    self._bury_the_dead()
+                    self._heed(came)
+                    self._show()
+            finally:
+                self._leave_nobody()
+        records = sum(seat.records for seat in self._seats)
+        return Outcome(records, self._failure, self._killed)
+
+    @property
+    def _is_over(self) -> bool:
+        if any(seat.process is not None for seat in self._seats):
+            return False
+        return self._leaving or all(seat.done for seat in self._seats)
+
+    @property
+    def _alive(self) -> list[tuple[WorkerSeat, WorkerProcess]]:
+        return [(seat, seat.process) for seat in self._seats if seat.process is not None]
+
+    # Starting and burying -------------------------------------------------------------
+
+    def _start_those_due(self) -> None:
+        for seat in self._seats:
+            if seat.is_due and not self._leaving:
+                try:
+                    seat.start()
+                except OSError as error:
+                    what = f"worker {seat.number} cannot be started: {error.strerror or error}"
+                    self._put_off(seat, what)
+                else:
+                    self._hear(seat)
+
+    def _bury_the_dead(self) -> None:
+        for seat, process in self._alive:
+            if (status := process.status) is not None:
+                self._hear_the_rest(process)
+                self._bury(seat, status)
+
+    def _bury(self, seat: WorkerSeat, status: int) -> None:
+        how = seat.bury(status)
+        seat.done = self._leaving or (status == 0 and self._until_idle)
+        if not seat.done:
+            self._put_off(seat, how)
+        elif self._leaving and status not in (0, -signal.SIGTERM):
+            self._failure = self._failure or how
+            self._say(how)
+
+    def _put_off(self, seat: WorkerSeat, why: str) -> None:
+        pause = seat.put_off()
+        if all(seat.done or seat.is_hopeless for seat in self._seats):
+            self._failure = (
+                f"every worker ended {self._backoff.give_up} times in a row or more, each time soon "
+                f"after its start; the last: {why}"
+            )
+            self._leaving = True
+        else:
+            self._say(f"{why}; it starts again in {pause:.1f} s")
+
+    # Ending ---------------------------------------------------------------------------
+
+    def _heed(self, came: SimpleQueue[int]) -> None:
+        """Look for signals, and at the time."""
+        while not came.empty():
+            came.get()
+            if self._leaving:
+                self._killed = True
+                self._kill_at = 0.0
+            self._end()
+        now = self._clock.monotonic()
+        if now >= self._end_at:
+            self._end()
+        if now >= self._kill_at:
+            self._kill_at = math.inf
+            self._kill()
+
+    def _end(self) -> None:
+        """Let every worker commit and leave."""
+        if not self._leaving:
+            self._leaving = True
+            self._kill_at = self._clock.monotonic() + LEAVE_SECONDS
+            for _, process in self._alive:
+                process.ask_to_end()
+
+    def _kill(self) -> None:
+        for seat, process in self._alive:
+            if not self._killed:
+                who = f"worker {seat.number} (pid {process.pid})"
+                self._say(f"{who} has not left within {LEAVE_SECONDS:g} s; it is killed")
+            process.kill()
+
+    def _leave_nobody(self) -> None:
+        """Only if something went wrong here is anybody left."""
+        for _, process in self._alive:
+            process.kill()
+            process.close()
+        self._selector.close()
+        with self._until_nobody_reads():
+            self._view.close()
+            self._view.lines(self._lines)
+
+    # Listening ------------------------------------------------------------------------
+
+    def _hear(self, seat: WorkerSeat) -> None:
+        def passed_on(lines: list[str]) -> None:
+            self._pass_on(seat.number, lines)
+
+        def complaints(lines: list[str]) -> None:
+            seat.complained(lines)
+            passed_on(lines)
+
+        process = seat.process
+        assert process is not None
+        for source, take in (
+            (process.out, passed_on),
+            (process.err, complaints),
+            (process.reports, seat.reported),
+        ):
+            self._selector.register(source, selectors.EVENT_READ, take)
+
+    def _listen(self) -> None:
+        """Take what comes, for a tick at most."""
+        for key, _ in self._selector.select(TICK_SECONDS):
+            assert isinstance(key.fileobj, Lines)
+            key.data(key.fileobj.come())
+            if key.fileobj.ended:
+                self._selector.unregister(key.fileobj)
+
+    def _hear_the_rest(self, process: WorkerProcess) -> None:
+        """What a dead process has left; others that it has started may go on writing."""
+        for source in (process.out, process.err, process.reports):
+            if not source.ended:
+                key = self._selector.unregister(source)
+                key.data(source.left())
+
+    # Showing --------------------------------------------------------------------------
+
+    def _pass_on(self, worker: int, lines: list[str]) -> None:
+        if self._logs is not None:
+            self._logs.take(worker, lines)
+        else:
+            self._lines += [f"[{worker}] {line}" for line in lines]
+
+    def _say(self, line: str) -> None:
+        self._lines.append(line)
+
+    def _show(self) -> None:
+        """The lines that have come; and now and then all workers."""
+        lines, self._lines = self._lines, []
+        now = self._clock.monotonic()
+        with self._until_nobody_reads():
+            if lines:
+                self._view.lines(lines)
+            if now >= self._show_at:
+                self._show_at = now + self._view.every
+                self._view.show([seat.row() for seat in self._seats])
+
+    @contextlib.contextmanager
+    def _until_nobody_reads(self) -> Iterator[None]:
+        """End in order when what is shown is read no more (`| head`)."""
+        try:
+            yield
+        except BrokenPipeError:
+            self._view = Nothing()
+            self._end()
+
+
+def _ends() -> Iterator[signal.Signals]:
+    """The signals that end it; not that of a closed terminal if it is to outlive it (nohup)."""
+    yield from (signal.SIGINT, signal.SIGTERM)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        yield signal.SIGHUP

@@ -1,0 +1,179 @@
+"""What a supervisor shows: a table on a terminal, else a line now and then, or JSON for programs.
+
+All of it goes to standard error, but for JSON: one document a line, on standard output.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from changelog.clock import Clock
+from framework.supervisor.seats import Row
+
+TABLE_SECONDS, JSON_SECONDS, SUMMARY_SECONDS = 0.5, 1.0, 10.0
+
+
+class View(Protocol):
+    """Shows rows now and then, and lines as they come."""
+
+    every: float
+    """Seconds from one `show` to the next."""
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """Show the workers as they are."""
+        ...
+
+    def lines(self, lines: Sequence[str]) -> None:
+        """Show lines."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is shown, but for lines."""
+        ...
+
+
+def view_for(app: str, *, json: bool, clock: Clock) -> View:
+    """The one that fits."""
+    if json:
+        return JsonLines(app, clock)
+    return LiveTable(app) if sys.stderr.isatty() else Summaries(app)
+
+
+class Summaries:
+    """A line on all workers."""
+
+    every = SUMMARY_SECONDS
+
+    def __init__(self, app: str) -> None:
+        self._app = app
+
+    def show(self, rows: Sequence[Row]) -> None:
+        running = sum(row.state == "running" for row in rows)
+        states = f"{running} of {len(rows)} workers running"
+        self.lines([f"app {self._app}: {states}, {_figures(rows)}"])
+
+    def lines(self, lines: Sequence[str]) -> None:
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """There is nothing to take back."""
+
+
+class JsonLines(Summaries):
+    """One document a line."""
+
+    every = JSON_SECONDS
+
+    def __init__(self, app: str, clock: Clock) -> None:
+        super().__init__(app)
+        self._clock = clock
+
+    def show(self, rows: Sequence[Row]) -> None:
+        document: dict[str, Any] = {
+            "app": self._app,
+            "time": self._clock.now_ms(),
+            "records": sum(row.records for row in rows),
+            "records_per_s": sum(row.records_per_s for row in rows),
+            "lag": _lag(rows),
+            "workers": rows,
+        }
+        sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+        sys.stdout.flush()
+
+
+class Nothing:
+    """For when nobody reads."""
+
+    every = SUMMARY_SECONDS
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """Nobody sees it."""
+
+    def lines(self, lines: Sequence[str]) -> None:
+        """Nor these."""
+
+    def close(self) -> None:
+        """There is nothing to take back."""
+
+
+class LiveTable:
+    """A table below the lines, until it is closed."""
+
+    every = TABLE_SECONDS
+
+    def __init__(self, app: str) -> None:
+        self._app = app
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._live = Live(
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start()
+
+    def show(self, rows: Sequence[Row]) -> None:
+        self._live.update(self._table(rows), refresh=True)
+
+    def lines(self, lines: Sequence[str]) -> None:
+        self._console.print(Text("\n".join(lines)), soft_wrap=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _table(self, rows: Sequence[Row]) -> Table:
+        title = Text(f"app {self._app}: {_figures(rows)}", style="bold")
+        table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+        table.add_column("worker", justify="right")
+        table.add_column("pid", justify="right")
+        table.add_column("state", min_width=len("waiting for disk"))
+        for name in ("partitions", "records/s", "lag", "restarts"):
+            table.add_column(name, justify="right")
+        for row in rows:
+            table.add_row(*map(Text, _cells(row)))
+        return table
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        str(row.worker),
+        "–" if row.pid is None else str(row.pid),
+        _state(row),
+        f"{len(row.partitions):,}",
+        f"{row.records_per_s:,.0f}",
+        f"{sum(row.lag.values()):,}",
+        f"{row.restarts:,}",
+    ]
+
+
+def _state(row: Row) -> str:
+    if row.state != "restoring" or row.restoring is None:
+        return row.state
+    done, left = row.restoring.records, row.restoring.remaining
+    return f"restoring {done:,} of {done + left:,}"
+
+
+def _figures(rows: Sequence[Row]) -> str:
+    behind = ", ".join(f"{topic} {lag:,}" for topic, lag in _lag(rows).items())
+    records, rate = sum(r.records for r in rows), sum(r.records_per_s for r in rows)
+    return f"{records:,} records, {rate:,.0f} a second, lag {behind or 'not known'}"
+
+
+def _lag(rows: Sequence[Row]) -> dict[str, int]:
+    """By topic, over all workers."""
+    total: dict[str, int] = {}
+    for row in rows:
+        for topic, lag in row.lag.items():
+            total[topic] = total.get(topic, 0) + lag
+    return dict(sorted(total.items()))
