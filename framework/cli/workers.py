@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 import typer
 
+from changelog import signals
 from changelog.clock import SystemClock
 from changelog.errors import LogLocked
 from changelog.flight.attach import attach_or_own
@@ -25,7 +25,7 @@ from framework.cli.needs import COMMAND, Needs, ask
 from framework.cli.offline import once_left
 from framework.supervisor.logs import LogFiles
 from framework.supervisor.process import WorkerProcess
-from framework.supervisor.supervisor import Outcome, Supervisor
+from framework.supervisor.supervisor import Outcome, Supervisor, ends
 from framework.supervisor.view import view_for
 
 
@@ -41,17 +41,14 @@ def run_workers(
     """Run the app in `workers` processes, until Ctrl-C or as long as the limits say."""
     begun = time.perf_counter()
     needs = ask(target, debug_option())
-    logs = LogFiles(log_dir, workers) if log_dir is not None else None
-    clock = SystemClock()
-    with _log_of(needs), contextlib.ExitStack() as closing:
-        if logs is not None:
-            closing.callback(logs.close)
+    limits = ["--until", "idle"] if until_idle else []
+    command = [*COMMAND, "run", target, *limits, *debug_option()]
+    clock, log = SystemClock(), _log_of(needs)
+    with signals.awaited(*ends()) as came, log, _files(log_dir, workers) as files:
         output.note(
             f"app {needs.app} runs on {needs.log or 'a log of its own'} in {workers} workers; "
             "Ctrl-C commits and ends them"
         )
-        limits = ["--until", "idle"] if until_idle else []
-        command = [*COMMAND, "run", target, *limits, *debug_option()]
         outcome = Supervisor(
             workers,
             lambda number: WorkerProcess(command, _environment(number)),
@@ -59,26 +56,29 @@ def run_workers(
             clock,
             until_idle=until_idle,
             timeout=timeout,
-            logs=logs,
-        ).run()
+            logs=files,
+        ).run(came)
     _conclude(outcome, workers, time.perf_counter() - begun)
 
 
-@contextmanager
-def _log_of(needs: Needs) -> Iterator[None]:
+def _log_of(needs: Needs) -> AbstractContextManager[object]:
     """The log, if it is a folder: owned by this process, or kept open if another has it."""
     if needs.log is None or "://" in needs.log:
-        yield
-        return
+        return contextlib.nullcontext()
     own = partial(attach_or_own, needs.log, durability=needs.durability)
     try:
-        broker = once_left(partial(own, role="own"))
+        return contextlib.closing(once_left(partial(own, role="own")))
     except LogLocked as error:
         broker = own()
         if not broker.owning:
             output.note(f"attached to the log's owner, which is another process: {error}")
-    with contextlib.closing(broker):
-        yield
+        return contextlib.closing(broker)
+
+
+def _files(folder: Path | None, workers: int) -> AbstractContextManager[LogFiles | None]:
+    if folder is None:
+        return contextlib.nullcontext()
+    return contextlib.closing(LogFiles(folder, workers))
 
 
 def _environment(worker: int) -> dict[str, str]:
@@ -90,8 +90,9 @@ def _environment(worker: int) -> dict[str, str]:
 
 
 def _conclude(outcome: Outcome, workers: int, seconds: float) -> None:
-    records = f"{outcome.records:,} records handled in {seconds:.1f} s by {workers} workers"
-    output.note(f"{records}: {outcome.failure}" if outcome.failure else records)
+    if outcome.failure:
+        output.note(outcome.failure)
+    output.note(f"{outcome.records:,} records handled in {seconds:.1f} s by {workers} workers")
     if outcome.killed:
         raise typer.Exit(INTERRUPTED)
     if outcome.failure:

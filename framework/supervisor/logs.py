@@ -19,7 +19,7 @@ class LogFiles:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._files = [
-                RotatingFileHandler(
+                _File(
                     folder / f"worker-{number}.log",
                     maxBytes=FILE_BYTES,
                     backupCount=1,
@@ -37,3 +37,10 @@ class LogFiles:
     def close(self) -> None:
         for file in self._files:
             file.close()
+
+
+class _File(RotatingFileHandler):
+    """Loses what finds no room: a full disk must not stop those who listen to workers."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Go on."""

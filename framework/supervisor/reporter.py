@@ -44,6 +44,7 @@ class Reporter:
     """Reports on the app that it is given, from `with` to its end, on socket `descriptor`."""
 
     def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)  # noqa: FBT003 - it takes no keyword
         self._socket = socket.socket(fileno=descriptor)
         self._clock = SystemClock()
         self._over = threading.Event()

@@ -2,7 +2,7 @@
 
     listen     lines and reports, as they come
     bury       a worker that has ended: said in a line; started again after a pause, longer each time
-    heed       Ctrl-C, SIGTERM: every worker commits and leaves; the second signal kills them
+    heed       Ctrl-C, SIGTERM: every worker commits and leaves; a later one kills them
     show       now and then
     over       all have ended in order, or none can be kept alive
 
@@ -13,6 +13,7 @@ this process goes on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import selectors
 import signal
@@ -20,7 +21,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from changelog import signals
 from changelog.clock import Clock
 from framework.supervisor.backoff import Backoff
 from framework.supervisor.logs import LogFiles
@@ -32,6 +32,8 @@ TICK_SECONDS = 0.1
 """How often it looks for signals and for workers that have ended."""
 LEAVE_SECONDS = 30.0
 """How long a worker may take to commit and leave."""
+IMPATIENT_SECONDS = 1.0
+"""A second signal that comes sooner is the first once more: programs pass on what they got too."""
 
 
 @dataclass(frozen=True)
@@ -77,22 +79,22 @@ class Supervisor:
         """What is to be shown next."""
         self._show_at = clock.monotonic() + view.every
         self._leaving = False
+        self._left_at = math.inf
         self._kill_at = math.inf
         self._failure = ""
         self._killed = False
 
-    def run(self) -> Outcome:
-        """Work until a signal, or as long as the limits say; no process is left afterwards."""
-        with signals.awaited(*_ends()) as came:
-            try:
-                while not self._is_over:
-                    self._start_those_due()
-                    self._listen()
-                    self._bury_the_dead()
-                    self._heed(came)
-                    self._show()
-            finally:
-                self._leave_nobody()
+    def run(self, came: SimpleQueue[int]) -> Outcome:
+        """Work until a signal has come, or as long as the limits say; no process is left then."""
+        try:
+            while not self._is_over:
+                self._start_those_due()
+                self._listen()
+                self._bury_the_dead()
+                self._heed(came)
+                self._show()
+        finally:
+            self._leave_nobody()
         records = sum(seat.records for seat in self._seats)
         return Outcome(records, self._failure, self._killed)
 
@@ -149,13 +151,13 @@ class Supervisor:
 
     def _heed(self, came: SimpleQueue[int]) -> None:
         """Look for signals, and at the time."""
+        now = self._clock.monotonic()
         while not came.empty():
             came.get()
-            if self._leaving:
+            if self._leaving and now >= self._left_at + IMPATIENT_SECONDS:
                 self._killed = True
-                self._kill_at = 0.0
+                self._kill_at = now
             self._end()
-        now = self._clock.monotonic()
         if now >= self._end_at:
             self._end()
         if now >= self._kill_at:
@@ -166,7 +168,8 @@ class Supervisor:
         """Let every worker commit and leave."""
         if not self._leaving:
             self._leaving = True
-            self._kill_at = self._clock.monotonic() + LEAVE_SECONDS
+            self._left_at = self._clock.monotonic()
+            self._kill_at = self._left_at + LEAVE_SECONDS
             for _, process in self._alive:
                 process.ask_to_end()
 
@@ -183,7 +186,7 @@ class Supervisor:
             process.kill()
             process.close()
         self._selector.close()
-        with self._until_nobody_reads():
+        with self._as_far_as_possible():
             self._view.close()
             self._view.lines(self._lines)
 
@@ -236,7 +239,7 @@ class Supervisor:
         """The lines that have come; and now and then all workers."""
         lines, self._lines = self._lines, []
         now = self._clock.monotonic()
-        with self._until_nobody_reads():
+        with self._as_far_as_possible():
             if lines:
                 self._view.lines(lines)
             if now >= self._show_at:
@@ -244,16 +247,17 @@ class Supervisor:
                 self._view.show([seat.row() for seat in self._seats])
 
     @contextlib.contextmanager
-    def _until_nobody_reads(self) -> Iterator[None]:
-        """End in order when what is shown is read no more (`| head`)."""
+    def _as_far_as_possible(self) -> Iterator[None]:
+        """End in order when nobody reads any more (`| head`); a full disk loses what it has no room for."""
         try:
             yield
-        except BrokenPipeError:
-            self._view = Nothing()
-            self._end()
+        except OSError as error:
+            if error.errno in (errno.EPIPE, errno.EIO):
+                self._view = Nothing()
+                self._end()
 
 
-def _ends() -> Iterator[signal.Signals]:
+def ends() -> Iterator[signal.Signals]:
     """The signals that end it; not that of a closed terminal if it is to outlive it (nohup)."""
     yield from (signal.SIGINT, signal.SIGTERM)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

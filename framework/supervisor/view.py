@@ -45,7 +45,10 @@ def view_for(app: str, *, json: bool, clock: Clock) -> View:
     """The one that fits."""
     if json:
         return JsonLines(app, clock)
-    return LiveTable(app) if sys.stderr.isatty() else Summaries(app)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveTable(app, console)
+    return Summaries(app)
 
 
 class Summaries:
@@ -111,11 +114,11 @@ class LiveTable:
 
     every = TABLE_SECONDS
 
-    def __init__(self, app: str) -> None:
+    def __init__(self, app: str, console: Console) -> None:
         self._app = app
-        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._console = console
         self._live = Live(
-            console=self._console,
+            console=console,
             auto_refresh=False,
             transient=True,
             redirect_stdout=False,
