@@ -53,7 +53,7 @@ class WorkerSeat:
         self._report = Report()
         self._handled_before = self._commits_before = 0
         self._last_line = ""
-        self._rate = _Rate()
+        self._rate = Rate()
 
     # Life -----------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class WorkerSeat:
         return f"starts in {max(0.0, self._again - self._clock.monotonic()):.0f} s"
 
 
-class _Rate:
+class Rate:
     """Records a second, over the last seconds."""
 
     def __init__(self) -> None:

@@ -1,0 +1,11 @@
+"""The pipeline as an app that `strandline run` finds; its log is that of the environment."""
+
+from __future__ import annotations
+
+import os
+
+from tests.workers.pipeline import pipeline
+
+app = pipeline(
+    os.environ["STRANDLINE_LOG"], commit_interval_ms=20, session_timeout_ms=2_000, durability="os"
+).app

@@ -1,0 +1,438 @@
+"""`strandline run --workers`: who is started again, what is lost (nothing), and who is left (nobody)."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from changelog.clock import SystemClock
+from changelog.log import Log
+from framework.supervisor.backoff import Backoff
+from framework.supervisor.logs import LogFiles
+from framework.supervisor.process import WorkerProcess
+from framework.supervisor.report import Restoring
+from framework.supervisor.seats import Rate, Row
+from framework.supervisor.supervisor import Outcome, Supervisor
+from framework.supervisor.view import LiveTable, Summaries
+from tests.workers.pipeline import Pipeline, judge, pipeline
+from tests.workers.processes import ROOT, Process, ending
+
+Eventually = Callable[..., None]
+PIPELINE = "tests.workers.supervised:app"
+
+
+class Supervised:
+    """A supervisor as a process, its workers, and their log."""
+
+    def __init__(self, folder: Path, eventually: Eventually) -> None:
+        self.log = folder / "log"
+        self.said = folder / "said"
+        self.given: list[tuple[str, int]] = []
+        self.processes: list[Process] = []
+        self._eventually = eventually
+        self._made: Pipeline | None = None
+
+    def start(self, *options: str, target: str = PIPELINE) -> Process:
+        """Start it, and wait until it has the log."""
+        arguments = ["framework.cli", "run", target, "--log", str(self.log), *options]
+        self.processes.append(Process(arguments, self.said))
+        self._eventually(lambda: "Ctrl-C commits" in self.text(), timeout=60, what="a start")
+        return self.processes[-1]
+
+    def text(self) -> str:
+        return self.said.read_text() if self.said.exists() else ""
+
+    @property
+    def made(self) -> Pipeline:
+        """The app, attached to the log, or its owner when nobody else is."""
+        if self._made is None:
+            self._made = pipeline(str(self.log))
+            self._made.app.prepare()
+        return self._made
+
+    def write(self, count: int) -> None:
+        start = len(self.given)
+        more = [(f"{'abcdefgh'[n % 8]}{n % 40}", n) for n in range(start, start + count)]
+        self.made.words.append(more)
+        self.given += more
+
+    def pids(self) -> list[int]:
+        """Of the workers that are members of the app's group."""
+        members = self.made.app.broker.describe_group("pipeline").members
+        return [int(member.client.rpartition("-")[2]) for member in members if member.held]
+
+    def at_work(self, count: int, *, but: int = 0) -> list[int]:
+        """Wait until so many workers share the partitions, none of them process `but`."""
+
+        def are() -> bool:
+            pids = self.pids()
+            return len(pids) == count and but not in pids
+
+        self._eventually(are, timeout=60, what=f"{count} workers at work")
+        return self.pids()
+
+    def all_right(self) -> bool:
+        """Whether every record is counted once; else some are still to come."""
+        return judge(self.made, self.given) == []
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.app.close()
+            self._made = None
+
+
+@pytest.fixture
+def supervised(tmp_path: Path, eventually: Eventually) -> Iterator[Supervised]:
+    made = Supervised(tmp_path, eventually)
+    with ending(made.processes):
+        yield made
+        made.close()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; not one that is dead and not taken note of."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def check(log: Path) -> str:
+    """What `strandline check` says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "framework.cli", "check", str(log)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_killed_worker_is_started_again_and_a_signal_ends_all_in_order(
+    supervised: Supervised, eventually: Eventually
+) -> None:
+    supervisor = supervised.start("--workers", "2")
+    first, second = supervised.at_work(2)
+    groups = {os.getpgid(pid) for pid in (supervisor.pid, first, second)}
+    assert len(groups) == 3, "Ctrl-C in a terminal is the supervisor's alone"
+    supervised.write(2_000)
+    os.kill(first, signal.SIGKILL)
+    supervised.write(2_000)
+    pids = supervised.at_work(2, but=first)
+    assert second in pids
+    assert re.search(
+        rf"worker \d \(pid {first}\) was killed by SIGKILL.*; it starts again in 0.\d s",
+        supervised.text(),
+    )
+    eventually(supervised.all_right, what="all records counted once")
+    supervised.close()  # else this process would take the log over
+    assert supervisor.end() == 0
+    assert not any(map(is_alive, pids))
+    assert re.search(r"\n1[12],\d{3} records handled in .* by 2 workers", supervised.text())
+    said = check(supervised.log)
+    assert "closed in order" in said
+    assert "nothing is wrong" in said
+
+
+def test_workers_end_in_order_when_their_supervisor_is_killed(
+    supervised: Supervised, eventually: Eventually
+) -> None:
+    supervisor = supervised.start("--workers", "2")
+    pids = supervised.at_work(2)
+    supervised.write(3_000)
+    supervised.close()
+    supervisor.kill()
+    eventually(lambda: not any(map(is_alive, pids)), what="the end of the workers")
+    supervised.start("--workers", "2", "--until", "idle")
+    eventually(lambda: not supervised.processes[-1].is_running, timeout=60, what="idle")
+    assert supervised.all_right()
+
+
+def test_until_idle_ends_with_the_work_done_and_logs_in_files(
+    supervised: Supervised, eventually: Eventually, tmp_path: Path
+) -> None:
+    supervised.write(2_000)
+    supervised.close()
+    logs = tmp_path / "logs"
+    run = supervised.start("--workers", "2", "--until", "idle", "--json", "--log-dir", str(logs))
+    eventually(lambda: not run.is_running, timeout=60, what="the end")
+    assert run.end() == 0
+    assert supervised.all_right()
+    assert sorted(path.name for path in logs.iterdir()) == ["worker-0.log", "worker-1.log"]
+    assert "[0]" not in supervised.text()
+    assert "6,000 records handled" in supervised.text(), "2,000, each by three tasks"
+
+
+def test_each_second_is_a_line_of_json(supervised: Supervised, eventually: Eventually) -> None:
+    supervised.start("--workers", "2", "--json", "--timeout", "60")
+    supervised.write(1_000)
+
+    def last() -> dict[str, Any]:
+        lines = [line for line in supervised.text().splitlines() if line.startswith("{")]
+        found: dict[str, Any] = msgspec.json.decode(lines[-1]) if lines else {"workers": []}
+        return found
+
+    def all_shown() -> bool:
+        workers = last()["workers"]
+        return sum(worker["records"] for worker in workers) == 3_000 and all(
+            worker["state"] == "running" for worker in workers
+        )
+
+    eventually(all_shown, timeout=60, what="all records in a line")
+    eventually(lambda: set(last()["lag"].values()) == {0}, what="no lag")
+    shown = last()
+    assert (shown["app"], shown["records"]) == ("pipeline", 3_000)
+    assert sorted(tp for worker in shown["workers"] for tp in worker["partitions"]) == sorted(
+        f"{topic}-{n}" for topic in ("words", "pipeline-letter-repartition") for n in range(4)
+    )
+    assert {worker["pid"] for worker in shown["workers"]} == set(supervised.pids())
+    assert shown["lag"].keys() == {"words", "pipeline-letter-repartition"}
+    assert all(worker["commits"] > 0 for worker in shown["workers"])
+
+
+@pytest.fixture
+def app_file(tmp_path: Path) -> Callable[[str], str]:
+    """Writes an app with a handler of these lines; what `run` takes for it."""
+
+    def write(handler: str, *, on_error: str = "fail", top: str = "") -> str:
+        path = tmp_path / "some_app.py"
+        path.write_text(
+            textwrap.dedent(f"""
+            import os, sys
+            import strandline as sl
+            {top}
+            app = sl.App("some", durability="os", commit_interval_ms=20)
+            words = app.topic("words", value=int, partitions=4)
+            done = app.topic("done", value=int)
+
+            @app.task(words, on_error={on_error!r})
+            def handle(record):
+                {handler}
+            """)
+        )
+        return f"{path}:app"
+
+    return write
+
+
+def test_what_an_app_that_cannot_be_imported_says(
+    tmp_path: Path, app_file: Callable[..., str]
+) -> None:
+    def ran(target: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "framework.cli", "run", target, *options],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+
+    for target in ("nowhere.at_all:app", app_file("pass", top="1 / 0")):
+        alone, together = ran(target), ran(target, "--workers", "2")
+        assert together.returncode == alone.returncode == 1
+        assert together.stderr.splitlines()[-1] == alone.stderr.splitlines()[-1]
+    assert "ZeroDivisionError" in together.stderr
+    refused = ran(app_file("pass"), "--workers", "2", "--count", "5")
+    assert (refused.returncode, "--count is of one" in refused.stderr) == (2, True)
+    assert ran(app_file("pass"), "--log-dir", "logs").returncode == 2
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_handler_may_print_when_the_supervisor_is_gone(
+    supervised: Supervised, eventually: Eventually, app_file: Callable[..., str]
+) -> None:
+    """Else a task that skips what it cannot handle would skip what it could not print."""
+    handler = 'print("handling", record.value); done.send(record.key, record.value)'
+    target = app_file(handler, on_error="skip")
+    supervisor = supervised.start("--workers", "1", target=target)
+    supervised.write(20_000)
+    eventually(lambda: "[0] handling" in supervised.text(), timeout=60, what="work")
+    supervisor.kill()
+    supervised.start("--workers", "1", "--until", "idle", target=target)
+    eventually(lambda: not supervised.processes[-1].is_running, timeout=60, what="the rest")
+    done = Log(supervised.made.app.broker).to_polars("done")
+    assert done.height == len(supervised.given)
+
+
+# The supervisor in this process, with pauses that a test can wait for --------------------------
+
+
+class Silent(Summaries):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__("some")
+        self.told: list[str] = []
+
+    def lines(self, lines: Any) -> None:
+        self.told += lines
+
+
+DEAF = """
+import signal, threading
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print('deaf', flush=True)
+threading.Event().wait()
+"""
+
+
+def supervise(*program: str, workers: int = 2, **options: Any) -> tuple[Outcome, list[str]]:
+    """Keep workers at a program of these lines."""
+    view = Silent()
+    command = [sys.executable, "-c", "\n".join(program)]
+    supervisor = Supervisor(
+        workers,
+        lambda number: WorkerProcess(command, {**os.environ, "NUMBER": str(number)}),
+        view,
+        SystemClock(),
+        **options,
+    )
+    return supervisor.run(SimpleQueue()), view.told
+
+
+def test_workers_that_die_at_once_are_started_less_and_less_often_and_then_given_up() -> None:
+    outcome, told = supervise(
+        "import sys; sys.exit('no such database')", backoff=Backoff(first=0.05, longest=0.4)
+    )
+    assert "5 times in a row" in outcome.failure
+    assert outcome.failure.endswith("ended with status 1, saying: no such database")
+    said = [line for line in told if line.startswith("worker 0 ")]
+    assert len(said) >= 4
+    pauses = [float(line.split()[-2]) for line in said]
+    assert pauses == sorted(pauses)
+
+
+def test_one_that_goes_on_keeps_the_others_from_being_given_up() -> None:
+    outcome, told = supervise(
+        "import os, sys, time",
+        "time.sleep(3) if os.environ['NUMBER'] == '0' else sys.exit(3)",
+        backoff=Backoff(first=0.01, longest=0.01),
+        timeout=1.0,
+    )
+    assert outcome.failure == ""
+    assert sum("worker 1 " in line for line in told) > 5
+
+
+def test_one_that_does_not_leave_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("framework.supervisor.supervisor.LEAVE_SECONDS", 0.3)
+    outcome, told = supervise(DEAF, workers=1, timeout=2.0)
+    assert "was killed by SIGKILL" in outcome.failure
+    assert any("has not left within 0.3 s; it is killed" in line for line in told)
+    assert "[0] deaf" in told
+
+
+def test_a_second_signal_kills_them_unless_it_comes_with_the_first() -> None:
+    came: SimpleQueue[int] = SimpleQueue()
+    shown = 0
+
+    class Pressing(Silent):
+        every = 0.25
+
+        def show(self, rows: Any) -> None:
+            nonlocal shown
+            shown += 1
+            came.put(signal.SIGINT)
+
+    command = [sys.executable, "-c", DEAF]
+    start = partial(WorkerProcess, command, os.environ)
+    outcome = Supervisor(1, lambda _: start(), Pressing(), SystemClock()).run(came)
+    assert outcome.killed
+    assert shown >= 4, "the first and those within a second are one"
+
+
+def test_a_program_that_cannot_be_started_is_said() -> None:
+    outcome = Supervisor(
+        1,
+        lambda _: WorkerProcess(["/nowhere/at/all"], {}),
+        Silent(),
+        SystemClock(),
+        backoff=Backoff(first=0.01),
+    ).run(SimpleQueue())
+    assert "worker 0 cannot be started: No such file or directory" in outcome.failure
+
+
+def test_a_worker_whose_handler_does_not_come_back_is_no_orphan(eventually: Eventually) -> None:
+    program = (
+        "import sys, threading; from framework.supervisor import reporter",
+        "reporter.ORPHAN_SECONDS = 0.2",
+        "with reporter.Reporter(int(sys.argv[-1])): threading.Event().wait()",
+    )
+    command = [sys.executable, "-c", "\n".join(program)]
+    process = WorkerProcess(command, {**os.environ, "PYTHONPATH": str(ROOT)})
+    eventually(process.reports.come, what="a report")
+    process.reports.close()  # as when the supervisor is gone
+    eventually(lambda: process.status is not None, what="its end")
+    assert process.status == 70
+    process.close()
+
+
+# What is shown ---------------------------------------------------------------------------------
+
+ROWS = [
+    Row(0, 41, "running", ("sales-0", "sales-2"), 1_200, 240.4, 9, {"sales": 3}, 0, None),
+    Row(1, 42, "restoring", ("sales-1",), 300, 0.0, 2, {"sales": 4}, 2, Restoring(10, 90)),
+    Row(2, None, "starts in 4 s", (), 0, 0.0, 0, {}, 5, None),
+]
+
+
+def test_the_table_shows_each_worker_and_the_lines_stay_above() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    table = LiveTable("shop", console)
+    table.show(ROWS)
+    table.lines(["[1] [bold]as it is[/bold] :smile:"])
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "app shop: 1,500 records, 240 a second, lag sales 7" in said
+    for row in (
+        r"0 +41 +running +2 +240 +3 +0",
+        r"1 +42 +restoring 10 of 100 +1 +0 +4 +2",
+        r"2 +– +starts in 4 s +0 +0 +0 +5",
+    ):
+        assert re.search(row, said), said
+    assert "[1] [bold]as it is[/bold] :smile:" in said
+    table.close()
+
+
+def test_without_a_terminal_it_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Summaries("shop").show(ROWS)
+    said = "app shop: 1 of 3 workers running, 1,500 records, 240 a second, lag sales 7\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_log_file_begins_anew_and_one_before_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("framework.supervisor.logs.FILE_BYTES", 1_000)
+    files = LogFiles(tmp_path / "logs", 1)
+    for number in range(100):
+        files.take(0, [f"line {number} of 100 %s"])
+    files.close()
+    kept = sorted((tmp_path / "logs").iterdir())
+    assert [path.name for path in kept] == ["worker-0.log", "worker-0.log.1"]
+    assert all(path.stat().st_size <= 1_000 for path in kept)
+    assert kept[0].read_text().endswith("line 99 of 100 %s\n")
+
+
+def test_a_rate_is_that_of_the_last_seconds() -> None:
+    rate = Rate()
+    for second in range(10):
+        rate.note(second, 1_000 * second)
+    assert rate.at(9) == 5_000 / 5
+    rate.note(12, 9_000)
+    assert 0 < rate.at(13) < 1_000
+    assert rate.at(60) == 0
