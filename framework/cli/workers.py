@@ -71,7 +71,7 @@ def _log_of(needs: Needs) -> AbstractContextManager[object]:
     except LogLocked as error:
         broker = own()
         if not broker.owning:
-            output.note(f"attached to the log's owner, which is another process: {error}")
+            output.note(f"another process owns the log, and goes on doing so: {error}")
         return contextlib.closing(broker)
 
 

@@ -18,6 +18,8 @@ from typing import Protocol
 CHUNK = 1 << 16
 LONGEST = 1 << 16
 """Bytes after which a line is cut."""
+QUOTED = 200
+"""Characters of a last line."""
 LEFT = 64
 """Chunks that are read of what a dead process has left; children of its own may go on writing."""
 
@@ -127,7 +129,11 @@ def ending(status: int, last_line: str) -> str:
         said = f"was killed by {_name(-status)}"
     else:
         said = f"ended with status {status}"
-    return f"{said}, saying: {last_line}" if last_line and status else said
+    return f"{said}, saying: {_short(last_line)}" if last_line and status else said
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= QUOTED else f"{line[:QUOTED]}…"
 
 
 def _name(number: int) -> str:

@@ -213,7 +213,7 @@ def app_file(tmp_path: Path) -> Callable[[str], str]:
         path = tmp_path / "some_app.py"
         path.write_text(
             textwrap.dedent(f"""
-            import os, sys
+            import time
             import strandline as sl
             {top}
             app = sl.App("some", durability="os", commit_interval_ms=20)
@@ -258,14 +258,15 @@ def test_a_handler_may_print_when_the_supervisor_is_gone(
     supervised: Supervised, eventually: Eventually, app_file: Callable[..., str]
 ) -> None:
     """Else a task that skips what it cannot handle would skip what it could not print."""
-    handler = 'print("handling", record.value); done.send(record.key, record.value)'
+    handler = "time.sleep(0.002); print('handling'); done.send(record.key, record.value)"
     target = app_file(handler, on_error="skip")
+    supervised.write(3_000)  # and this process has the log from now on
     supervisor = supervised.start("--workers", "1", target=target)
-    supervised.write(20_000)
+    assert re.search(rf"another process owns the log.*pid {os.getpid()}", supervised.text())
     eventually(lambda: "[0] handling" in supervised.text(), timeout=60, what="work")
     supervisor.kill()
-    supervised.start("--workers", "1", "--until", "idle", target=target)
-    eventually(lambda: not supervised.processes[-1].is_running, timeout=60, what="the rest")
+    last = supervised.start("--workers", "1", "--until", "idle", target=target)
+    eventually(lambda: not last.is_running, timeout=60, what="the rest")
     done = Log(supervised.made.app.broker).to_polars("done")
     assert done.height == len(supervised.given)
 
