@@ -15,7 +15,6 @@ import typer
 from changelog.flight.background import environment
 from framework.cli import output
 from framework.cli.loading import load_app
-from framework.container.running import check_tasks
 from framework.supervisor.process import ending
 
 COMMAND = (sys.executable, "-P", "-m", "framework.cli")
@@ -49,6 +48,8 @@ def ask(target: str, options: Sequence[str] = ()) -> Needs:
 
 def needs(target: Annotated[str, typer.Argument(metavar="MODULE:APP")]) -> None:
     """Print what an app needs, as JSON."""
+    from framework.container.running import check_tasks
+
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the module prints is no part of the answer
     app = load_app(target)

@@ -133,7 +133,7 @@ class Terminal:
     def _strandline(self, arguments: list[str], stdin: str) -> tuple[int, str]:
         self._patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         self._capsys.readouterr()
-        alone = arguments[0] in ("check", "repair", "serve")
+        alone = arguments[0] in ("check", "repair", "serve") or "--workers" in arguments
         log = contextlib.nullcontext() if alone else changelog.open(LOG)
         with log, pytest.raises(SystemExit) as exit_, interrupted_if(arguments[0] == "serve"):
             main(arguments)
