@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from framework.cli import main
 
 if __name__ == "__main__":
+    sys.argv[0] = "strandline"  # as which it is known to others, `groups members` for one
     main()

@@ -58,22 +58,24 @@ def _locked(storage: LocalStorage) -> Lock:
         ) from None
 
 
-def once_left(take: Callable[[], T]) -> T:
+def once_left(take: Callable[[], T], *, others: float = 0.0) -> T:
     """What `take` gives once an owner in the background has left, which it does by itself.
 
-    Raises LogLocked if it does not in time, or if somebody else has the log open.
+    Somebody else who has the log open is waited for `others` seconds. Raises LogLocked if that
+    is in vain.
     """
     clock = SystemClock()
-    until, told = clock.monotonic() + IDLE + LEAVING, False
+    begun, told = clock.monotonic(), False
     while True:
         try:
             return take()
         except LogLocked as error:
-            if BACKGROUND not in str(error) or clock.monotonic() > until:
+            in_background = BACKGROUND in str(error)
+            if clock.monotonic() > begun + (IDLE + LEAVING if in_background else others):
                 raise
-        if not told:
+        if in_background and not told:
             output.note("waiting for the owner in the background to leave")
-        told = True
+            told = True
         time.sleep(POLL)
 
 

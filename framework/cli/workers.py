@@ -28,6 +28,9 @@ from framework.supervisor.process import WorkerProcess
 from framework.supervisor.supervisor import Outcome, Supervisor, ends
 from framework.supervisor.view import view_for
 
+PATIENCE = 2.0
+"""Seconds for which an owner is waited for: workers left by a supervisor that died own it as they end."""
+
 
 def run_workers(
     target: str,
@@ -67,7 +70,7 @@ def _log_of(needs: Needs) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
     own = partial(attach_or_own, needs.log, durability=needs.durability)
     try:
-        return contextlib.closing(once_left(partial(own, role="own")))
+        return contextlib.closing(once_left(partial(own, role="own"), others=PATIENCE))
     except LogLocked as error:
         broker = own()
         if not broker.owning:

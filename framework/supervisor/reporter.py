@@ -130,7 +130,7 @@ class Reporter:
             status.commits,
             tuple(sorted(map(str, status.positions))),
             {} if over else self._lags(app.broker, status),
-            self._restoring,
+            self._restoring if status.state == "restoring" else None,
         )
 
     def _lags(self, broker: Broker, status: WorkerStatus) -> dict[str, int]:
