@@ -212,7 +212,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             session = self._session(context)
             if descriptor.command != APPEND:
                 raise InvalidRequest(f"unknown stream {descriptor.command!r}")
-            writer.write(encode(self._append(session, read_appends(rows_of(reader)))))
+            _answer(writer, self._append(session, read_appends(rows_of(reader))))
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         with _failures_sent():
@@ -338,6 +338,14 @@ def _until_it_ends(reader: Any) -> None:
     with contextlib.suppress(StopIteration, flight.FlightError, OSError):
         while True:
             reader.read_chunk()
+
+
+def _answer(writer: Any, answer: AppendAnswer) -> None:
+    """Answer an append. Raises FlightError if the client is gone, which is no failure of the owner's."""
+    try:
+        writer.write(encode(answer))
+    except OSError as error:
+        raise flight.FlightUnavailableError(f"the answer cannot be sent: {error}") from None
 
 
 def _has_news(fetched: Fetched, position: int) -> bool:

@@ -41,7 +41,7 @@ from framework.container.outage import Outage, patiently
 from framework.container.outbox import UnencodableSend
 from framework.container.positions import position_of
 from framework.container.seat import Seat
-from framework.container.status import WorkerState, WorkerStatus
+from framework.container.status import WorkerStatus, positions_of, state_of
 from framework.options import Options
 
 _log = logging.getLogger("strandline")
@@ -218,20 +218,9 @@ class Worker:
 
     def status(self) -> WorkerStatus:
         """What it is doing; may be asked from any thread."""
-        committed, positions = self._tasks.committed, dict.fromkeys(self._tasks.held)
-        for source in [source for i in self.instances for source in i.inputs]:
-            last = committed.get(source.partition)
-            positions[source.partition] = source.origin if last is None else last.offset
+        state = state_of(self.waits_for, self._seat, self._tasks)
         handled = self.handled - self._since_commit
-        return WorkerStatus(self._state, handled, self.commits, positions)
-
-    @property
-    def _state(self) -> WorkerState:
-        if self.waits_for is not None:
-            return "waiting for disk"
-        if self._seat.place is None:
-            return "joining"
-        return "restoring" if self._tasks.is_opening else "running"
+        return WorkerStatus(state, handled, self.commits, positions_of(self._tasks))
 
     @property
     def commit_is_due(self) -> bool:

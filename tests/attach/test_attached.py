@@ -27,7 +27,7 @@ from changelog.flight import batches, messages
 from changelog.flight.client import FlightBroker
 from changelog.flight.connection import Target
 from changelog.flight.messages import WIRE_VERSION, Hello, check_version, encode
-from changelog.flight.server import FlightEndpoint
+from changelog.flight.server import FlightEndpoint, _answer, _failures_sent
 from changelog.records import (
     Append,
     Batch,
@@ -207,6 +207,16 @@ def test_an_unexpected_failure_of_the_owner_is_said_to_be_one(attached, owner, m
     monkeypatch.setattr(owner, "topic", lambda name: 1 / 0)
     with pytest.raises(StrandlineError, match="owner failed: ZeroDivisionError"):
         attached.topic("t")
+
+
+def test_a_client_that_dies_before_it_is_answered_is_no_failure_of_the_owner(caplog):
+    class Gone:
+        def write(self, _answer):
+            raise OSError("Unknown error writing metadata.")
+
+    with pytest.raises(flight.FlightUnavailableError), _failures_sent():
+        _answer(Gone(), messages.AppendAnswer([]))
+    assert caplog.text == ""
 
 
 def test_closing_is_harmless_when_repeated_and_final(attached):
