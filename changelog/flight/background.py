@@ -13,6 +13,7 @@ import argparse
 import logging
 import os
 import signal
+import site
 import subprocess
 import sys
 import threading
@@ -144,6 +145,8 @@ def _open_log(path: Path) -> int:
 def environment() -> dict[str, str]:
     """Ours for a child, with the folder these packages come from, which may be found through the working directory only."""
     root = str(Path(__file__).resolve().parents[2])
+    if root in site.getsitepackages():
+        return dict(os.environ)  # in PYTHONPATH it would come before the standard library
     others = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{others}" if others else root}
 

@@ -111,8 +111,11 @@ class Reporter:
             """Once more."""
 
     def _send(self, report: Report) -> bool:
+        """Send it, unless the supervisor is stopped and has much to read; False if it is gone."""
         try:
-            self._socket.sendall(encoded(report))
+            self._socket.send(encoded(report), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
         except OSError:
             return False
         return True

@@ -360,3 +360,10 @@ def test_a_background_owner_gives_way_to_one_that_is_there(attached, tmp_path):
 def owners(tmp_path):
     text = (tmp_path / "log/owner.log").read_text()
     return [line.split("process ")[1].split()[0] for line in text.splitlines() if " owns " in line]
+
+
+def test_a_child_finds_the_packages_and_its_standard_library_first(monkeypatch, repository):
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    assert background.environment()["PYTHONPATH"] == f"{repository}{os.pathsep}elsewhere"
+    monkeypatch.setattr("site.getsitepackages", lambda: [str(repository)])
+    assert background.environment()["PYTHONPATH"] == "elsewhere"

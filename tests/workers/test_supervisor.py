@@ -6,9 +6,11 @@ import io
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,8 @@ from changelog.log import Log
 from framework.supervisor.backoff import Backoff
 from framework.supervisor.logs import LogFiles
 from framework.supervisor.process import WorkerProcess
-from framework.supervisor.report import Restoring
+from framework.supervisor.report import Report, Restoring
+from framework.supervisor.reporter import Reporter
 from framework.supervisor.seats import Rate, Row
 from framework.supervisor.supervisor import Outcome, Supervisor
 from framework.supervisor.view import LiveTable, Summaries
@@ -381,6 +384,22 @@ def test_a_worker_whose_handler_does_not_come_back_is_no_orphan(eventually: Even
     eventually(lambda: process.status is not None, what="its end")
     assert process.status == 70
     process.close()
+
+
+def test_a_stopped_supervisor_holds_up_no_worker() -> None:
+    supervisors, workers = socket.socketpair()
+    workers.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+    ended = threading.Event()
+
+    def work() -> None:
+        reporter = Reporter(workers.detach())
+        for _ in range(10_000):
+            assert reporter._send(Report())
+        ended.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    assert ended.wait(30)
+    supervisors.close()
 
 
 # What is shown ---------------------------------------------------------------------------------
