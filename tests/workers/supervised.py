@@ -7,5 +7,8 @@ import os
 from tests.workers.pipeline import pipeline
 
 app = pipeline(
-    os.environ["STRANDLINE_LOG"], commit_interval_ms=20, session_timeout_ms=2_000, durability="os"
+    os.environ.get("STRANDLINE_LOG", "data/pipeline"),
+    commit_interval_ms=20,
+    session_timeout_ms=2_000,
+    durability="os",
 ).app
