@@ -1,7 +1,7 @@
 """Several workers of one app, under a supervisor that owns the log.
 
     supervisor.py   starts the workers, again and again; ends them in order
-    seats.py        one of the N: the process in it now, and what became of those before
+    slots.py        one of the N: the process in it now, and what became of those before
     process.py      a process, its output by lines, and the line on which it reports
     backoff.py      how long to wait before a worker is started again, and when to give up
     report.py       what a worker says of itself

