@@ -55,6 +55,9 @@ from changelog.storage import File
 
 SNAPSHOT_KIND = "producers"
 ABORTED_KIND = "aborted"
+MOST_FRAMES = 10_000
+"""Of a segment. After a kill the last one of a partition is walked frame by frame, and small ones
+are many to the megabyte: without a bound taking over would last the longer the longer it went well."""
 RESERVATION = 1 << 20
 """Offsets reserved at a time in the manifest, where an acknowledgement does not wait for fsync."""
 
@@ -314,7 +317,10 @@ class Partition:
     def _is_full(self, active: Segment, payload: Payload) -> bool:
         if active.size == 0:
             return False
-        too_large = active.size + payload.frame_size > self.config.segment_bytes
+        too_large = (
+            active.size + payload.frame_size > self.config.segment_bytes
+            or active.frames_noted >= MOST_FRAMES
+        )
         age = payload.max_timestamp - active.first_timestamp
         oldest = self.config.segment_ms
         if self.config.compact:

@@ -122,6 +122,8 @@ class Segment:
         """One past the last offset in it."""
         self.size = 0
         """Bytes of whole frames."""
+        self.frames_noted = 0
+        """How many `noted` was told of."""
         self.first_timestamp = _NO_TIME
         self.max_timestamp = _NO_TIME
         self.index = SparseIndex()
@@ -174,6 +176,7 @@ class Segment:
             self.first_timestamp = header.base_timestamp
         self.max_timestamp = max(self.max_timestamp, header.max_timestamp)
         self.size += header.length
+        self.frames_noted += 1
         self.end_offset = header.last_offset + 1
 
     def pieces(self, start: int, size: int) -> Iterator[Piece]:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from changelog.embedded import partition
 from changelog.embedded.names import partition_folder
 from changelog.errors import OffsetOutOfRange
 from changelog.records import Fetched, TopicPartition
@@ -46,6 +47,24 @@ def test_a_segment_rolls_before_it_would_exceed_its_size() -> None:
     sizes = [world.storage.open(path).size() for path in segment_paths(world)]
     assert len(sizes) > 2
     assert max(sizes) <= 4096
+
+
+def test_a_segment_rolls_before_it_has_too_many_frames_counted_over_openings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition, "MOST_FRAMES", 10)
+    world = world_with()
+    for _ in range(7):  # with 5 frames each
+        client = Client(world)
+        for _ in range(5):
+            client.append(b"x")
+        world.crash()
+    counts = [
+        sum(1 for _ in segment.frames(0, 1 << 20))
+        for segment in world.owner._partition(T0).segments
+    ]
+    assert sum(counts) == 35
+    assert max(counts) == 10
 
 
 def test_a_segment_rolls_by_message_time_not_by_the_clock() -> None:
