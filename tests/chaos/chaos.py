@@ -170,10 +170,12 @@ class Chaos:
         self.report.deleted += self.field.delete_read()
 
     def _end(self, slot: int) -> None:
-        """In order; one that has only just been started may know no better than to die."""
+        """In order. It may have only just been started, or find no room to commit what it has."""
         process = self.field.process(slot)
         status, said = process.end(60), process.text()
-        if status and not (status == -signal.SIGTERM and "takes up" not in said):
+        unready = status == -signal.SIGTERM and "takes up" not in said
+        has_no_room = status == 1 and "DiskFull" in said.splitlines()[-1]
+        if status and not unready and not has_no_room:
             self.report.wrong.append(f"a worker ended with {status}: {said[-2000:]}")
 
 
