@@ -14,13 +14,19 @@ PYTEST  := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick battery chaos lowest lint format types bench wheel clean
+.PHONY: help demo wow cast test quick battery chaos lowest lint format types bench wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMP)  ## The main job on real flights: produce, kill half-way, restore, read with Spark, compare
 	$(BIN)/python -m examples.flights.demo
+
+wow: $(STAMP)  ## Flights as they come, live totals: kill and freeze the workers, and see what is lost or doubled
+	$(BIN)/python -m examples.flights.wow.show $(ARGS)
+
+cast: $(STAMP)  ## Record docs/wow.cast (asciinema play docs/wow.cast) and docs/wow.svg
+	$(BIN)/python -m examples.flights.wow.show --script "7 k 5 z 6 z 6 d 8 k 6 q" --cast docs/wow.cast --picture docs/wow.svg
 
 test: $(STAMP)  ## All tests (ARGS='-k name' for some)
 	$(PYTEST) $(ARGS)

@@ -39,7 +39,7 @@ Partitions = frozenset[TopicPartition]
 Committed = Mapping[TopicPartition, CommittedOffset]
 Ends = Mapping[TopicPartition, PartitionOffsets]
 NONE: Partitions = frozenset()
-LOCK_PATIENCE_S = 5.0
+LOCK_PATIENCE_S = 2.0
 """How long the locks of stores are waited for, all together. Whoever held a partition before has
 let go, is dead, or is stalled; after a change of the log's owner it may take him a moment."""
 

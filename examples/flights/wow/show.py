@@ -25,7 +25,7 @@ from examples.flights.wow.cast import Recorder
 from examples.flights.wow.screen import drawn
 from examples.flights.wow.stage import Stage
 
-FRAME_SECONDS = 0.2
+FRAME_SECONDS = 0.3
 WIDTH, HEIGHT = 100, 26
 SETTLE_SECONDS = 20.0
 
