@@ -28,7 +28,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 class Running:
     """A worker in a thread of its own."""
 
-    def __init__(self, log: Log, state: Path, **options: Any) -> None:
+    def __init__(self, log: Log | str, state: Path, **options: Any) -> None:
         settings = {"commit_interval_ms": 10, "session_timeout_ms": 1_000, **options}
         self.made: Pipeline = pipeline(log, state_dir=state, **settings)
         self.error: BaseException | None = None
