@@ -274,6 +274,7 @@ class Coordinator:
         transaction.checks = []
         transaction.state = State.EMPTY
         transaction.producer = successor
+        self._environment.counters.ended(committed=committed)
         self._ended(ended.producer_id, committed)
         if successor.epoch >= MAX_EPOCH:
             self._renew(transaction)
@@ -359,6 +360,12 @@ class Coordinator:
         raise InvalidTxnState(
             f"the transaction of {transaction.transactional_id!r} was committed and cannot be aborted"
         )
+
+    @property
+    def open_transactions(self) -> int:
+        """How many have not ended."""
+        with self._lock:
+            return sum(t.state is not State.EMPTY for t in self._by_id.values())
 
     # Time and recovery ----------------------------------------------------------------
 

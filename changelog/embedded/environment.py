@@ -1,4 +1,4 @@
-"""What every part of one open log shares: files, time, durability, and the bell for readers."""
+"""What every part of one open log shares: files, time, durability, the bell for readers, counters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from changelog.clock import Clock
+from changelog.embedded.metrics import LogCounters
 from changelog.storage import Storage
 
 Durability = Literal["fsync", "os"]
@@ -46,6 +47,7 @@ class Environment:
     durability: Durability = "fsync"
     """fsync: an acknowledged append survives a power cut; os: it survives `kill -9`."""
     signal: Signal = field(default_factory=Signal)
+    counters: LogCounters = field(default_factory=LogCounters)
     pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(SYNC_THREADS, "strandline-sync")
     )

@@ -139,6 +139,7 @@ class GroupCommit:
         return all(ticket.transactional_id != transactional_id for ticket in self._unsettled)
 
     def _run(self, tickets: list[Ticket]) -> None:
+        self.environment.counters.rounds.add()
         try:
             # 1. All data and offsets of these transactions, and earlier ones' markers.
             failed = sync_all(self.environment, self._partitions([*tickets, *self._unsettled]))

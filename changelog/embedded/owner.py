@@ -23,6 +23,7 @@ from changelog.embedded.coordinator import Coordinator
 from changelog.embedded.environment import Durability, Environment
 from changelog.embedded.folder import closed_sizes, folder_meta, lock_note, save_closed_sizes
 from changelog.embedded.groups.groups import Groups
+from changelog.embedded.metrics import log_readings
 from changelog.embedded.names import (
     CLEAN,
     CONSUMER_OFFSETS,
@@ -45,6 +46,7 @@ from changelog.errors import (
     StrandlineError,
 )
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from changelog.metrics import Reading
 from changelog.records import (
     Append,
     Appended,
@@ -448,6 +450,11 @@ class Owner:
     def leave_group(self, member: GroupMember) -> None:
         self._check_open()
         self._groups.leave(member)
+
+    def metrics(self) -> list[Reading]:
+        """What it has counted since it was opened, and how things stand."""
+        counters, open_ = self._environment.counters, self._coordinator.open_transactions
+        return list(log_readings(self._catalog, counters, open_))
 
     def _located(self, tp: TopicPartition, offset: CommittedOffset) -> CommittedOffset:
         """The offset with the id of its topic. Raises UnknownTopic, UnknownPartition."""

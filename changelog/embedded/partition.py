@@ -32,6 +32,7 @@ from changelog.embedded.environment import Environment
 from changelog.embedded.format import FrameHeader
 from changelog.embedded.frame import Payload, encode_marker, frame_parts
 from changelog.embedded.manifest import Manifest, SegmentEntry
+from changelog.embedded.metrics import Written
 from changelog.embedded.names import SegmentName, producer_snapshot, snapshot_offset
 from changelog.embedded.producer_state import (
     BatchMeta,
@@ -79,6 +80,7 @@ class Partition:
         self.topic_partition = TopicPartition(manifest.topic, manifest.partition)
         self.topic_id = manifest.topic_id
         self.segments: tuple[Segment, ...] = ()
+        self.written = Written()
         self.producers = ProducerStates()
         self.aborted = AbortedTransactions()
         self.log_end = 0
@@ -166,6 +168,7 @@ class Partition:
             with self._whole_or_refused():
                 header = self._write(payload, producer, base_sequence, transactional=transactional)
                 self._note_producer(header)
+                self.written.add(header)
                 self._publish_unsynced()
         return Appended(header.base_offset, header.last_offset, leader_epoch=header.leader_epoch)
 
@@ -274,7 +277,8 @@ class Partition:
 
     def _sync_file(self, file: File) -> None:
         try:
-            file.sync()
+            with self.environment.counters.fsyncs.timed():
+                file.sync()
         except StorageFailed as error:
             self.poison(error)
             raise

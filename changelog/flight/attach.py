@@ -78,7 +78,7 @@ class _Folder:
     def own(self) -> Link:
         """Become the owner. Raises LogLocked."""
         served = ServedOwner(self._folder, clock=self._clock, durability=self._durability)
-        return Link(served.owner, lambda: False, served.close, owning=True)
+        return Link(served.owner, lambda: False, served.close, owning=True, metrics=served.metrics)
 
     def own_or_attach(self, seconds: float) -> Link:
         """Become the owner, or attach to who is."""

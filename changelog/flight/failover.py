@@ -36,7 +36,9 @@ from changelog.errors import (
 )
 from changelog.flight.fork import ForkGuard, keep_in_child
 from changelog.flight.guard import TransactionGuard
+from changelog.flight.metrics import OWNED, TAKEOVERS
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from changelog.metrics import Reading
 from changelog.records import (
     Append,
     Appended,
@@ -62,6 +64,8 @@ class Link:
     close: Callable[[], None]
     owning: bool = False
     """Whether the log's owner is this process."""
+    metrics: Callable[[], list[Reading]] = list
+    """What the owner tells, if it is this process."""
 
 
 Connect = Callable[[float], Link]
@@ -98,6 +102,10 @@ class FailoverBroker:
     def owning(self) -> bool:
         """Whether this process owns the log now."""
         return self._connections.owning
+
+    def metrics(self) -> list[Reading]:
+        """What this process tells of its part in the log. Asks no other process."""
+        return self._connections.metrics()
 
     # Topics ---------------------------------------------------------------------------
 
@@ -324,12 +332,18 @@ class _Connections:
         self._lock = threading.Lock()
         self._link: Link | None = None
         self._number = 0
+        self._takeovers = 0
         self._closed = False
 
     @property
     def owning(self) -> bool:
         link = self._link
         return link is not None and link.owning
+
+    def metrics(self) -> list[Reading]:
+        told = [Reading(OWNED, (), self.owning), Reading(TAKEOVERS, (), self._takeovers)]
+        link = self._link
+        return told if link is None else [*told, *link.metrics()]
 
     def current(self, seconds: float) -> tuple[int, Link]:
         """The connection and its number; if there is none, a new one within `seconds`."""
@@ -338,6 +352,7 @@ class _Connections:
                 raise OwnerUnavailable(f"the log {self._name} is closed; open it again")
             if self._link is None:
                 self._link = self._connect(max(0.0, seconds))
+                self._takeovers += self._link.owning and self._number > 0
                 self._number += 1
             return self._number, self._link
 

@@ -11,7 +11,9 @@ from changelog.embedded.environment import Durability
 from changelog.embedded.owner import Owner
 from changelog.errors import CorruptLog
 from changelog.flight import endpoint as endpoints
+from changelog.flight.metrics import CLIENTS
 from changelog.flight.server import FlightEndpoint
+from changelog.metrics import Reading
 from changelog.storage import LocalStorage
 
 
@@ -54,6 +56,10 @@ class ServedOwner:
         with contextlib.suppress(OSError):
             os.chmod(self._endpoint.socket, 0o600)
         endpoints.publish(self._folder, self._endpoint)
+
+    def metrics(self) -> list[Reading]:
+        """What the owner tells, and how many are attached."""
+        return [*self.owner.metrics(), Reading(CLIENTS, ("socket",), len(self.server.sessions))]
 
     def close(self) -> None:
         """Withdraw the endpoint, send the attached away, close the log; harmless when repeated."""

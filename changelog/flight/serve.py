@@ -16,7 +16,9 @@ from changelog.flight.address import host_port, read_pem
 from changelog.flight.attach import attach_or_own
 from changelog.flight.client import DEADLINE
 from changelog.flight.failover import FailoverBroker
+from changelog.flight.metrics import CLIENTS
 from changelog.flight.server import FlightEndpoint, Tls
+from changelog.metrics import Reading
 
 MIN_TOKEN = 16
 """Characters; a shorter one could be guessed."""
@@ -35,6 +37,10 @@ class Served:
         self.token = token
         self._endpoint = endpoint
         self._closed = threading.Event()
+
+    def metrics(self) -> list[Reading]:
+        """What this process tells of the log, those attached over TCP included."""
+        return [*self.broker.metrics(), Reading(CLIENTS, ("tcp",), len(self._endpoint.sessions))]
 
     def wait(self) -> None:
         """Return once `close` was called."""

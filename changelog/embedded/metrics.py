@@ -1,0 +1,114 @@
+"""What the owner of a log counts, and what it tells of it (docs/guide/operating.md, Metrics)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from changelog.embedded.format import FrameHeader
+from changelog.metrics import Counter, Histogram, Metric, Reading
+
+if TYPE_CHECKING:
+    from changelog.embedded.topic import Topic
+
+APPENDS = Metric(
+    "strandline_log_appends_total", "counter", "Batches appended by producers.", ("topic",)
+)
+RECORDS = Metric(
+    "strandline_log_appended_records_total", "counter", "Records in these batches.", ("topic",)
+)
+BYTES = Metric(
+    "strandline_log_appended_bytes_total", "counter", "Bytes of these batches on disk.", ("topic",)
+)
+FSYNCS = Metric("strandline_log_fsync_seconds", "histogram", "How long fsyncs of segments took.")
+ROUNDS = Metric("strandline_log_commit_rounds_total", "counter", "Rounds of group commit.")
+TRANSACTIONS = Metric(
+    "strandline_log_transactions_total", "counter", "Transactions that have ended.", ("outcome",)
+)
+OPEN = Metric("strandline_log_open_transactions", "gauge", "Transactions that have not ended.")
+SIZE = Metric("strandline_log_size_bytes", "gauge", "Bytes of a topic's segments.", ("topic",))
+START = Metric(
+    "strandline_log_start_offset",
+    "gauge",
+    "Offset of the first record that is kept.",
+    ("topic", "partition"),
+)
+END = Metric(
+    "strandline_log_end_offset",
+    "gauge",
+    "Offset behind the last durable record.",
+    ("topic", "partition"),
+)
+STABLE = Metric(
+    "strandline_log_stable_offset",
+    "gauge",
+    "Offset below which no transaction is open.",
+    ("topic", "partition"),
+)
+REFUSING = Metric(
+    "strandline_log_refusing_partitions",
+    "gauge",
+    "Partitions that take nothing until the log is opened again.",
+    ("topic",),
+)
+METRICS = (
+    *(APPENDS, RECORDS, BYTES, FSYNCS, ROUNDS, TRANSACTIONS),
+    *(OPEN, SIZE, START, END, STABLE, REFUSING),
+)
+
+
+class LogCounters:
+    """What is counted for all of an open log."""
+
+    def __init__(self) -> None:
+        self.fsyncs = Histogram()
+        self.rounds = Counter()
+        self.committed = Counter()
+        self.aborted = Counter()
+
+    def ended(self, *, committed: bool) -> None:
+        """A transaction has."""
+        (self.committed if committed else self.aborted).add()
+
+
+class Written:
+    """What producers have appended to one partition; counted under its lock."""
+
+    def __init__(self) -> None:
+        self.appends = 0
+        self.records = 0
+        self.nbytes = 0
+
+    def add(self, header: FrameHeader) -> None:
+        """One more batch."""
+        self.appends += 1
+        self.records += header.record_count
+        self.nbytes += header.length
+
+
+def log_readings(
+    topics: Iterable[Topic], counters: LogCounters, open_transactions: int
+) -> Iterator[Reading]:
+    """Everything an owner tells, but who is attached to it."""
+    for topic in topics:
+        yield from _of_topic(topic)
+    yield Reading(FSYNCS, (), counters.fsyncs.read())
+    yield Reading(ROUNDS, (), counters.rounds.value)
+    yield Reading(TRANSACTIONS, ("committed",), counters.committed.value)
+    yield Reading(TRANSACTIONS, ("aborted",), counters.aborted.value)
+    yield Reading(OPEN, (), open_transactions)
+
+
+def _of_topic(topic: Topic) -> Iterator[Reading]:
+    name, partitions = topic.meta.name, list(topic.partitions)
+    written = [partition.written for partition in partitions]
+    yield Reading(APPENDS, (name,), sum(w.appends for w in written))
+    yield Reading(RECORDS, (name,), sum(w.records for w in written))
+    yield Reading(BYTES, (name,), sum(w.nbytes for w in written))
+    yield Reading(SIZE, (name,), sum(s.size for p in partitions for s in p.segments))
+    yield Reading(REFUSING, (name,), sum(not p.usable and not p.retired for p in partitions))
+    for number, partition in enumerate(partitions):
+        ends = partition.offsets()
+        yield Reading(START, (name, str(number)), ends.log_start)
+        yield Reading(END, (name, str(number)), ends.high_watermark)
+        yield Reading(STABLE, (name, str(number)), ends.last_stable_offset)

@@ -1,0 +1,14 @@
+"""What a process tells of its part in a log: whether it owns it, and who is attached to it."""
+
+from __future__ import annotations
+
+from changelog.metrics import Metric
+
+OWNED = Metric("strandline_log_owned", "gauge", "Whether this process owns the log.")
+TAKEOVERS = Metric(
+    "strandline_log_takeovers_total",
+    "counter",
+    "Times this process became the owner because the one before had gone.",
+)
+CLIENTS = Metric("strandline_log_clients", "gauge", "Processes attached to this one.", ("over",))
+METRICS = (OWNED, TAKEOVERS, CLIENTS)
