@@ -7,8 +7,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from changelog.errors import NotInTask
+from statestore.edit import Edit
 from statestore.spec import UNSET, StoreSpec
-from statestore.store import Edit, PartitionStore
+from statestore.store import PartitionStore
 
 if TYPE_CHECKING:
     from framework.app import App

@@ -105,6 +105,10 @@ class Engine(Protocol):
         """About how many keys there are, without counting."""
         ...
 
+    def disk_bytes(self) -> int:
+        """How many bytes its files have; 0 if it has none."""
+        ...
+
     def close(self) -> None:
         """Let go; open scans end. Harmless when repeated."""
         ...

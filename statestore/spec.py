@@ -111,6 +111,15 @@ def changelog_topic(app: str, store: str) -> str:
     return f"{app}-{store}-changelog"
 
 
+def store_of(app: str, changelog: str) -> str:
+    """The name of the store whose changelog a topic is.
+
+    >>> store_of("flights", "flights-totals-changelog")
+    'totals'
+    """
+    return changelog.removeprefix(f"{app}-").removesuffix("-changelog")
+
+
 def _cannot_change(value: object) -> bool:
     if isinstance(value, (tuple, frozenset)):
         return all(map(_cannot_change, value))

@@ -33,7 +33,9 @@ from changelog.errors import InvalidRecord, InvalidTxnState
 from changelog.records import TopicPartition
 from statestore.cache import Cache
 from statestore.changelogged import ChangelogBatch, Changelogged, later
+from statestore.counters import StoreCounters, StoreSizes
 from statestore.dirty import Dirty
+from statestore.edit import Edit
 from statestore.engine import Engine, Position
 from statestore.engines.memory import MemoryEngine
 from statestore.expiry import Sweeper
@@ -56,13 +58,15 @@ def open_store(
     now: Callable[[], int] | None = None,
     lock_timeout: float = 10.0,
     engine: Engine | None = None,
+    counters: StoreCounters | None = None,
 ) -> PartitionStore[K, V]:
     """One partition of a store, its engine in `folder` (not needed in memory).
 
     `now` is the time in ms that a time to live is counted in: pass the task's stream time, or
     leave it to the clock. `lock_timeout` is how many seconds another holder of the folder is
-    waited for. An open `engine` takes the place of the one that the spec names. Raises
-    FutureFormat, StorageFailed, DiskFull.
+    waited for. An open `engine` takes the place of the one that the spec names. `counters` are
+    those of the store, if its partitions count together. Raises FutureFormat, StorageFailed,
+    DiskFull.
 
     >>> store = open_store(StoreSpec("n", key=str, value=int, default=0, engine="memory"))
     >>> store["LHR"] += 1
@@ -75,7 +79,7 @@ def open_store(
         ValueCodec(spec.value, ttl_ms=spec.ttl_ms, now=now or clock.now_ms),
         Cache(spec.limits.cache_bytes),
         Dirty(key_codec(spec.key).encode),
-        Changelogged(engine or _engine(spec, folder, lock_timeout, clock)),
+        Changelogged(engine or _engine(spec, folder, lock_timeout, clock), counters),
         clock,
     )
 
@@ -329,8 +333,12 @@ class PartitionStore(Generic[K, V]):
     @property
     def needs_commit(self) -> bool:
         """Whether the uncommitted changes take more memory than they should."""
-        used = self._dirty.nbytes + _CHANGE_BYTES * len(self.changed)
-        return used > self.spec.limits.dirty_bytes
+        return self.uncommitted_bytes > self.spec.limits.dirty_bytes
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """About how much memory the uncommitted changes take."""
+        return self._dirty.nbytes + _CHANGE_BYTES * len(self.changed)
 
     @property
     def needs_checkpoint(self) -> bool:
@@ -353,6 +361,16 @@ class PartitionStore(Generic[K, V]):
         moved = self._committed.checkpoint()
         self._last_checkpoint = self._clock.monotonic()
         return moved
+
+    def sizes(self) -> StoreSizes:
+        """How large it is; may be asked from any thread. Raises what the engine does."""
+        committed = self._committed
+        return StoreSizes(
+            committed.num_entries_unfolded(),
+            committed.engine.disk_bytes(),
+            self.uncommitted_bytes,
+            committed.pending_bytes,
+        )
 
     @property
     def position(self) -> Position | None:
@@ -457,29 +475,6 @@ class PartitionStore(Generic[K, V]):
         self.unchecked = self._values.unchecked
 
 
-class Edit(Generic[K, V]):
-    """The block of `store.edit(key)`."""
-
-    __slots__ = ("_key", "_store", "_value")
-
-    def __init__(self, store: PartitionStore[K, V], key: K) -> None:
-        self._store = store
-        self._key = key
-
-    def __enter__(self) -> V:
-        self._value = self._store[self._key]
-        if self._store._values.immutable or isinstance(self._value, _UNCHANGEABLE):
-            raise TypeError(
-                f"a value of type {type(self._value).__name__} cannot be changed in place; "
-                "set it: store[key] = new_value"
-            )
-        return self._value
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            self._store.put(self._key, self._value)
-
-
 def _engine(
     spec: StoreSpec[Any, Any],
     folder: str | os.PathLike[str] | None,
@@ -497,4 +492,3 @@ AnyStore = PartitionStore[Any, Any]
 
 _NOWHERE = Position("", 0, 0)
 _CHANGE_BYTES = 200  # of an entry, its undo record, a short key and a small value
-_UNCHANGEABLE = (int, float, str, bytes, tuple, frozenset)

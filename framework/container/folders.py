@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from changelog.clock import Clock
+from statestore.counters import StoreCounters
 from statestore.spec import AnySpec
 from statestore.store import AnyStore, open_store
 
@@ -16,6 +17,8 @@ class StoreFolders:
 
     root: Path | None
     clock: Clock
+    counters: dict[str, StoreCounters] = field(default_factory=dict, compare=False, kw_only=True)
+    """By the name of the store, of all its partitions that were opened here but for copies."""
 
     def open(self, spec: AnySpec, partition: int, lock_timeout: float = 0.0) -> AnyStore:
         """One partition of a store. Raises StorageFailed, FutureFormat.
@@ -23,15 +26,19 @@ class StoreFolders:
         A holder that does not let go within `lock_timeout` seconds is stalled: the store is
         restored into a fresh folder beside its own then.
         """
+        counters = self.counters.setdefault(spec.name, StoreCounters())
         if self.root is None:
-            return open_store(replace(spec, engine="memory"), clock=self.clock)
+            memory = replace(spec, engine="memory")
+            return open_store(memory, clock=self.clock, counters=counters)
         folder = self.root / spec.name / str(partition)
-        return open_store(spec, folder, clock=self.clock, lock_timeout=lock_timeout)
+        return open_store(
+            spec, folder, clock=self.clock, lock_timeout=lock_timeout, counters=counters
+        )
 
     def open_copy(self, spec: AnySpec, partition: int) -> AnyStore:
         """A copy of it for a standby, in a folder beside its own."""
         if self.root is None:
-            return self.open(spec, partition)
+            return open_store(replace(spec, engine="memory"), clock=self.clock)
         from statestore.engines.folders import open_beside
 
         engine = open_beside(self.root / spec.name / str(partition), self.clock)

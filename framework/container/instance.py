@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from framework import context
 from framework.container.decoding import Chunk, raw
 from framework.container.failures import NOT_THE_RECORD, dead_letter_headers, described, task_failed
 from framework.container.inputs import Input, next_run
+from framework.container.metrics import TaskCounters
 from framework.container.outbox import Outbox
 from framework.container.rarely import Rarely
 from framework.context import ClockName, TaskContext
@@ -50,6 +52,7 @@ class TaskInstance:
         timer_store: PartitionStore[Any, Any] | None,
         topics: Sequence[Topic[Any, Any]],
         clock: Clock,
+        counters: TaskCounters,
     ) -> None:
         self.spec = spec
         self.partition = partition
@@ -62,8 +65,9 @@ class TaskInstance:
         self.outboxes = {topic: Outbox(self.context) for topic in topics}
         self.failure: TaskFailed | None = None
         """Why it has stopped, if it has."""
-        self.handled = 0
-        """Records handled, the skipped ones included."""
+        self.counters = counters
+        self._handled = self._skipped = self._dead_lettered = 0
+        """Records since the last commit; those handled include the others."""
         self.turn = 0
         """When it last had a slice: the count of all slices of its worker by then."""
         self.changed = False
@@ -100,8 +104,19 @@ class TaskInstance:
 
     def run(self, limit: int) -> int:
         """Handle up to `limit` of the records fed; return how many."""
-        if not self._plain:
-            return self.drive(self.steps(limit))
+        begun = time.perf_counter()
+        handled = self._run_all(limit) if self._plain else self.drive(self.steps(limit))
+        self.counters.took(time.perf_counter() - begun, handled)
+        return handled
+
+    async def run_async(self, limit: int) -> int:
+        """The same for handlers of which some are to be awaited."""
+        begun = time.perf_counter()
+        handled = await self.drive_async(self.steps(limit))
+        self.counters.took(time.perf_counter() - begun, handled)
+        return handled
+
+    def _run_all(self, limit: int) -> int:
         self.bind()
         handled = 0
         try:
@@ -115,7 +130,7 @@ class TaskInstance:
         return handled
 
     def steps(self, limit: int) -> Steps:
-        """The same as steps."""
+        """Handle up to `limit` of the records fed, as steps."""
         handled = 0
         while handled < limit and not self.has_failed():
             run = next_run(self.inputs, self.spec.tombstones, limit - handled)
@@ -204,6 +219,7 @@ class TaskInstance:
         """Forget everything since the last commit; inputs go on at `positions`."""
         for store in self.all_stores:
             store.discard()
+        self._handled = self._skipped = self._dead_lettered = 0  # they come again
         self.after_commit()
         for source in self.inputs:
             source.rewind(positions[source.partition])
@@ -218,7 +234,11 @@ class TaskInstance:
             source.head(self.spec.tombstones)
 
     def after_commit(self) -> None:
-        """What was sent is no longer ours."""
+        """What was sent is no longer ours, and what was handled counts."""
+        self.counters.handled += self._handled
+        self.counters.skipped += self._skipped
+        self.counters.dead_lettered += self._dead_lettered
+        self._handled = self._skipped = self._dead_lettered = 0
         for box in self.outboxes.values():
             if box.keys:
                 box.clear()
@@ -354,7 +374,7 @@ class TaskInstance:
         """`count` more records of `chunk` are done."""
         if count:
             chunk.at += count
-            self.handled += count
+            self._handled += count
             source.position = chunk.records[chunk.at - 1].offset + 1
 
     def _undo(self, record: Record[Any, Any]) -> None:
@@ -372,6 +392,8 @@ class TaskInstance:
             _log.error("partition %d stops: %s", self.partition, self.failure)
             return
         self._put_aside.note(f"task {self.spec.name}: {self.spec.on_error}: {subject}: {error}")
+        self._skipped += self.spec.dead_letter is None
+        self._dead_lettered += self.spec.dead_letter is not None
         if self.spec.dead_letter is not None:
             self._bury(record, what, error)
 

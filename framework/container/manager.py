@@ -14,16 +14,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from changelog.broker import Broker
 from changelog.clock import Clock
 from changelog.errors import StorageFailed
+from changelog.metrics import Reading
 from changelog.records import CommittedOffset, PartitionOffsets, TopicInfo, TopicPartition
 from framework.container.folders import StoreFolders
+from framework.container.gauges import StableEnds, gauges
 from framework.container.inputs import Input
 from framework.container.instance import TaskInstance
+from framework.container.metrics import WorkerCounters
 from framework.container.outage import patiently
 from framework.container.positions import position_of
 from framework.container.restore import OnRestore, RestoreProgress, restore_stores
@@ -91,6 +95,7 @@ class TaskManager:
         broker: Broker,
         clock: Clock,
         folders: StoreFolders,
+        counters: WorkerCounters,
         *,
         restore_threads: int,
         in_background: bool,
@@ -107,6 +112,10 @@ class TaskManager:
             for number in range(infos[topic.name].partitions)
         )
         """All input partitions of the app."""
+        self.stands_by: Partitions = NONE
+        """Input partitions that others hold, and of whose stores it keeps copies."""
+        self.remaining = 0
+        """Offsets that a restore has before it."""
         self._app = app
         self._tasks = tasks
         self._topics = topics
@@ -119,6 +128,8 @@ class TaskManager:
         self._openings: list[Opening] = []
         self._pool = ThreadPoolExecutor(1, "strandline-restore") if in_background else None
         self._standbys = Standbys(broker, clock, folders)
+        self._counters = counters
+        self._ends = StableEnds(broker, clock)
 
     @property
     def held(self) -> Partitions:
@@ -132,6 +143,7 @@ class TaskManager:
 
     def open(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to bring back the tasks of these partitions."""
+        self._counters.rebalances["assigned"].add()
         opening = Opening(frozenset(partitions))
         _log.info("app %s takes up %s", self._app, _named(partitions))
         self._openings.append(opening)
@@ -145,7 +157,17 @@ class TaskManager:
 
     def follow(self, partitions: Partitions) -> None:
         """Keep copies of the stores of these, which others hold."""
+        self.stands_by = partitions
         self._standbys.follow(self._changelogs(partitions))
+
+    @property
+    def copies(self) -> dict[TopicPartition, int]:
+        """How far each copy that it keeps is in its changelog."""
+        return self._standbys.positions()
+
+    def metrics(self) -> list[Reading]:
+        """What was counted, and how things stand; may be asked from any thread."""
+        return [*self._counters.readings(), *gauges(self._app, self, self._ends)]
 
     def wait(self, seconds: float) -> None:
         """Wait for an opening to end."""
@@ -174,6 +196,7 @@ class TaskManager:
 
     def close(self, partitions: Collection[TopicPartition]) -> None:
         """Give these partitions up: what is committed goes to the engines first."""
+        self._counters.rebalances["revoked"].add()
         _log.info("app %s gives up %s", self._app, _named(partitions))
         for opening in [o for o in self._openings if not o.partitions.isdisjoint(partitions)]:
             self._abandon(opening)
@@ -282,6 +305,7 @@ class TaskManager:
 
     def _restore(self, opening: Opening, parts: Sequence[Parts]) -> None:
         def report(progress: RestoreProgress) -> None:
+            self.remaining = progress.remaining
             if opening.abandoned:
                 raise Abandoned
             if self._on_restore is not None:
@@ -292,9 +316,15 @@ class TaskManager:
             for part in parts
             for store in part.all_stores
         ]
-        done = restore_stores(
-            stores, self._broker, threads=self._restore_threads, on_restore=report
-        )
+        counting = self._counters.restores.timed() if stores else nullcontext()
+        try:
+            with counting:
+                done = restore_stores(
+                    stores, self._broker, threads=self._restore_threads, on_restore=report
+                )
+        finally:
+            self.remaining = 0
+        self._counters.restored.add(done.records)
         _log.info(
             "app %s has %d store partitions back: %d records replayed in %.3f s",
             *(self._app, done.partitions, done.records, done.seconds),
@@ -318,6 +348,7 @@ class TaskManager:
             parts.timer_store,
             self._topics,
             self._clock,
+            self._counters.task(parts.spec.name),
         )
 
 

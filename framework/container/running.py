@@ -22,9 +22,11 @@ from changelog.errors import (
     UnknownTopic,
     out_of_memory,
 )
+from changelog.metrics import Reading, measured
 from changelog.storage import LocalStorage
 from framework.container.folders import StoreFolders
 from framework.container.manager import TaskManager
+from framework.container.metrics import WorkerCounters
 from framework.container.place import Alone, member_of
 from framework.container.restore import OnRestore, RestoreBar
 from framework.container.seat import Seat
@@ -70,10 +72,26 @@ def open_log(app: App) -> OpenLog:
     return OpenLog(log.broker, owned=True)
 
 
-def run(app: App, limits: Limits, *, progress: bool | OnRestore) -> int:
-    """Start a worker, run it within the limits, and close it."""
+def run(app: App, limits: Limits, *, progress: bool | OnRestore, metrics: str | None = None) -> int:
+    """Start a worker, run it within the limits, and close it; meanwhile serve metrics, if asked to."""
     if app._worker is not None:
         raise InvalidRequest(f"app {app.name!r} is running already, in another thread")
+    if metrics is None:
+        return _run(app, limits, progress)
+    from framework.metrics import served
+
+    with served(metrics, partial(readings, app)):
+        return _run(app, limits, progress)
+
+
+def readings(app: App) -> list[Reading]:
+    """What this process tells: of the app's worker, and of the log as far as it is the owner."""
+    worker, log = app._worker, app._opened
+    told = [] if worker is None else worker.metrics()
+    return told if log is None else [*told, *measured(log.broker)]
+
+
+def _run(app: App, limits: Limits, progress: bool | OnRestore) -> int:
     worker = worker_for(app, progress=progress)
     app._worker = worker
     try:
@@ -130,6 +148,7 @@ def worker_on(
     It shares with the app's other workers; `alone` it has all partitions, and no threads.
     """
     infos = declared.prepare(broker)
+    counters = WorkerCounters(declared.app, folders.counters)
     specs, topics = list(declared.tasks.values()), list(declared.topics.values())
     tasks = TaskManager(
         declared.app,
@@ -139,6 +158,7 @@ def worker_on(
         broker,
         clock,
         folders,
+        counters,
         restore_threads=options.restore_threads,
         in_background=not alone,
         on_restore=on_restore,
@@ -148,7 +168,7 @@ def worker_on(
         if alone
         else member_of(declared.app, specs, broker, clock, options)
     )
-    seat = Seat(declared.app, topics, infos, broker, clock, options, join)
+    seat = Seat(declared.app, topics, infos, broker, clock, options, join, counters)
     return Worker(declared.app, broker, clock, options, tasks, seat)
 
 

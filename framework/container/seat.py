@@ -14,10 +14,11 @@ from changelog.broker import Broker
 from changelog.client.producer import Producer
 from changelog.client.standing import State
 from changelog.clock import Clock
-from changelog.errors import InvalidTxnState, Retriable
+from changelog.errors import Fenced, InvalidTxnState, Retriable
 from changelog.records import TopicInfo
 from framework.container.commit import COMMITS, Committing
 from framework.container.instance import TaskInstance
+from framework.container.metrics import WorkerCounters
 from framework.container.place import Join, Place
 from framework.options import Options
 from framework.topic import Topic
@@ -37,6 +38,7 @@ class Seat:
         clock: Clock,
         options: Options,
         join: Join,
+        counters: WorkerCounters,
     ) -> None:
         self.place: Place | None = None
         self._app = app
@@ -46,6 +48,7 @@ class Seat:
         self._clock = clock
         self._options = options
         self._join = join
+        self._counters = counters
         self._producer: Producer | None = None
 
     def take(self) -> Place:
@@ -72,7 +75,8 @@ class Seat:
             self._infos,
             self._clock.now_ms,
         )
-        COMMITS[self._options.processing_guarantee](work, instances)
+        with self._counters.committing():
+            COMMITS[self._options.processing_guarantee](work, instances)
 
     def abort(self) -> bool:
         """Abort what is open; False if it cannot be known that it is aborted, or it is committed."""
@@ -89,6 +93,11 @@ class Seat:
         """Fence the producer as if it were a stranger's, whatever it has left open."""
         if self.place is not None:
             self._producer = self._producer_at(self.place)
+
+    def lost(self, error: Fenced) -> None:
+        """Leave what another worker has by now."""
+        self._counters.fenced(error)
+        self.leave()
 
     def leave(self) -> None:
         """Abort what is open, and let others have the place; harmless when repeated."""

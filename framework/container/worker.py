@@ -33,7 +33,9 @@ from changelog.errors import (
     Retriable,
     TransactionAborted,
 )
+from changelog.metrics import Reading
 from framework.container.commit import checkpoint_if_due, offsets_of
+from framework.container.gauges import WAITING
 from framework.container.inputs import Input, groups
 from framework.container.instance import Steps, TaskInstance
 from framework.container.manager import TaskManager
@@ -222,6 +224,10 @@ class Worker:
         handled = self.handled - self._since_commit
         return WorkerStatus(state, handled, self.commits, positions_of(self._tasks))
 
+    def metrics(self) -> list[Reading]:
+        """What it has counted, and how things stand; may be asked from any thread."""
+        return [Reading(WAITING, (self.app,), bool(self.waits_for)), *self._tasks.metrics()]
+
     @property
     def commit_is_due(self) -> bool:
         """Whether time, records or memory ask for a commit."""
@@ -326,7 +332,7 @@ class Worker:
         )
         self._forget_handled()
         self._tasks.drop()
-        self._seat.leave()
+        self._seat.lost(error)
 
     # Feeding and handling -------------------------------------------------------------
 
@@ -381,7 +387,7 @@ class Worker:
         """All partitions at once; of each, one record at a time."""
         left = None if limit is None else limit - before
         sizes = _shares(len(ready), self._slice, left)
-        steps = [i.drive_async(i.steps(n)) for i, n in zip(ready, sizes, strict=True) if n]
+        steps = [i.run_async(n) for i, n in zip(ready, sizes, strict=True) if n]
         return sum(self._run_async(steps)) if steps else 0
 
     def _tick(self) -> None:

@@ -53,5 +53,8 @@ class MemoryEngine:
     def approximate_num_entries(self) -> int:
         return self._layers.num_changes()
 
+    def disk_bytes(self) -> int:
+        return 0
+
     def close(self) -> None:
         pass

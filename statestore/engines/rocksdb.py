@@ -157,6 +157,10 @@ class RocksEngine:
         estimate = self._guarded("read", self._db.property_int_value, "rocksdb.estimate-num-keys")
         return max(0, (estimate or 0) - (not self.is_empty()))
 
+    def disk_bytes(self) -> int:
+        size = self._guarded("read", self._db.property_int_value, "rocksdb.total-sst-files-size")
+        return size or 0
+
     def level0_files(self) -> int:
         """How many files wait on level 0 to be compacted."""
         return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)

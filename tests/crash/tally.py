@@ -175,6 +175,9 @@ class SnapshotEngine:
     def approximate_num_entries(self) -> int:
         return len(self._entries)
 
+    def disk_bytes(self) -> int:
+        return 0
+
     def close(self) -> None:
         pass
 

@@ -1,0 +1,151 @@
+"""How things stand with a worker, found out when somebody asks, on whatever thread that is."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from changelog.broker import Broker
+from changelog.clock import Clock
+from changelog.errors import StrandlineError
+from changelog.metrics import Metric, Reading
+from changelog.records import TopicPartition
+from framework.container.metrics import PARTITION, TASK
+from statestore.spec import store_of
+
+if TYPE_CHECKING:
+    from framework.container.instance import TaskInstance
+    from framework.container.manager import TaskManager
+
+PARTITIONS = Metric(
+    "strandline_partitions", "gauge", "Input partitions of this worker.", ("app", "state")
+)
+FAILED = Metric(
+    "strandline_failed_partitions", "gauge", "Partitions that have stopped at a record.", TASK
+)
+LAG = Metric(
+    "strandline_lag_records",
+    "gauge",
+    "Offsets from what is committed to the stable end of the input.",
+    ("app", "topic", "partition"),
+)
+STANDBY_LAG = Metric(
+    "strandline_standby_lag_records",
+    "gauge",
+    "Offsets from where a standby copy is to the stable end of its changelog.",
+    PARTITION,
+)
+REMAINING = Metric(
+    "strandline_restore_remaining_records",
+    "gauge",
+    "Offsets that a restore still has to replay.",
+    ("app",),
+)
+WAITING = Metric(
+    "strandline_waiting_for_disk", "gauge", "Whether the app waits for room on the disk.", ("app",)
+)
+ENTRIES = Metric("strandline_store_entries", "gauge", "About how many keys there are.", PARTITION)
+DISK = Metric("strandline_store_disk_bytes", "gauge", "Bytes of tables on the disk.", PARTITION)
+UNCOMMITTED = Metric(
+    "strandline_store_uncommitted_bytes",
+    "gauge",
+    "Bytes of changes since the last commit.",
+    PARTITION,
+)
+PENDING = Metric(
+    "strandline_store_pending_bytes",
+    "gauge",
+    "Bytes of committed changes that wait for a checkpoint.",
+    PARTITION,
+)
+METRICS = (
+    *(PARTITIONS, FAILED, LAG, STANDBY_LAG, REMAINING, WAITING),
+    *(ENTRIES, DISK, UNCOMMITTED, PENDING),
+)
+
+ASK_SECONDS = 1.0
+"""How often the log is asked where its partitions end, at most; and how long its answer is waited for."""
+
+
+class StableEnds:
+    """The stable ends of partitions, asked rarely, and not waited for when the log's owner is stalled."""
+
+    def __init__(self, broker: Broker, clock: Clock) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._ask_at = 0.0
+        self._known: dict[TopicPartition, int] = {}
+        self._asking: threading.Thread | None = None
+
+    def of(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Those that the log has told, a second ago at most; what it does not tell in time is not there."""
+        now = self._clock.monotonic()
+        is_asking = self._asking is not None and self._asking.is_alive()
+        if not is_asking and now >= self._ask_at:
+            self._ask_at = now + ASK_SECONDS
+            self._known = {}
+            self._asking = threading.Thread(target=self._ask, args=(set(partitions),), daemon=True)
+            self._asking.start()
+        if self._asking is not None:
+            self._asking.join(ASK_SECONDS)
+        return self._known
+
+    def _ask(self, partitions: set[TopicPartition]) -> None:
+        with contextlib.suppress(StrandlineError):  # the worker meets it too, and says so
+            ends = self._broker.offsets(partitions)
+            self._known = {tp: end.last_stable_offset for tp, end in ends.items()}
+
+
+def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[Reading]:
+    """What there is to see of the tasks of a worker."""
+    instances = list(tasks.instances)
+    at_work = {source.partition for i in instances for source in i.inputs}
+    for state, count in (
+        ("held", len(at_work)),
+        ("restoring", len(tasks.held - at_work)),
+        ("standby", len(tasks.stands_by)),
+    ):
+        yield Reading(PARTITIONS, (app, state), count)
+    for task in {i.spec.name: None for i in instances}:
+        failed = sum(i.has_failed() for i in instances if i.spec.name == task)
+        yield Reading(FAILED, (app, task), failed)
+    yield Reading(REMAINING, (app,), tasks.remaining)
+    yield from _lags(app, tasks, instances, ends)
+    for instance in instances:
+        yield from _sizes(app, instance)
+
+
+def _lags(
+    app: str, tasks: TaskManager, instances: list[TaskInstance], ends: StableEnds
+) -> Iterator[Reading]:
+    inputs = _committed(tasks, instances)
+    copies = tasks.copies
+    known = ends.of({*inputs, *copies})
+    for tp in sorted(inputs.keys() & known.keys()):
+        behind = max(0, known[tp] - inputs[tp])
+        yield Reading(LAG, (app, tp.topic, str(tp.partition)), behind)
+    for tp in sorted(copies.keys() & known.keys()):
+        behind = max(0, known[tp] - copies[tp])
+        yield Reading(STANDBY_LAG, (app, store_of(app, tp.topic), str(tp.partition)), behind)
+
+
+def _committed(tasks: TaskManager, instances: list[TaskInstance]) -> dict[TopicPartition, int]:
+    """Where each input goes on as of the last commit, or where it began."""
+    found = {}
+    for source in [source for instance in instances for source in instance.inputs]:
+        last = tasks.committed.get(source.partition)
+        found[source.partition] = source.origin if last is None else last.offset
+    return found
+
+
+def _sizes(app: str, instance: TaskInstance) -> Iterator[Reading]:
+    for store in instance.all_stores:
+        labels = (app, store.spec.name, str(instance.partition))
+        with contextlib.suppress(StrandlineError):  # it was closed this moment
+            sizes = store.sizes()
+            yield Reading(ENTRIES, labels, sizes.entries)
+            yield Reading(DISK, labels, sizes.disk_bytes)
+            yield Reading(UNCOMMITTED, labels, sizes.uncommitted_bytes)
+            yield Reading(PENDING, labels, sizes.pending_bytes)

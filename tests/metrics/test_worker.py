@@ -1,0 +1,208 @@
+"""What a worker tells of itself is what it did."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import changelog
+import strandline as sl
+from changelog.clock import SystemClock
+from changelog.embedded.owner import Owner
+from changelog.errors import TransactionAborted
+from changelog.log import Log
+from changelog.metrics import exposition
+from changelog.records import TopicPartition
+from changelog.storage import MemoryStorage
+from framework.container import gauges
+from framework.container.running import worker_for
+from tests.metrics.running import Running, running
+from tests.metrics.scraping import parsed
+from tests.workers.pipeline import PARTITIONS
+
+Eventually = Callable[..., None]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with changelog.open(tmp_path / "log", durability="os") as opened:
+        yield opened
+
+
+def some(count: int, start: int = 0) -> list[tuple[str, int]]:
+    return [(f"{'abcdefgh'[n % 8]}{n % 40}", n) for n in range(start, start + count)]
+
+
+def test_records_commits_and_stores_are_what_they_were(
+    log: Log, tmp_path: Path, eventually: Eventually
+) -> None:
+    with running(log, tmp_path / "state") as one:
+        one.made.words.append(some(2_000))
+        handled = "strandline_records_handled_total"
+        eventually(lambda: one.tells(2_000, handled, app="pipeline", task="spell"))
+        eventually(lambda: one.tells(2_000, handled, app="pipeline", task="tally"))
+        eventually(lambda: one.tells(0, "strandline_lag_records", topic="words"))
+        seen = one.told()
+        assert seen("strandline_handler_seconds_count", task="tally") == 2_000
+        assert seen("strandline_handler_seconds_sum", task="tally") > 0
+        commits = seen("strandline_commits_total")
+        assert 0 < commits <= 4_000
+        assert seen("strandline_commit_seconds_count") == commits
+        assert seen("strandline_commit_recent_seconds", quantile="0.5") > 0
+        assert seen("strandline_commits_aborted_total") == seen("strandline_fences_total") == 0
+        assert seen("strandline_partitions", state="held") == 2 * PARTITIONS
+        assert seen("strandline_rebalances_total", change="assigned") == 1
+        assert seen("strandline_waiting_for_disk") == seen("strandline_failed_partitions") == 0
+        # 40 words and 8 letters: each was looked up once below the memory, and is there now.
+        assert seen("strandline_store_cache_misses_total", store="per-word") == 40
+        assert seen("strandline_store_cache_misses_total", store="per-letter") == 8
+        assert seen("strandline_store_entries", store="per-word") >= 40
+        ends = log.offsets("pipeline-per-word-changelog")
+        markers = sum(end.last_stable_offset for end in ends.values())
+        assert 40 <= seen("strandline_store_changes_total", store="per-word") < markers
+        assert seen("strandline_store_pending_bytes", store="per-word") > 0
+
+
+def test_checkpoints_and_restores_are_counted(
+    log: Log, tmp_path: Path, eventually: Eventually
+) -> None:
+    with running(log, tmp_path / "state") as first:
+        first.made.words.append(some(500))
+        eventually(lambda: first.tells(500, "strandline_records_handled_total", task="spell"))
+    with running(log, tmp_path / "elsewhere") as second:
+        eventually(lambda: second.tells(2 * PARTITIONS, "strandline_partitions", state="held"))
+        seen = second.told()
+        assert seen("strandline_restore_seconds_count") == 1
+        # Each key at least once, and a letter's records are not only those of the last commit.
+        assert seen("strandline_restore_records_total") >= 48
+        assert seen("strandline_restore_remaining_records") == 0
+        assert seen("strandline_store_entries", store="per-word") >= 40
+        assert seen("strandline_store_disk_bytes", store="per-word") > 0
+        assert seen("strandline_store_checkpoint_seconds_count", store="per-word") == 0
+        second.made.words.append(some(100))
+        eventually(lambda: second.tells(100, "strandline_records_handled_total", task="spell"))
+        worker = second.made.app._worker
+        assert worker is not None
+        counters = worker._tasks._folders.counters
+    assert counters["per-word"].checkpoints.read().count == PARTITIONS  # when it ended
+
+
+def test_a_fenced_member_and_a_fenced_producer_are_counted(
+    log: Log, tmp_path: Path, eventually: Eventually
+) -> None:
+    with running(log, tmp_path / "state") as one:
+        eventually(lambda: one.tells(2 * PARTITIONS, "strandline_partitions", state="held"))
+        worker = one.made.app._worker
+        assert worker is not None
+        place = worker._seat.place
+        assert place is not None
+        log.broker.leave_group(place.member)
+        eventually(lambda: one.tells(1, "strandline_fences_total", kind="member"))
+        eventually(lambda: one.tells(2, "strandline_rebalances_total", change="assigned"))
+        eventually(lambda: one.tells(2 * PARTITIONS, "strandline_partitions", state="held"))
+
+        place = worker._seat.place
+        assert place is not None
+        log.broker.init_producer(f"pipeline-{place.member.slot}")
+        one.made.words.append(some(50))
+        eventually(lambda: one.tells(50, "strandline_records_handled_total", task="spell"))
+        seen = one.told()
+        assert seen("strandline_fences_total", kind="producer") == 1
+        assert seen("strandline_fences_total", kind="member") == 1
+        assert seen("strandline_commits_aborted_total") == 1
+
+
+def test_rebalances_and_standby_copies_are_told(
+    log: Log, tmp_path: Path, eventually: Eventually
+) -> None:
+    with running(log, tmp_path / "state", standby_replicas=1) as one:
+        one.made.words.append(some(200))
+        eventually(lambda: one.tells(200, "strandline_records_handled_total", task="spell"))
+        with running(log, tmp_path / "state", standby_replicas=1) as two:
+            for tells in (one.tells, two.tells):
+                for state in ("held", "standby"):
+                    eventually(partial(tells, PARTITIONS, "strandline_partitions", state=state))
+                eventually(partial(tells, 0, "strandline_standby_lag_records"))
+            assert one.told()("strandline_rebalances_total", change="revoked") == 1
+            assert two.told()("strandline_rebalances_total", change="assigned") >= 1
+            # Two workers: what one has handled the other has not.
+            one.made.words.append(some(300))
+            eventually(lambda: handled(one) + handled(two) == 500)
+            assert 0 < handled(two) < 300
+        eventually(lambda: one.tells(0, "strandline_partitions", state="standby"))
+
+
+def handled(worker: Running) -> float:
+    return worker.told()("strandline_records_handled_total", task="tally")
+
+
+class Picky:
+    """An app whose handler refuses some records, on a log that refuses the first commit."""
+
+    def __init__(self, on_error: Any) -> None:
+        owner = Owner(MemoryStorage(), background=False)
+        self.refusals = 0
+        self.app = sl.App("picky", log=owner)
+        self.numbers = self.app.topic("numbers", value=int)
+        self.app.task(self.numbers, name="odd", on_error=on_error)(self.odd)
+        self.numbers.append([("k", n) for n in range(10)])
+
+    def odd(self, record: sl.Record[str, int]) -> None:
+        if record.value % 5 == 0:
+            raise ValueError("even that")
+
+
+@pytest.mark.parametrize("on_error", ["skip", "dead_letter", "fail"])
+def test_what_was_put_aside_counts_once_though_a_commit_was_aborted(
+    on_error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Picky(on_error)
+    commit, seen = made.app.broker.end_transaction, []
+
+    def refuse_once(producer: Any, *, commit: bool, ended: Any = commit) -> Any:
+        if commit and not seen:
+            seen.append(producer)
+            ended(producer, commit=False)
+            raise TransactionAborted("not this time")
+        return ended(producer, commit=commit)
+
+    monkeypatch.setattr(made.app.broker, "end_transaction", refuse_once)
+    worker = worker_for(made.app)
+    worker.start()
+    worker.run(until_idle=True)
+    last = parsed(exposition(worker.metrics()))
+    worker.close()
+    assert seen
+    put_aside = {"skip": (10, 2, 0, 0), "dead_letter": (10, 0, 2, 0), "fail": (0, 0, 0, 1)}
+    assert put_aside[on_error] == (
+        last("strandline_records_handled_total"),
+        last("strandline_records_skipped_total"),
+        last("strandline_records_dead_lettered_total"),
+        last("strandline_failed_partitions"),
+    )
+    assert last("strandline_commits_aborted_total") == 1
+
+
+def test_a_log_that_does_not_answer_holds_up_no_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner is stalled: what else there is to tell is told, and the lag is left out."""
+    monkeypatch.setattr(gauges, "ASK_SECONDS", 0.05)
+    let_go = threading.Event()
+    asked: list[object] = []
+
+    class Stalled:
+        def offsets(self, partitions: Any) -> Any:
+            asked.append(partitions)
+            let_go.wait(30)
+            return {}
+
+    ends = gauges.StableEnds(Stalled(), SystemClock())  # type: ignore[arg-type]
+    words = TopicPartition("words", 0)
+    assert ends.of([words]) == {}
+    assert ends.of([words]) == {}
+    assert len(asked) == 1  # it is not asked again before it has answered
+    let_go.set()
