@@ -358,6 +358,7 @@ class App:
         count: int | None = None,
         timeout: float | None = None,
         progress: bool | OnRestore = True,
+        metrics: str | None = None,
     ) -> int:
         """Run the tasks; return how many records were handled.
 
@@ -365,11 +366,12 @@ class App:
         commit). `until="idle"`: until everything there is has been handled. `count`: so many
         records. `timeout`: so many seconds. `progress`: while stores are restored, True draws
         a bar if there is a terminal and it takes a while; a function is called with a
-        RestoreProgress now and then, and once at the end (`done`). Inside of a running asyncio loop (a notebook) it runs in a thread of
+        RestoreProgress now and then, and once at the end (`done`). `metrics`: "host:port" at
+        which Prometheus finds this process meanwhile (port 0: a free one, which is logged). Inside of a running asyncio loop (a notebook) it runs in a thread of
         its own; `await app.run_async(...)` does not block the loop.
 
         Raises TaskFailed when a task instance has stopped at a record, after the others are
-        done; InvalidConfig.
+        done; InvalidConfig, also for an address that is in use.
 
         Processes that run the same app share its partitions; "idle" is asked of all of it.
         """
@@ -377,8 +379,10 @@ class App:
             raise InvalidConfig(f'run(until=...) is None or "idle", got {until!r}')
         limits = running.Limits(until == "idle", count, timeout)
         if running.inside_event_loop():
-            return running.in_thread(lambda: running.run(self, limits, progress=progress))
-        return running.run(self, limits, progress=progress)
+            return running.in_thread(
+                lambda: running.run(self, limits, progress=progress, metrics=metrics)
+            )
+        return running.run(self, limits, progress=progress, metrics=metrics)
 
     async def run_async(
         self,
@@ -386,10 +390,13 @@ class App:
         *,
         count: int | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - `run`'s, and an orderly stop
+        metrics: str | None = None,
     ) -> int:
         """`run` for use inside of asyncio: the loop goes on. Cancelling it stops the app."""
         limits = running.Limits(until == "idle", count, timeout)
-        work = asyncio.ensure_future(asyncio.to_thread(running.run, self, limits, progress=False))
+        work = asyncio.ensure_future(
+            asyncio.to_thread(running.run, self, limits, progress=False, metrics=metrics)
+        )
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +14,7 @@ import typer
 
 from framework.cli import output
 from framework.cli.loading import load_app
+from framework.cli.metrics import MetricsOption, serving_metrics
 from framework.cli.options import LogOption
 from framework.container.restore import RestoreBar, RestoreProgress
 
@@ -47,6 +49,7 @@ def run(
     count: CountOption = None,
     timeout: TimeoutOption = None,
     log: LogOption = None,
+    metrics: MetricsOption = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -71,7 +74,7 @@ def run(
     if log is not None:
         os.environ["STRANDLINE_LOG"] = log  # apps read it when they are made
     if supervised is not None:
-        _run_supervised(target, until, supervised)
+        _run_supervised(target, until, metrics, supervised)
     elif workers is not None:
         if count is not None:
             raise typer.BadParameter(
@@ -80,20 +83,22 @@ def run(
             )
         from framework.cli.workers import run_workers
 
-        run_workers(target, workers, until is not None, timeout, log_dir, json=json)
+        run_workers(target, workers, until is not None, timeout, log_dir, metrics, json=json)
     elif log_dir is not None or json:
         raise typer.BadParameter("--log-dir and --json need --workers N")
     else:
-        run_app(load_app(target), until, count, timeout)
+        run_app(load_app(target), until, count, timeout, metrics)
 
 
-def _run_supervised(target: str, until: Until | None, descriptor: int) -> None:
+def _run_supervised(target: str, until: Until | None, metrics: str | None, descriptor: int) -> None:
     """Be a worker of the supervisor at the other end of this socket."""
+    from framework.container.running import readings
     from framework.supervisor.reporter import Reporter
 
     with Reporter(descriptor) as reporter:
         app = load_app(target)
-        with app, reporter.following(app):
+        told = serving_metrics(metrics, partial(readings, app))
+        with told, app, reporter.following(app):
             app.run(_limit(until), progress=reporter.restoring)
 
 
@@ -109,18 +114,27 @@ def command_of(app: App) -> Callable[..., None]:
         count: CountOption = None,
         timeout: TimeoutOption = None,
         log: LogOption = None,
+        metrics: MetricsOption = None,
     ) -> None:
         """Run the app: until Ctrl-C, or as long as the options say. It commits before it ends."""
         app.log = log or app.log
-        run_app(app, until, count, timeout)
+        run_app(app, until, count, timeout, metrics)
 
     return run
 
 
-def run_app(app: App, until: Until | None, count: int | None, timeout: float | None) -> None:
+def run_app(
+    app: App,
+    until: Until | None,
+    count: int | None,
+    timeout: float | None,
+    metrics: str | None,
+) -> None:
     """Run an app within limits and say what it did."""
+    from framework.container.running import readings
+
     begun = time.perf_counter()
-    with app:
+    with serving_metrics(metrics, partial(readings, app)), app:
         output.note(f"app {app.name} runs on {app.log}; Ctrl-C commits and ends it")
         handled = app.run(_limit(until), count=count, timeout=timeout, progress=_Restoring())
     seconds = time.perf_counter() - begun

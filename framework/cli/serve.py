@@ -12,7 +12,9 @@ import typer
 from changelog import signals
 from changelog.embedded.environment import Durability
 from framework.cli import output
+from framework.cli.metrics import MetricsOption, serving_metrics
 from framework.cli.options import JsonOption
+from framework.metrics import Collect
 
 
 def serve(
@@ -49,6 +51,7 @@ def serve(
         Durability,
         typer.Option("--durability", help="fsync: survives a power cut; os: survives kill -9."),
     ] = "fsync",
+    metrics: MetricsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Serve a log until Ctrl-C or SIGTERM. Clients open the URL it prints, with the token."""
@@ -58,7 +61,7 @@ def serve(
         given = token and source is not None and source.name == "COMMANDLINE"
         if given or tls_cert or tls_key or plaintext:
             raise typer.BadParameter("--token, --tls-… and --plaintext need --listen HOST:PORT")
-        return _serve_here(folder, durability, json=json)
+        return _serve_here(folder, durability, metrics, json=json)
     from changelog.flight import serve as flight
 
     if not (tls_cert or tls_key or plaintext) and flight.is_seen_by_others(listen):
@@ -66,7 +69,7 @@ def serve(
             f"{listen} is seen from other machines, and the token and the data would go there in "
             "clear; give --tls-cert and --tls-key, or --plaintext on a network that you trust"
         )
-    served = flight.serve(
+    log = flight.serve(
         folder,
         listen=listen,
         token=token,
@@ -76,19 +79,19 @@ def serve(
         durability=durability,
     )
     try:
-        _tell(folder, served.url, None if token else served.token, json=json)
-        _wait()
+        _tell(folder, log.url, None if token else log.token, json=json)
+        _wait(metrics, log.metrics)
     finally:
-        served.close()
+        log.close()
 
 
-def _serve_here(folder: Path, durability: Durability, *, json: bool) -> None:
+def _serve_here(folder: Path, durability: Durability, metrics: str | None, *, json: bool) -> None:
     from changelog.flight.attach import attach_or_own
 
     log = attach_or_own(folder, role="own", durability=durability)
     try:
         _tell(folder, str(folder), None, json=json)
-        _wait()
+        _wait(metrics, log.metrics)
     finally:
         log.close()
 
@@ -103,6 +106,6 @@ def _tell(folder: Path, url: str, made: str | None, *, json: bool) -> None:
         output.note(f"clients need STRANDLINE_TOKEN={made}")
 
 
-def _wait() -> None:
-    with signals.awaited(signal.SIGINT, signal.SIGTERM) as came:
+def _wait(metrics: str | None, collect: Collect) -> None:
+    with signals.awaited(signal.SIGINT, signal.SIGTERM) as came, serving_metrics(metrics, collect):
         signals.wait(came)

@@ -19,8 +19,10 @@ from changelog.clock import SystemClock
 from changelog.errors import LogLocked
 from changelog.flight.attach import attach_or_own
 from changelog.flight.background import environment
+from changelog.metrics import measured
 from framework.cli import output
 from framework.cli.application import FAILED, INTERRUPTED, debug_option
+from framework.cli.metrics import options_behind, serving_metrics
 from framework.cli.needs import COMMAND, Needs, ask
 from framework.cli.offline import once_left
 from framework.supervisor.logs import LogFiles
@@ -38,6 +40,7 @@ def run_workers(
     until_idle: bool,
     timeout: float | None,
     log_dir: Path | None,
+    metrics: str | None,
     *,
     json: bool,
 ) -> None:
@@ -46,15 +49,21 @@ def run_workers(
     needs = ask(target, debug_option())
     limits = ["--until", "idle"] if until_idle else []
     command = [*COMMAND, "run", target, *limits, *debug_option()]
-    clock, log = SystemClock(), _log_of(needs)
-    with signals.awaited(*ends()) as came, log, _files(log_dir, workers) as files:
+    behind = options_behind(metrics, workers)
+    clock = SystemClock()
+    with (
+        signals.awaited(*ends()) as came,
+        _log_of(needs) as log,
+        serving_metrics(metrics, lambda: measured(log)),
+        _files(log_dir, workers) as files,
+    ):
         output.note(
             f"app {needs.app} runs on {needs.log or 'a log of its own'} in {workers} workers; "
             "Ctrl-C commits and ends them"
         )
         outcome = Supervisor(
             workers,
-            lambda number: WorkerProcess(command, _environment(number)),
+            lambda number: WorkerProcess([*command, *behind[number]], _environment(number)),
             view_for(needs.app, json=json, clock=clock),
             clock,
             until_idle=until_idle,

@@ -1,0 +1,51 @@
+"""`--metrics HOST:PORT` of the commands that run on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from changelog.errors import InvalidConfig
+from framework.cli import output
+from framework.metrics import HIGHEST_PORT, Collect, bracketed, parse, served
+
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="Numbers for Prometheus at http://HOST:PORT/metrics; port 0 takes a free one.",
+    ),
+]
+
+
+@contextmanager
+def serving_metrics(address: str | None, collect: Collect) -> Iterator[None]:
+    """Serve them while the block runs, if there is an address; and say where."""
+    with served(address, collect) as url:
+        if url:
+            output.note(f"metrics are at {url}")
+        yield
+
+
+def options_behind(address: str | None, count: int) -> list[list[str]]:
+    """For each of so many other processes the option that puts it at a port behind this one's.
+
+    Raises InvalidConfig.
+
+    >>> options_behind("[::1]:9464", 2)
+    [['--metrics', '[::1]:9465'], ['--metrics', '[::1]:9466']]
+    """
+    if address is None:
+        return [[]] * count
+    host, port = parse(address)
+    if port + count > HIGHEST_PORT:
+        raise InvalidConfig(
+            f"--metrics {address} takes that port and the {count} behind it, one for each worker; "
+            f"choose one up to {HIGHEST_PORT - count}"
+        )
+    ports = [port and port + 1 + number for number in range(count)]
+    return [["--metrics", f"{bracketed(host)}:{number}"] for number in ports]

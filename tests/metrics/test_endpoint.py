@@ -1,0 +1,284 @@
+"""The endpoint: there as long as the run, at an address that is free, and telling what is documented."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import changelog
+import strandline as sl
+from changelog.embedded import metrics as of_the_log
+from changelog.flight import metrics as of_the_part
+from changelog.flight.serve import serve
+from changelog.metrics import Metric, exposition
+from framework import metrics as endpoints
+from framework.container import gauges, metrics
+from tests.metrics.running import running
+from tests.metrics.scraping import Family, parsed, scrape
+from tests.workers.processes import Process, ending
+
+Eventually = Callable[..., None]
+PAGE = Path(__file__).parents[2] / "docs/guide/operating.md"
+ALL: tuple[Metric, ...] = (
+    *(*of_the_log.METRICS, *of_the_part.METRICS),
+    *(*metrics.METRICS, *gauges.METRICS),
+)
+ROW = re.compile(r"\| `(strandline_\w+)` \| (\w+) \| ([\w, ]*)\| [^|]+ \| [^|]+ \|")
+ANY = "127.0.0.1:0"
+
+
+# What is documented ----------------------------------------------------------------------------
+
+
+def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Type and labels of each metric, as the page has them."""
+    rows = [
+        ROW.fullmatch(line) for line in PAGE.read_text().splitlines() if "| `strandline_" in line
+    ]
+    return {row[1]: (row[2], tuple(filter(None, re.split(r",? ", row[3])))) for row in rows if row}
+
+
+def test_the_page_says_what_the_code_says() -> None:
+    assert len({metric.name for metric in ALL}) == len(ALL)
+    assert documented() == {metric.name: (metric.kind, metric.labels) for metric in ALL}
+
+
+def test_every_documented_metric_is_told_and_no_other(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    told: dict[str, Family] = {}
+    with (
+        closing(serve(tmp_path / "log", listen=ANY, token="sixteen-or-more-characters")) as served,
+        changelog.open(tmp_path / "log") as log,
+        running(log, tmp_path / "state", standby_replicas=1) as one,
+        running(log, tmp_path / "state", standby_replicas=1) as two,
+    ):
+        one.made.words.append([(f"{n}", n) for n in range(40)])
+        for tells in (one.tells, two.tells):
+            eventually(partial(tells, 4, "strandline_partitions", state="standby"))
+            eventually(partial(tells, 0, "strandline_lag_records"))
+            eventually(partial(tells, 0, "strandline_standby_lag_records"))
+        for seen in (one.told(), two.told(), parsed(exposition(served.metrics()))):
+            told |= seen.families
+    page = documented()
+    assert told.keys() == page.keys()
+    assert {name: family.kind for name, family in told.items()} == {n: page[n][0] for n in page}
+    assert {n: f.labels() for n, f in told.items()} == {
+        n: {labels} for n, (_, labels) in page.items()
+    }
+
+
+# The endpoint of a run -------------------------------------------------------------------------
+
+
+class Secretive:
+    """An app whose handler tells what the endpoint says while it runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = ""
+        self.page = ""
+        self.app = sl.App("secretive", log=str(folder), durability="os", commit_records=1)
+        self.words = self.app.topic("words", value=str, partitions=1)
+        self.seen = self.app.store("seen", value=str)
+        self.app.task(self.words, stores=[self.seen], name="look", on_error="skip")(self.look)
+        self.words.append([("hidden-key", "hidden-value"), ("hidden-key", "again")])
+
+    def look(self, record: sl.Record[str, str]) -> None:
+        self.seen[record.key] = record.value
+        with urllib.request.urlopen(self.url, timeout=30) as answer:
+            self.page = answer.read().decode()
+        if record.value == "hidden-value":
+            raise ValueError("hidden-message")
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Secretive]:
+    made = Secretive(tmp_path / "log")
+
+    def note(record: logging.LogRecord) -> bool:
+        if found := re.search(r"http://\S+", record.getMessage()):
+            made.url = found[0]
+        return True
+
+    log = logging.getLogger("strandline")
+    level = log.level
+    log.addFilter(note)
+    log.setLevel(logging.INFO)
+    yield made
+    log.setLevel(level)
+    log.removeFilter(note)
+    made.app.close()
+
+
+def test_owner_and_worker_are_shown_together_while_the_app_runs(made: Secretive) -> None:
+    assert made.app.run("idle", metrics=ANY) == 2
+    seen = parsed(made.page)
+    assert seen("strandline_log_owned") == 1
+    assert seen("strandline_log_appended_records_total", topic="words") == 2
+    assert seen("strandline_records_handled_total", app="secretive", task="look") <= 2
+    assert seen("strandline_partitions", app="secretive", state="held") == 1
+    assert "hidden" not in made.page
+
+
+def test_it_ends_with_the_run(made: Secretive) -> None:
+    made.app.run("idle", metrics=ANY)
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        urllib.request.urlopen(made.url, timeout=5)
+    port = made.url.split(":")[2].split("/")[0]
+    assert made.app.run("idle", metrics=f"127.0.0.1:{port}") == 0
+
+
+def test_an_address_in_use_is_an_error_at_the_start(made: Secretive) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(sl.InvalidConfig, match=f"127.0.0.1:{port}: Address already in use"):
+            made.app.run("idle", metrics=f"127.0.0.1:{port}")
+    assert made.app.run("idle", metrics=ANY) == 2  # nothing was begun
+
+
+@pytest.mark.parametrize(
+    "address", ["", "nowhere:none", "1.2.3.4:99999", "user@host:1", "host:1/metrics", "http://x:1"]
+)
+def test_an_address_that_is_none_is_refused(address: str, made: Secretive) -> None:
+    with pytest.raises(sl.InvalidConfig, match="HOST:PORT"):
+        made.app.run("idle", metrics=address)
+
+
+def test_an_address_of_another_machine_is_refused(made: Secretive) -> None:
+    with pytest.raises(sl.InvalidConfig, match="address of this machine"):
+        made.app.run("idle", metrics="192.0.2.1:0")
+
+
+def test_only_metrics_are_there() -> None:
+    with endpoints.served(ANY, list) as url, pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(url.replace("/metrics", "/"), timeout=30)
+    assert error.value.code == 404
+    error.value.close()
+
+
+def test_a_client_that_says_nothing_holds_up_the_others_for_a_moment_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoints._Handler, "timeout", 0.1)
+    with endpoints.served(ANY, list) as url:
+        port = int(url.split(":")[2].split("/")[0])
+        with socket.create_connection(("127.0.0.1", port)):
+            assert scrape(url).families == {}
+
+
+def test_readings_that_fail_are_an_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> Any:
+        raise ValueError("not now")
+
+    with endpoints.served(ANY, fail) as url, pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(url, timeout=30)
+    assert error.value.code == 500
+    error.value.close()
+    assert "not now" in caplog.text
+
+
+# Processes -------------------------------------------------------------------------------------
+
+SHOP = """
+import strandline as sl
+
+app = sl.App("shop", commit_interval_ms=10)
+sales = app.topic("sales", value=int, partitions=4)
+totals = app.store("totals", value=int, default=0)
+
+
+@app.task(sales, stores=[totals])
+def add(record):
+    totals[record.key] += record.value
+"""
+
+
+class Commands:
+    """`strandline …` as processes, each with metrics at an address of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "log"
+        self._folder = folder
+        (folder / "shop.py").write_text(SHOP)
+        self.processes: list[Process] = []
+
+    def start(self, *arguments: str, metrics: str = ANY) -> Process:
+        said = self._folder / f"said-{len(self.processes)}"
+        command = ["framework.cli", *arguments, "--metrics", metrics]
+        self.processes.append(Process(command, said))
+        return self.processes[-1]
+
+    def run(self, **options: str) -> Process:
+        return self.start("run", f"{self._folder}/shop.py:app", "--log", str(self.log), **options)
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    made = Commands(tmp_path)
+    with ending(made.processes):
+        yield made
+
+
+def url_of(process: Process) -> str:
+    """Where its metrics are; empty until it has said so."""
+    found = re.search(r"metrics are at (\S+)", process.text())
+    return found[1] if found else ""
+
+
+def told(process: Process, name: str, **labels: Any) -> float:
+    """0 until it is told."""
+    try:
+        return scrape(url_of(process))(name, **labels) if url_of(process) else 0
+    except KeyError:
+        return 0
+
+
+def test_two_processes_tell_of_themselves_only(commands: Commands, eventually: Eventually) -> None:
+    owner = commands.start("serve", str(commands.log))
+    eventually(lambda: told(owner, "strandline_log_owned"))
+    one, two = commands.run(), commands.run()
+    for worker in (one, two):
+        held = partial(told, worker, "strandline_partitions", state="held")
+        eventually(lambda held=held: held() == 2)
+    with changelog.open(commands.log) as log:
+        log.append("sales", [{"key": b"%d" % n, "value": b"\x01"} for n in range(1_000)])
+    handled = [partial(told, worker, "strandline_records_handled_total") for worker in (one, two)]
+    eventually(lambda: handled[0]() + handled[1]() == 1_000)
+    assert all(0 < number() < 1_000 for number in handled)
+    for worker in (one, two):
+        families = scrape(url_of(worker)).families
+        assert [name for name in families if "_log_" in name] == [
+            "strandline_log_owned",
+            "strandline_log_takeovers_total",
+        ]
+        assert told(worker, "strandline_log_owned") == 0
+    seen = scrape(url_of(owner))
+    assert seen("strandline_log_clients", over="socket") == 2
+    assert seen("strandline_log_appended_records_total", topic="sales") == 1_000
+    assert all("_log_" in name for name in seen.families)
+    assert [process.end() for process in (one, two, owner)] == [0, 0, 0]
+
+
+def test_a_command_whose_address_is_in_use_ends_with_an_error(
+    commands: Commands, eventually: Eventually
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        refused = (
+            commands.run(metrics=address),
+            commands.start("serve", str(commands.log), metrics=address),
+        )
+        for process in refused:
+            eventually(lambda process=process: not process.is_running)
+            assert f"InvalidConfig: metrics cannot be served at {address}" in process.text()
+            assert process.end() == 1
