@@ -126,6 +126,11 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
 
+    @property
+    def count(self) -> int:
+        """How many observations."""
+        return self.read().count
+
     def observe(self, value: float, times: int = 1) -> None:
         """It was `value`, that many times."""
         with self._lock:

@@ -13,6 +13,7 @@ from changelog.errors import StrandlineError
 from changelog.metrics import Metric, Reading
 from changelog.records import TopicPartition
 from framework.container.metrics import PARTITION, TASK
+from framework.container.status import lags, positions_of
 from statestore.spec import store_of
 
 if TYPE_CHECKING:
@@ -112,32 +113,18 @@ def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[Reading]:
         failed = sum(i.has_failed() for i in instances if i.spec.name == task)
         yield Reading(FAILED, (app, task), failed)
     yield Reading(REMAINING, (app,), tasks.remaining)
-    yield from _lags(app, tasks, instances, ends)
+    yield from _lags(app, tasks, ends)
     for instance in instances:
         yield from _sizes(app, instance)
 
 
-def _lags(
-    app: str, tasks: TaskManager, instances: list[TaskInstance], ends: StableEnds
-) -> Iterator[Reading]:
-    inputs = _committed(tasks, instances)
-    copies = tasks.copies
+def _lags(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[Reading]:
+    inputs, copies = positions_of(tasks), tasks.copies
     known = ends.of({*inputs, *copies})
-    for tp in sorted(inputs.keys() & known.keys()):
-        behind = max(0, known[tp] - inputs[tp])
+    for tp, behind in lags(inputs, known).items():
         yield Reading(LAG, (app, tp.topic, str(tp.partition)), behind)
-    for tp in sorted(copies.keys() & known.keys()):
-        behind = max(0, known[tp] - copies[tp])
+    for tp, behind in lags(copies, known).items():
         yield Reading(STANDBY_LAG, (app, store_of(app, tp.topic), str(tp.partition)), behind)
-
-
-def _committed(tasks: TaskManager, instances: list[TaskInstance]) -> dict[TopicPartition, int]:
-    """Where each input goes on as of the last commit, or where it began."""
-    found = {}
-    for source in [source for instance in instances for source in instance.inputs]:
-        last = tasks.committed.get(source.partition)
-        found[source.partition] = source.origin if last is None else last.offset
-    return found
 
 
 def _sizes(app: str, instance: TaskInstance) -> Iterator[Reading]:

@@ -128,7 +128,8 @@ class TaskManager:
         self._openings: list[Opening] = []
         self._pool = ThreadPoolExecutor(1, "strandline-restore") if in_background else None
         self._standbys = Standbys(broker, clock, folders)
-        self._counters = counters
+        self.counters = counters
+        """Of the worker."""
         self._ends = StableEnds(broker, clock)
 
     @property
@@ -143,7 +144,7 @@ class TaskManager:
 
     def open(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to bring back the tasks of these partitions."""
-        self._counters.rebalances["assigned"].add()
+        self.counters.rebalances["assigned"].add()
         opening = Opening(frozenset(partitions))
         _log.info("app %s takes up %s", self._app, _named(partitions))
         self._openings.append(opening)
@@ -167,7 +168,7 @@ class TaskManager:
 
     def metrics(self) -> list[Reading]:
         """What was counted, and how things stand; may be asked from any thread."""
-        return [*self._counters.readings(), *gauges(self._app, self, self._ends)]
+        return [*self.counters.readings(), *gauges(self._app, self, self._ends)]
 
     def wait(self, seconds: float) -> None:
         """Wait for an opening to end."""
@@ -196,7 +197,7 @@ class TaskManager:
 
     def close(self, partitions: Collection[TopicPartition]) -> None:
         """Give these partitions up: what is committed goes to the engines first."""
-        self._counters.rebalances["revoked"].add()
+        self.counters.rebalances["revoked"].add()
         _log.info("app %s gives up %s", self._app, _named(partitions))
         for opening in [o for o in self._openings if not o.partitions.isdisjoint(partitions)]:
             self._abandon(opening)
@@ -316,7 +317,7 @@ class TaskManager:
             for part in parts
             for store in part.all_stores
         ]
-        counting = self._counters.restores.timed() if stores else nullcontext()
+        counting = self.counters.restores.timed() if stores else nullcontext()
         try:
             with counting:
                 done = restore_stores(
@@ -324,7 +325,7 @@ class TaskManager:
                 )
         finally:
             self.remaining = 0
-        self._counters.restored.add(done.records)
+        self.counters.restored.add(done.records)
         _log.info(
             "app %s has %d store partitions back: %d records replayed in %.3f s",
             *(self._app, done.partitions, done.records, done.seconds),
@@ -348,7 +349,7 @@ class TaskManager:
             parts.timer_store,
             self._topics,
             self._clock,
-            self._counters.task(parts.spec.name),
+            self.counters.task(parts.spec.name),
         )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from changelog.errors import DiskFull
 from changelog.records import TopicPartition
-from framework.container.manager import TaskManager
-from framework.container.seat import Seat
+
+if TYPE_CHECKING:
+    from framework.container.manager import TaskManager
+    from framework.container.seat import Seat
 
 WorkerState = Literal["joining", "restoring", "running", "waiting for disk"]
 
@@ -42,3 +44,19 @@ def positions_of(tasks: TaskManager) -> dict[TopicPartition, int | None]:
         last = tasks.committed.get(source.partition)
         positions[source.partition] = source.origin if last is None else last.offset
     return positions
+
+
+def lags(
+    positions: Mapping[TopicPartition, int | None], stable_ends: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """How many offsets are between position and end, where both are known.
+
+    >>> words = TopicPartition("words", 0), TopicPartition("words", 1)
+    >>> list(lags({words[0]: 5, words[1]: None}, {words[0]: 7, words[1]: 7}).values())
+    [2]
+    """
+    return {
+        tp: max(0, stable_ends[tp] - position)
+        for tp, position in sorted(positions.items())
+        if position is not None and tp in stable_ends
+    }

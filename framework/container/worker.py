@@ -89,7 +89,6 @@ class Worker:
         self._others_are_busy = False
         self.handled = 0
         """Records handled since the worker was made, those rewound not counted."""
-        self.commits = 0
 
     # Life -----------------------------------------------------------------------------
 
@@ -120,7 +119,6 @@ class Worker:
             try:
                 self._seat.commit(self.instances)
                 self._tasks.committed.update(offsets_of(self.instances))
-                self.commits += 1
                 self._aborted_in_a_row = self._since_commit = 0
                 self._checkpoint()
                 self._outage.over()
@@ -221,8 +219,8 @@ class Worker:
     def status(self) -> WorkerStatus:
         """What it is doing; may be asked from any thread."""
         state = state_of(self.waits_for, self._seat, self._tasks)
-        handled = self.handled - self._since_commit
-        return WorkerStatus(state, handled, self.commits, positions_of(self._tasks))
+        handled, commits = self.handled - self._since_commit, self._tasks.counters.commits.count
+        return WorkerStatus(state, handled, commits, positions_of(self._tasks))
 
     def metrics(self) -> list[Reading]:
         """What it has counted, and how things stand; may be asked from any thread."""

@@ -23,7 +23,7 @@ from changelog.broker import Broker
 from changelog.clock import SystemClock
 from changelog.errors import StrandlineError
 from framework.container.restore import RestoreProgress
-from framework.container.status import WorkerStatus
+from framework.container.status import WorkerStatus, lags
 from framework.supervisor.report import Report, Restoring, encoded
 
 if TYPE_CHECKING:
@@ -142,19 +142,20 @@ class Reporter:
         if now >= self._ask_at:
             self._ask_at = now + LAG_SECONDS
             try:
-                self._lag = lags(broker, status)
+                self._lag = by_topic(broker, status)
             except StrandlineError:
                 """The worker meets it too, and says so."""
         return self._lag
 
 
-def lags(broker: Broker, status: WorkerStatus) -> dict[str, int]:
+def by_topic(broker: Broker, status: WorkerStatus) -> dict[str, int]:
     """By topic, how many offsets are between what is committed and the stable end."""
-    known = {tp: offset for tp, offset in status.positions.items() if offset is not None}
+    ends = broker.offsets([tp for tp, offset in status.positions.items() if offset is not None])
     behind: defaultdict[str, int] = defaultdict(int)
-    for tp, ends in broker.offsets(known).items():
-        behind[tp.topic] += max(0, ends.last_stable_offset - known[tp])
-    return dict(sorted(behind.items()))
+    stable = {tp: end.last_stable_offset for tp, end in ends.items()}
+    for tp, lag in lags(status.positions, stable).items():
+        behind[tp.topic] += lag
+    return dict(behind)
 
 
 def _outlive_the_reader() -> None:

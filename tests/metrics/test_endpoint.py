@@ -218,8 +218,9 @@ class Commands:
         self.processes.append(Process(command, said))
         return self.processes[-1]
 
-    def run(self, **options: str) -> Process:
-        return self.start("run", f"{self._folder}/shop.py:app", "--log", str(self.log), **options)
+    def run(self, *options: str, metrics: str = ANY) -> Process:
+        app, log = f"{self._folder}/shop.py:app", str(self.log)
+        return self.start("run", app, "--log", log, *options, metrics=metrics)
 
 
 @pytest.fixture
@@ -235,12 +236,20 @@ def url_of(process: Process) -> str:
     return found[1] if found else ""
 
 
-def told(process: Process, name: str, **labels: Any) -> float:
-    """0 until it is told."""
+def number(url: str, name: str, **labels: Any) -> float:
+    """What is told there; 0 if it is not told yet."""
     try:
-        return scrape(url_of(process))(name, **labels) if url_of(process) else 0
+        return scrape(url)(name, **labels) if url else 0
     except KeyError:
         return 0
+
+
+def told(process: Process, name: str, **labels: Any) -> float:
+    return number(url_of(process), name, **labels)
+
+
+def is_at(ask: Callable[..., float], wanted: float, name: str, **labels: Any) -> bool:
+    return ask(name, **labels) == wanted
 
 
 def test_two_processes_tell_of_themselves_only(commands: Commands, eventually: Eventually) -> None:
@@ -248,13 +257,12 @@ def test_two_processes_tell_of_themselves_only(commands: Commands, eventually: E
     eventually(lambda: told(owner, "strandline_log_owned"))
     one, two = commands.run(), commands.run()
     for worker in (one, two):
-        held = partial(told, worker, "strandline_partitions", state="held")
-        eventually(lambda held=held: held() == 2)
+        eventually(partial(is_at, partial(told, worker), 2, "strandline_partitions", state="held"))
     with changelog.open(commands.log) as log:
         log.append("sales", [{"key": b"%d" % n, "value": b"\x01"} for n in range(1_000)])
     handled = [partial(told, worker, "strandline_records_handled_total") for worker in (one, two)]
     eventually(lambda: handled[0]() + handled[1]() == 1_000)
-    assert all(0 < number() < 1_000 for number in handled)
+    assert all(0 < count() < 1_000 for count in handled)
     for worker in (one, two):
         families = scrape(url_of(worker)).families
         assert [name for name in families if "_log_" in name] == [
@@ -269,9 +277,7 @@ def test_two_processes_tell_of_themselves_only(commands: Commands, eventually: E
     assert [process.end() for process in (one, two, owner)] == [0, 0, 0]
 
 
-def test_a_command_whose_address_is_in_use_ends_with_an_error(
-    commands: Commands, eventually: Eventually
-) -> None:
+def test_a_command_whose_address_is_in_use_ends_with_an_error(commands: Commands) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         refused = (
@@ -279,6 +285,33 @@ def test_a_command_whose_address_is_in_use_ends_with_an_error(
             commands.start("serve", str(commands.log), metrics=address),
         )
         for process in refused:
-            eventually(lambda process=process: not process.is_running)
+            assert process.ended() == 1
             assert f"InvalidConfig: metrics cannot be served at {address}" in process.text()
-            assert process.end() == 1
+
+
+def test_a_supervisor_tells_of_the_log_and_each_worker_of_itself(
+    commands: Commands, eventually: Eventually
+) -> None:
+    supervisor = commands.run("--workers", "2")
+
+    def urls() -> list[str]:
+        """The supervisor's comes first: workers start when it is ready."""
+        return re.findall(r"metrics are at (\S+)", supervisor.text())
+
+    eventually(lambda: len(urls()) == 3)
+    log, *workers = (partial(number, url) for url in urls())
+    for worker in workers:
+        eventually(partial(is_at, worker, 2, "strandline_partitions", state="held"))
+    with changelog.open(commands.log) as opened:
+        opened.append("sales", [{"key": b"%d" % n, "value": b"\x01"} for n in range(500)])
+    handled = "strandline_records_handled_total"
+    eventually(lambda: sum(worker(handled) for worker in workers) == 500)
+    assert log("strandline_log_appended_records_total", topic="sales") == 500
+    assert [each("strandline_log_owned") for each in (log, *workers)] == [1, 0, 0]
+    assert supervisor.end() == 0
+
+
+def test_a_supervisor_has_room_for_the_ports_behind_its_own(commands: Commands) -> None:
+    refused = commands.run("--workers", "2", metrics="127.0.0.1:65534")
+    assert refused.ended() == 1
+    assert "choose one up to 65533" in refused.text()

@@ -56,12 +56,16 @@ class Process:
         self._process.wait(30)
         self._bound.cancel()
 
-    def end(self, timeout: float = 30.0) -> int:
-        """In order; its exit status."""
-        self._process.terminate()
+    def ended(self, timeout: float = 60.0) -> int:
+        """By itself; its exit status."""
         status = self._process.wait(timeout)
         self._bound.cancel()
         return status
+
+    def end(self, timeout: float = 30.0) -> int:
+        """In order; its exit status."""
+        self._process.terminate()
+        return self.ended(timeout)
 
 
 def worker(
