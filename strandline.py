@@ -60,6 +60,7 @@ from framework.context import (  # noqa: E402
     current_task,
     set_timer,
 )
+from framework.logs import JsonFormatter  # noqa: E402
 from framework.query import StoreView  # noqa: E402
 from framework.record import Record  # noqa: E402
 from framework.store import Store  # noqa: E402
@@ -80,6 +81,7 @@ __all__ = [
     "InvalidConfig",
     "InvalidRecord",
     "InvalidRequest",
+    "JsonFormatter",
     "JsonSerde",
     "NotInTask",
     "Record",

@@ -72,7 +72,7 @@ def served(address: str | None, collect: Collect) -> Iterator[str]:
         yield ""
         return
     endpoint = MetricsEndpoint(address, collect)
-    _log.info("metrics are at %s", endpoint.url)
+    _log.info("metrics are at %s", endpoint.url, extra={"url": endpoint.url})
     try:
         yield endpoint.url
     finally:

@@ -145,7 +145,8 @@ class Owner:
         try:
             self._close_in_order()
         except UNDONE as error:
-            _log.warning("the log is closed, and looked through at the next opening: %s", error)
+            said = "the log is closed, and looked through at the next opening: %s"
+            _log.warning(said, error, extra={"error": error})
         finally:
             self._environment.pool.shutdown()
             self._environment.signal.ring()

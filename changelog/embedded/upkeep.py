@@ -58,7 +58,8 @@ class Upkeep:
                 try:
                     self.doom(topic, retention.retain(partition, now))
                 except StrandlineError as error:
-                    _log.warning("retention of %s: %s", partition.topic_partition, error)
+                    said = {"partition": str(partition.topic_partition), "error": error}
+                    _log.warning("retention of %s: %s", *said.values(), extra=said)
                 with partition.lock:
                     partition.producers.expire(steady - PRODUCER_ID_EXPIRATION_MS)
 
@@ -71,6 +72,7 @@ class Upkeep:
             try:
                 segment.remove()
             except StorageFailed as error:
-                _log.warning("removing %s: %s", segment.path, error)
+                said = {"file": segment.path, "error": error}
+                _log.warning("removing %s: %s", *said.values(), extra=said)
                 kept.append((when + RETENTION_CHECK_MS, segment))
         self.doomed = kept

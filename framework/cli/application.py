@@ -2,7 +2,8 @@
 
 Exit codes: 0 it worked; 1 an error of Strandline's, said in one line; 2 a wrong command line;
 130 Ctrl-C. (`check` and `repair` have codes of their own: docs/reliability.md.) A reader that goes away (`| head`) ends a command quietly. With `--debug`, anywhere
-on the command line, errors come with their traceback.
+on the command line, errors come with their traceback; with `--log-format json` they, and all else on
+stderr, are JSON.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from framework.cli import (
     consume,
     describe,
     groups,
+    logs,
     needs,
     output,
     produce,
@@ -86,7 +88,8 @@ def invoke(
 ) -> NoReturn:
     """Run a command line and exit."""
     given, debug = without_debug(sys.argv[1:] if arguments is None else arguments)
-    with _debugging(debug):
+    given, form = logs.without_format(given)
+    with _debugging(debug), logs.told_as(form):
         application(given, prog_name=name)
     raise SystemExit(0)
 
@@ -109,7 +112,7 @@ def explained(code: int = FAILED) -> Iterator[None]:
         yield
         sys.stdout.flush()
     except StrandlineError as error:
-        if _debug:
+        if _debug and not logs.are_json():
             raise
         explain(error)
         raise typer.Exit(code) from None
@@ -123,7 +126,11 @@ def explained(code: int = FAILED) -> Iterator[None]:
 
 def explain(error: StrandlineError) -> None:
     """Print what went wrong on stderr, on one line."""
-    text = Text(" ".join(str(error).split()) or type(error).__name__)
+    said = " ".join(str(error).split()) or type(error).__name__
+    if logs.are_json():
+        logs.fail(error, said, traceback=_debug)
+        return
+    text = Text(said)
     hint = f" ({DEBUG} shows the traceback)" if error.__cause__ is not None else ""
     output.console(stderr=True).print(
         Text.assemble((f"{type(error).__name__}: ", "bold red"), text, (hint, "dim")),
@@ -179,5 +186,13 @@ def _options(
     debug: Annotated[
         bool, typer.Option(DEBUG, help="Show tracebacks; may stand anywhere.")
     ] = False,
+    log_format: Annotated[
+        str | None,
+        typer.Option(
+            logs.OPTION,
+            metavar="text|json",
+            help=f"json: one JSON object a line on stderr; may stand anywhere. Also {logs.VARIABLE}.",
+        ),
+    ] = None,
 ) -> None:
-    del version, debug  # both are dealt with before
+    del version, debug, log_format  # all are dealt with before

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from framework.cli import logs
 from framework.cli.forms import json_line
 
 WIDE = 10_000
@@ -70,9 +71,12 @@ def line(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
-def note(text: str) -> None:
-    """Say something to the person, beside the output."""
-    console(stderr=True).print(Text(text))
+def note(text: str, **fields: object) -> None:
+    """Say something to the person, beside the output; `fields` are for programs that read it as JSON."""
+    if logs.are_json():
+        logs.say(text, **fields)
+    else:
+        console(stderr=True).print(Text(text))
 
 
 def cell(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from framework.cli import output
+from framework.cli import logs, output
 from framework.cli.loading import load_app
 from framework.cli.metrics import MetricsOption, serving_metrics
 from framework.cli.options import LogOption
@@ -138,7 +138,8 @@ def run_app(
         output.note(f"app {app.name} runs on {app.log}; Ctrl-C commits and ends it")
         handled = app.run(_limit(until), count=count, timeout=timeout, progress=_Restoring())
     seconds = time.perf_counter() - begun
-    output.note(f"{handled:,} records handled in {seconds:.1f} s")
+    said = f"{handled:,} records handled in {seconds:.1f} s"
+    output.note(said, app=app.name, records=handled, seconds=round(seconds, 3))
 
 
 class _Restoring:
@@ -148,7 +149,8 @@ class _Restoring:
         self._bar = RestoreBar(after_seconds=0.0)
 
     def __call__(self, progress: RestoreProgress) -> None:
-        self._bar(progress)
+        if not logs.are_json():
+            self._bar(progress)
         if progress.done and progress.records:
             output.note(
                 f"restored {progress.records:,} records into {progress.partitions} store"

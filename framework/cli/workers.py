@@ -20,7 +20,7 @@ from changelog.errors import LogLocked
 from changelog.flight.attach import attach_or_own
 from changelog.flight.background import environment
 from changelog.metrics import measured
-from framework.cli import output
+from framework.cli import logs, output
 from framework.cli.application import FAILED, INTERRUPTED, debug_option
 from framework.cli.metrics import options_behind, serving_metrics
 from framework.cli.needs import COMMAND, Needs, ask
@@ -64,7 +64,9 @@ def run_workers(
         outcome = Supervisor(
             workers,
             lambda number: WorkerProcess([*command, *behind[number]], _environment(number)),
-            view_for(needs.app, json=json, clock=clock),
+            view_for(
+                needs.app, json=json, clock=clock, out=logs.pass_on if logs.are_json() else None
+            ),
             clock,
             until_idle=until_idle,
             timeout=timeout,

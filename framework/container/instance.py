@@ -389,9 +389,11 @@ class TaskInstance:
         if self.spec.on_error == "fail":
             self.failure = task_failed(self.spec.name, subject, error, self.spec.where)
             self.failure.__cause__ = error
-            _log.error("partition %d stops: %s", self.partition, self.failure)
+            told = {"task": self.spec.name, "partition": self.partition, "error": error}
+            _log.error("partition %d stops: %s", self.partition, self.failure, extra=told)
             return
-        self._put_aside.note(f"task {self.spec.name}: {self.spec.on_error}: {subject}: {error}")
+        text = f"task {self.spec.name}: {self.spec.on_error}: {subject}: {error}"
+        self._put_aside.note(text, task=self.spec.name, partition=self.partition, error=error)
         self._skipped += self.spec.dead_letter is None
         self._dead_lettered += self.spec.dead_letter is not None
         if self.spec.dead_letter is not None:

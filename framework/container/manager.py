@@ -146,7 +146,7 @@ class TaskManager:
         """Begin to bring back the tasks of these partitions."""
         self.counters.rebalances["assigned"].add()
         opening = Opening(frozenset(partitions))
-        _log.info("app %s takes up %s", self._app, _named(partitions))
+        self._say("app %s takes up %s", partitions)
         self._openings.append(opening)
         if self._pool is not None:
             opening.result = self._pool.submit(self._bring_back, opening)
@@ -198,7 +198,7 @@ class TaskManager:
     def close(self, partitions: Collection[TopicPartition]) -> None:
         """Give these partitions up: what is committed goes to the engines first."""
         self.counters.rebalances["revoked"].add()
-        _log.info("app %s gives up %s", self._app, _named(partitions))
+        self._say("app %s gives up %s", partitions)
         for opening in [o for o in self._openings if not o.partitions.isdisjoint(partitions)]:
             self._abandon(opening)
         leaving = [i for i in self.instances if not _inputs(i).isdisjoint(partitions)]
@@ -217,7 +217,9 @@ class TaskManager:
                     store.checkpoint()
         except StorageFailed as error:
             _log.warning(
-                "stores are behind their changelogs, and catch up when they are opened: %s", error
+                "stores are behind their changelogs, and catch up when they are opened: %s",
+                error,
+                extra={"app": self._app, "error": error},
             )
             return False
         return True
@@ -329,6 +331,12 @@ class TaskManager:
         _log.info(
             "app %s has %d store partitions back: %d records replayed in %.3f s",
             *(self._app, done.partitions, done.records, done.seconds),
+            extra={
+                "app": self._app,
+                "stores": done.partitions,
+                "records": done.records,
+                "seconds": round(done.seconds, 3),
+            },
         )
 
     def _abandon(self, opening: Opening) -> None:
@@ -338,6 +346,11 @@ class TaskManager:
         wait([opening.result])
         if opening.result.exception() is None:
             _release(opening.result.result().parts)
+
+    def _say(self, what: str, partitions: Collection[TopicPartition]) -> None:
+        names = list(map(str, sorted(partitions)))
+        said = {"app": self._app, "partitions": names}
+        _log.info(what, self._app, ", ".join(names), extra=said)
 
     def _instance(self, parts: Parts) -> TaskInstance:
         return TaskInstance(
@@ -367,12 +380,9 @@ def _start(task: str, tp: TopicPartition, committed: Committed, log_start: int) 
         _log.warning(
             "task %s: %s begins at offset %d, records from %d on are gone (retention)",
             *(task, tp, log_start, position),
+            extra={"task": task, "partition": str(tp), "offset": log_start},
         )
     return max(position, log_start)
-
-
-def _named(partitions: Collection[TopicPartition]) -> str:
-    return ", ".join(map(str, sorted(partitions)))
 
 
 def _inputs(instance: TaskInstance) -> Partitions:

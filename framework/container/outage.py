@@ -41,7 +41,8 @@ class Outage:
             self._begun = now
         if self.reason is None or now - self._said >= REPEAT_SECONDS:
             self._said = now
-            _log.error("the app waits for room, and goes on by itself: %s", error)
+            said = {"error": error, "seconds": round(now - self._begun, 3)}
+            _log.error("the app waits for room, and goes on by itself: %s", error, extra=said)
         self.reason = error
 
     def pause(self, ended: Callable[[], bool]) -> bool:
@@ -57,7 +58,8 @@ class Outage:
         """There was room for a commit."""
         if self.reason is not None:
             seconds = self._clock.monotonic() - self._begun
-            _log.warning("there is room again after %.0f s: the app goes on", seconds)
+            said = {"seconds": round(seconds, 3)}
+            _log.warning("there is room again after %.0f s: the app goes on", seconds, extra=said)
             self.reason = None
             self._pause = FIRST_PAUSE
 

@@ -29,13 +29,14 @@ class Rarely:
         self._unsaid = 0
         self._next = clock.monotonic()
 
-    def note(self, text: str) -> None:
-        """Something happened; say so if it is time."""
+    def note(self, text: str, **fields: object) -> None:
+        """Something happened; say so if it is time. `fields` are for those who read JSON."""
         now = self._clock.monotonic()
         if now < self._next:
             self._unsaid += 1
             return
-        self._log.warning(text + (f" (and {self._unsaid:,} before it)" if self._unsaid else ""))
+        more = f" (and {self._unsaid:,} before it)" if self._unsaid else ""
+        self._log.warning("%s", text + more, extra={**fields, "times": self._unsaid + 1})
         self._unsaid, self._next = 0, now + EVERY_SECONDS
 
     def close(self) -> None:

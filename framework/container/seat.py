@@ -7,6 +7,7 @@ slept while another got its slot is fenced twice: as a member, and as a producer
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from framework.container.metrics import WorkerCounters
 from framework.container.place import Join, Place
 from framework.options import Options
 from framework.topic import Topic
+
+_log = logging.getLogger("strandline")
 
 FRAME_BYTES = 16 << 20
 
@@ -94,9 +97,16 @@ class Seat:
         if self.place is not None:
             self._producer = self._producer_at(self.place)
 
-    def lost(self, error: Fenced) -> None:
-        """Leave what another worker has by now."""
+    def lost(self, error: Fenced, dropped: int) -> None:
+        """Leave what another worker has by now; so many records were handled and not committed."""
         self._counters.fenced(error)
+        member = "" if self.place is None else self.place.member.member_id
+        _log.warning(
+            "app %s: this worker was fenced; it drops what it had not committed (%d records) and "
+            "joins again: %s",
+            *(self._app, dropped, error),
+            extra={"app": self._app, "member": member, "records": dropped, "error": error},
+        )
         self.leave()
 
     def leave(self) -> None:

@@ -118,7 +118,8 @@ class Standbys:
             except Interrupted:
                 return
             except StrandlineError as error:
-                self._failures.note(f"the copy of {changelog} is not up to date: {error}")
+                text = f"the copy of {changelog} is not up to date: {error}"
+                self._failures.note(text, partition=str(changelog), error=error)
 
     def _report(self) -> Callable[[Progress], None]:
         def report(_: Progress) -> None:

@@ -323,14 +323,10 @@ class Worker:
 
     def _lost(self, error: MemberFenced | ProducerFenced) -> None:
         """Others may hold what this worker held: forget what is not committed, and join again."""
-        _log.warning(
-            "app %s: this worker was fenced; it drops what it had not committed (%d records) and "
-            "joins again: %s",
-            *(self.app, self._since_commit, error),
-        )
+        dropped = self._since_commit
         self._forget_handled()
         self._tasks.drop()
-        self._seat.lost(error)
+        self._seat.lost(error, dropped)
 
     # Feeding and handling -------------------------------------------------------------
 
@@ -424,7 +420,8 @@ class Worker:
         self._aborted_in_a_row += 1
         if self._aborted_in_a_row > GIVE_UP:
             raise error
-        _log.warning("a commit was aborted, going back to the last one: %s", error)
+        said = {"app": self.app, "records": self._since_commit, "error": error}
+        _log.warning("a commit was aborted, going back to the last one: %s", error, extra=said)
         self._go_back()
 
     def _go_back(self) -> None:

@@ -6,7 +6,7 @@ All of it goes to standard error, but for JSON: one document a line, on standard
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -41,14 +41,26 @@ class View(Protocol):
         ...
 
 
-def view_for(app: str, *, json: bool, clock: Clock) -> View:
-    """The one that fits."""
+def view_for(app: str, *, json: bool, clock: Clock, out: Out | None = None) -> View:
+    """The one that fits; with `out` lines go there."""
     if json:
-        return JsonLines(app, clock)
+        return JsonLines(app, clock, out)
+    if out is not None:
+        return Summaries(app, out)
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveTable(app, console)
     return Summaries(app)
+
+
+Out = Callable[[Sequence[str]], None]
+"""Takes lines."""
+
+
+def to_stderr(lines: Sequence[str]) -> None:
+    """As they are."""
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    sys.stderr.flush()
 
 
 class Summaries:
@@ -56,8 +68,9 @@ class Summaries:
 
     every = SUMMARY_SECONDS
 
-    def __init__(self, app: str) -> None:
+    def __init__(self, app: str, out: Out | None = None) -> None:
         self._app = app
+        self._out = out or to_stderr
 
     def show(self, rows: Sequence[Row]) -> None:
         running = sum(row.state == "running" for row in rows)
@@ -65,8 +78,7 @@ class Summaries:
         self.lines([f"app {self._app}: {states}, {_figures(rows)}"])
 
     def lines(self, lines: Sequence[str]) -> None:
-        sys.stderr.write("".join(f"{line}\n" for line in lines))
-        sys.stderr.flush()
+        self._out(lines)
 
     def close(self) -> None:
         """There is nothing to take back."""
@@ -77,8 +89,8 @@ class JsonLines(Summaries):
 
     every = JSON_SECONDS
 
-    def __init__(self, app: str, clock: Clock) -> None:
-        super().__init__(app)
+    def __init__(self, app: str, clock: Clock, out: Out | None = None) -> None:
+        super().__init__(app, out)
         self._clock = clock
 
     def show(self, rows: Sequence[Row]) -> None:

@@ -42,7 +42,8 @@ def open_when_free(
         return bool(opened)
 
     if not wait_until(is_free, timeout, clock):
-        log.warning("%s stays locked; restoring into a folder beside it", path)
+        said = {"folder": path}
+        log.warning("%s stays locked; restoring into a folder beside it", path, extra=said)
         return open_beside(path, clock)
     own = opened[0]
     further = _further(own, clock)

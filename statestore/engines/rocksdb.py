@@ -175,7 +175,8 @@ class RocksEngine:
             pass
         except Exception as error:
             # It is closed all the same, and what it held is in the changelog.
-            log.warning("closing the state in %s: %s", self.folder, error)
+            said = {"folder": self.folder, "error": error}
+            log.warning("closing the state in %s: %s", self.folder, error, extra=said)
 
     def _open(self) -> None:
         database = self.folder / "db"
@@ -257,7 +258,9 @@ class RocksEngine:
 
     def _set_aside(self, reason: str) -> None:
         log.warning(
-            "the state in %s is damaged and is rebuilt from its changelog: %s", self.folder, reason
+            "the state in %s is damaged and is rebuilt from its changelog: %s",
+            *(self.folder, reason),
+            extra={"folder": self.folder},
         )
         self._storage.remove_tree("db.damaged")
         if self._storage.exists("db"):

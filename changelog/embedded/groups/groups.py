@@ -102,7 +102,8 @@ class Groups:
             for group in list(self._groups.values()):
                 silent = group.expire(self._clock.monotonic())
                 if silent:
-                    _log.warning("group %s: not heard of in time: %s", group.name, silent)
+                    said = {"group": group.name, "members": silent}
+                    _log.warning("group %s: not heard of in time: %s", *said.values(), extra=said)
                 group.look_for_changes()
                 self._forget_if_empty(group)
             self._changed.notify_all()

@@ -1,0 +1,146 @@
+"""`--log-format`: what a command says beside its output, as text for people or as JSON for programs.
+
+As text, Python's own way: messages from warnings on, and what commands note, as they are. As JSON all
+of stderr is one object a line: messages from `info` on, notes and errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+from framework.logs import ALWAYS, JsonFormatter
+
+OPTION, VARIABLE = "--log-format", "STRANDLINE_LOG_FORMAT"
+
+Format = Literal["text", "json"]
+
+_log = logging.getLogger("strandline.cli")
+_OURS = logging.getLogger("strandline")
+_active = False
+
+
+def are_json() -> bool:
+    """Whether what is said goes out as JSON."""
+    return _active
+
+
+@contextmanager
+def told_as(asked: str | None) -> Iterator[None]:
+    """Say things in the form that was asked for, else in that of the environment, while the block runs.
+
+    Processes that are started meanwhile do the same. Exits with 2 if there is no such form.
+    """
+    form = asked if asked is not None else os.environ.get(VARIABLE) or "text"
+    if form not in get_args(Format):
+        where = OPTION if asked is not None else VARIABLE
+        sys.stderr.write(f"{where} is one of {', '.join(get_args(Format))}; got {form!r}\n")
+        raise SystemExit(2)
+    with _environment(form), _json() if form == "json" else contextlib.nullcontext():
+        yield
+
+
+def without_format(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """The command line without `--log-format`, and what that was given.
+
+    >>> without_format(["run", "shop:app", "--log-format", "json"])
+    (['run', 'shop:app'], 'json')
+    >>> without_format(["--log-format=json", "topics", "--", "--log-format"])
+    (['topics', '--', '--log-format'], 'json')
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    head, found = list[str](), None
+    given = iter(arguments[:end])
+    for argument in given:
+        name, equals, value = argument.partition("=")
+        if name != OPTION:
+            head.append(argument)
+        else:
+            found = value if equals else next(given, "")
+    return [*head, *arguments[end:]], found
+
+
+def say(text: str, **fields: object) -> None:
+    """A message of the command itself."""
+    _log.info("%s", text, extra=fields)
+
+
+def fail(error: BaseException, text: str, *, traceback: bool) -> None:
+    """Why the command ends."""
+    _log.error("%s", text, extra={"error": error}, exc_info=error if traceback else None)
+
+
+def pass_on(lines: Sequence[str]) -> None:
+    """What workers, and who supervises them, have said; a line of a worker begins with `[number]`."""
+    for line in lines:
+        found = _WORKERS_LINE.fullmatch(line)
+        if found is None:
+            say(line)
+        elif _is_message(found[2]):
+            sys.stderr.write(f"{found[2]}\n")
+        else:
+            say(found[2], worker=int(found[1]))
+    sys.stderr.flush()
+
+
+@contextmanager
+def _json() -> Iterator[None]:
+    global _active  # noqa: PLW0603 - of this process's one command line
+    handler, root = _Stderr(), logging.getLogger()
+    handler.setFormatter(JsonFormatter())
+    root.addHandler(handler)
+    before, level, _active = _active, _OURS.level, True
+    _OURS.setLevel(logging.INFO)
+    logging.captureWarnings(capture=True)
+    try:
+        yield
+    except Exception:
+        _log.critical("the command failed in an unexpected way", exc_info=True)
+        raise SystemExit(1) from None
+    finally:
+        logging.captureWarnings(capture=False)
+        _OURS.setLevel(level)
+        root.removeHandler(handler)
+        _active = before
+
+
+@contextmanager
+def _environment(form: str) -> Iterator[None]:
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = form
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+class _Stderr(logging.StreamHandler[Any]):
+    """Writes to what stderr is at the time: a worker under a supervisor has one of its own."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+
+def _is_message(line: str) -> bool:
+    """Whether a line is a message already; what a handler prints may be JSON too."""
+    try:
+        told = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(told, dict) and told.keys() >= ALWAYS
+
+
+_WORKERS_LINE = re.compile(r"\[(\d+)\] (.*)", re.DOTALL)
