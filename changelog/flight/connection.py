@@ -312,6 +312,9 @@ def _raise_translated(
     raised = _translated(error, target, call, deadline)
     if isinstance(error, flight.FlightUnauthenticatedError):  # it accepted the token before
         raised = SessionEnded(f"another process owns {target.name} now")
+    if session.lost and not getattr(error, "extra_info", None):
+        # Another thread has found the owner gone, and closed the connection under this call.
+        raise OwnerUnavailable(session.why) from error
     if isinstance(raised, SessionEnded):
         session.give_up(str(raised))
         raise OwnerUnavailable(session.why) from error

@@ -395,3 +395,38 @@ def test_two_endpoints_can_serve_one_owner(owner, endpoint, attached, tmp_path):
     assert attached.topic("t") == broker.topic("t")
     broker.close()
     other.close()
+
+
+class ClosedUnderIt:
+    """A client that another thread closes, with its session, when a call is under way."""
+
+    def __init__(self, broker):
+        self.broker = broker
+        self.client = broker._connection._client
+
+    def __getattr__(self, name):
+        def called(*args, **options):
+            self.broker._connection.session.close()
+            self.client.close()
+            return getattr(self.client, name)(*args, **options)
+
+        return called
+
+
+@pytest.mark.parametrize("call", ["topics", "append", "large append", "fetch"])
+def test_a_call_under_which_another_thread_closes_the_connection_may_be_repeated(
+    call, attached, owner, columns, monkeypatch
+):
+    """It has found the owner gone; so must this call, or the one that repeats it would not."""
+    owner.create_topic("t")
+    producer = owner.init_producer()
+    count = 100_000 if call == "large append" else 1
+    batch = Append("t", 0, columns(count), producer, 0)
+    monkeypatch.setattr(attached._connection, "_client", ClosedUnderIt(attached))
+    with pytest.raises(OwnerUnavailable):
+        if "append" in call:
+            attached.append([batch])
+        elif call == "fetch":
+            attached.fetch({T0: 0})
+        else:
+            attached.topics()
