@@ -10,6 +10,7 @@ with 1 if a promise was broken; with `--guarantee at_least_once` the same run do
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import re
@@ -34,6 +35,7 @@ from tests.workers.pipeline import Figures, pipeline
 
 WITHIN = "STRANDLINE_CHAOS_FOLDER"
 """The folder that is a file system of its own."""
+NO_SMALL_DISK = "without a small file system"
 PAUSES = (0.2, 0.5, 1.0, 2.0)
 FREEZE = (0.5, 1.5, 3.5)
 """Seconds; the session is 2 s long."""
@@ -79,7 +81,7 @@ class Report:
 class Chaos:
     """Blows, one after another."""
 
-    def __init__(self, on: Field, report: Report, seed: int, only: str = "") -> None:
+    def __init__(self, on: Field, report: Report, seed: int, only: str, *, full_disk: bool) -> None:
         self.field = on
         self.report = report
         self.chance = random.Random(seed)
@@ -93,7 +95,12 @@ class Chaos:
             (1, self.fill_disk),
             (3, self.delete_what_was_read),
         ]
-        self._blows = [blow for blow in self._blows if only in blow[1].__name__]
+        unwanted = set() if full_disk else {self.fill_disk}
+        self._blows = [
+            (weight, blow)
+            for weight, blow in self._blows
+            if only in blow.__name__ and blow not in unwanted
+        ]
 
     def strike(self) -> None:
         """The next blow, and what has gone is there again."""
@@ -180,13 +187,20 @@ class Chaos:
 
 
 def run(
-    folder: Path, *, seconds: float, seed: int, workers: int, guarantee: str, only: str
+    folder: Path,
+    *,
+    seconds: float,
+    seed: int,
+    workers: int,
+    guarantee: str,
+    only: str,
+    full_disk: bool,
 ) -> Report:
     """So many seconds of it, and the count."""
     report, begun = Report(seed), time.monotonic()
     on = Field(folder, workers=workers, seed=seed, guarantee=guarantee, bound=seconds + 600)
     try:
-        chaos = Chaos(on, report, seed, only)
+        chaos = Chaos(on, report, seed, only, full_disk=full_disk)
         wait_for(lambda: on.scribe.records > 1_000, 60, "the first records")
         chaos.every_kind()
         while time.monotonic() - begun < seconds:
@@ -250,14 +264,28 @@ def at_rest(on: Field) -> list[str]:
 
 
 def within_small_disk(arguments: list[str], size: str) -> int:
-    """Run again where a folder is a file system of its own."""
+    """Run again where a folder is a file system of its own; without it, where that is not allowed."""
+    again = [sys.executable, "-m", "tests.chaos.chaos", *arguments]
     with tempfile.TemporaryDirectory(prefix="strandline-chaos-") as folder:
-        command = [
-            *("unshare", "--mount", "sh", "-c"),
-            f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"',
-            *(folder, sys.executable, "-m", "tests.chaos.chaos", *arguments),
-        ]
+        namespace = mount_namespace()
+        if namespace is None:
+            print(f"{NO_SMALL_DISK}: mounting takes root, or user namespaces; no disk gets full")
+            command = [*again, "--no-full-disk"]
+        else:
+            mount = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'
+            command = [*namespace, "sh", "-c", mount, folder, *again]
         return subprocess.run(command, env={**os.environ, WITHIN: folder}, check=False).returncode
+
+
+def mount_namespace() -> list[str] | None:
+    """How a program is run that may mount; None if it cannot be."""
+    for options in (["--mount"], ["--mount", "--map-root-user"]):
+        command = ["unshare", *options]
+        with contextlib.suppress(OSError):
+            tried = subprocess.run([*command, "true"], capture_output=True, check=False)
+            if tried.returncode == 0:
+                return command
+    return None
 
 
 def pause(seconds: float) -> None:
@@ -280,6 +308,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--guarantee", default="exactly_once")
     parser.add_argument("--only", default="", help="blows whose names have this in them, as kill")
+    parser.add_argument("--no-full-disk", action="store_true")
     parser.add_argument("--size", default="6g", help="of the small file system")
     options = parser.parse_args()
     if WITHIN not in os.environ:
@@ -293,6 +322,7 @@ def main() -> int:
         workers=options.workers,
         guarantee=options.guarantee,
         only=options.only,
+        full_disk=not options.no_full_disk,
     )
     print(*report.lines(), sep="\n")
     shutil.rmtree(folder / "log", ignore_errors=True)
