@@ -19,7 +19,7 @@ class Running:
     """A worker of the pipeline in a thread of its own."""
 
     def __init__(self, log: Log, state: Path, **options: Any) -> None:
-        settings = {"commit_interval_ms": 10, "session_timeout_ms": 1_000, **options}
+        settings = {"commit_interval_ms": 10, "session_timeout_ms": 30_000, **options}
         self.made: Pipeline = pipeline(log, state_dir=state, **settings)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -14,12 +14,12 @@ import changelog
 import strandline as sl
 from changelog.clock import SystemClock
 from changelog.embedded.owner import Owner
-from changelog.errors import TransactionAborted
+from changelog.errors import DiskFull, TransactionAborted
 from changelog.log import Log
 from changelog.metrics import exposition
 from changelog.records import TopicPartition
 from changelog.storage import MemoryStorage
-from framework.container import gauges
+from framework.container import gauges, outage
 from framework.container.running import worker_for
 from tests.metrics.running import Running, running
 from tests.metrics.scraping import parsed
@@ -186,6 +186,31 @@ def test_what_was_put_aside_counts_once_though_a_commit_was_aborted(
         last("strandline_failed_partitions"),
     )
     assert last("strandline_commits_aborted_total") == 1
+
+
+def test_waiting_for_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.0)
+    made = Picky("skip")
+    end, told = made.app.broker.end_transaction, []
+
+    def refuse_twice(producer: Any, *, commit: bool) -> Any:
+        if commit:
+            told.append(parsed(exposition(worker.metrics()))("strandline_waiting_for_disk"))
+            if len(told) < 3:
+                raise DiskFull("no room")
+        return end(producer, commit=commit)
+
+    monkeypatch.setattr(made.app.broker, "end_transaction", refuse_twice)
+    worker = worker_for(made.app)
+    worker.start()
+    worker.run(until_idle=True)
+    last = parsed(exposition(worker.metrics()))
+    worker.close()
+    assert told == [0, 1, 1]
+    assert last("strandline_waiting_for_disk") == 0
+    assert last("strandline_commits_aborted_total") == 2
+    assert last("strandline_records_handled_total") == 10
+    assert last("strandline_handler_seconds_count") == 30
 
 
 def test_a_log_that_does_not_answer_holds_up_no_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
