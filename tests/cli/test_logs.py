@@ -140,15 +140,20 @@ def test_what_workers_and_their_supervisor_say_is_json(tmp_path: Path, eventuall
             stdin=subprocess.DEVNULL,
             stderr=output,
         )
+
+    def both_are_at_work() -> bool:
+        whole = said.read_text().rpartition("\n")[0]
+        takers = {m["pid"] for m in messages(whole) if "takes up" in m["message"]}
+        return len(takers) == 2 and "task add: skip" in whole
+
     try:
-        eventually(lambda: "task add: skip" in said.read_text(), timeout=60)
+        eventually(both_are_at_work, timeout=60)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait(30)
     told = messages(said.read_text())
-    assert len({message["pid"] for message in told if "takes up" in message["message"]}) == 2
     printed = about(told, "printed")
     assert (printed["worker"] in (0, 1), printed["pid"]) == (True, process.pid)
     assert about(told, "task add: skip")["pid"] != process.pid
