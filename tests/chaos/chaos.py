@@ -35,6 +35,8 @@ from tests.workers.pipeline import Figures, pipeline
 
 WITHIN = "STRANDLINE_CHAOS_FOLDER"
 """The folder that is a file system of its own."""
+OUTSIDE = "STRANDLINE_CHAOS_OUTSIDE"
+"""One that is not: what workers say goes there, also when the disk is full."""
 NO_SMALL_DISK = "without a small file system"
 PAUSES = (0.2, 0.5, 1.0, 2.0)
 FREEZE = (0.5, 1.5, 3.5)
@@ -151,21 +153,21 @@ class Chaos:
 
     def restart_worker(self) -> None:
         slot = self.chance.choice(self.field.running())
-        self._end(slot)
+        self.report.wrong += self.field.end(slot)
         self.field.start(slot)
 
     def come_or_go(self) -> None:
         """One worker more for a while, or one fewer."""
         if len(self.field.slots) > 2 and self.chance.random() < 0.5:
             slot = self.chance.choice(self.field.running())
-            self._end(slot)
+            self.report.wrong += self.field.end(slot)
             pause(2 * self.chance.choice(PAUSES))
             self.field.start(slot)
         else:
             self.field.slots.append(None)
             self.field.start(len(self.field.slots) - 1)
             pause(2 * self.chance.choice(PAUSES))
-            self._end(-1)
+            self.report.wrong += self.field.end(-1)
             del self.field.slots[-1]
 
     def fill_disk(self) -> None:
@@ -175,15 +177,6 @@ class Chaos:
 
     def delete_what_was_read(self) -> None:
         self.report.deleted += self.field.delete_read()
-
-    def _end(self, slot: int) -> None:
-        """In order. It may have only just been started, or find no room to commit what it has."""
-        process = self.field.process(slot)
-        status, said = process.end(60), process.text()
-        unready = status == -signal.SIGTERM and "takes up" not in said
-        has_no_room = status == 1 and "DiskFull" in said.splitlines()[-1]
-        if status and not unready and not has_no_room:
-            self.report.wrong.append(f"a worker ended with {status}: {said[-2000:]}")
 
 
 def run(
@@ -198,19 +191,20 @@ def run(
 ) -> Report:
     """So many seconds of it, and the count."""
     report, begun = Report(seed), time.monotonic()
-    on = Field(folder, workers=workers, seed=seed, guarantee=guarantee, bound=seconds + 600)
+    said = Path(tempfile.mkdtemp(prefix="said-", dir=os.environ.get(OUTSIDE)))
+    on = Field(folder, said, workers=workers, seed=seed, guarantee=guarantee, bound=seconds + 600)
     try:
         chaos = Chaos(on, report, seed, only, full_disk=full_disk)
         wait_for(lambda: on.scribe.records > 1_000, 60, "the first records")
         chaos.every_kind()
         while time.monotonic() - begun < seconds:
-            report.wrong += on.unexpected_ends()
+            report.wrong += on.tend()
             if report.wrong:
                 break
             chaos.strike()
         on.settle(180)
         report.wrong += on.left_open()
-        on.close()
+        report.wrong += on.close()
     except BaseException:
         on.kill_all()
         print(on.text()[-20_000:], file=sys.stderr)
@@ -266,7 +260,11 @@ def at_rest(on: Field) -> list[str]:
 def within_small_disk(arguments: list[str], size: str) -> int:
     """Run again where a folder is a file system of its own; without it, where that is not allowed."""
     again = [sys.executable, "-m", "tests.chaos.chaos", *arguments]
-    with tempfile.TemporaryDirectory(prefix="strandline-chaos-") as folder:
+    prefix = "strandline-chaos-"
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix) as folder,
+        tempfile.TemporaryDirectory(prefix=prefix) as outside,
+    ):
         namespace = mount_namespace()
         if namespace is None:
             print(f"{NO_SMALL_DISK}: mounting takes root, or user namespaces; no disk gets full")
@@ -274,7 +272,8 @@ def within_small_disk(arguments: list[str], size: str) -> int:
         else:
             mount = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'
             command = [*namespace, "sh", "-c", mount, folder, *again]
-        return subprocess.run(command, env={**os.environ, WITHIN: folder}, check=False).returncode
+        environment = {**os.environ, WITHIN: folder, OUTSIDE: outside}
+        return subprocess.run(command, env=environment, check=False).returncode
 
 
 def mount_namespace() -> list[str] | None:

@@ -29,16 +29,17 @@ AHEAD = 40_000
 class Field:
     """Everything that runs. The process that is here only attaches: it can own nothing."""
 
-    def __init__(self, folder: Path, *, workers: int, seed: int, guarantee: str, bound: float):
+    def __init__(
+        self, folder: Path, said: Path, *, workers: int, seed: int, guarantee: str, bound: float
+    ) -> None:
         self.log = folder / "log"
         self.ballast = folder / "ballast"
         self.slots: list[Process | None] = [None] * workers
         self.frozen: set[int] = set()
         self.starts = 0
-        self._said = folder / "said"
+        self._said = said
         self._guarantee = guarantee
         self._bound = bound
-        self._said.mkdir()
         self.attached = changelog.open(self.log, role="attach_or_spawn")
         self.made: Pipeline = pipeline(self.attached)
         self.made.app.prepare()
@@ -69,18 +70,35 @@ class Field:
         assert process is not None
         return process
 
+    def end(self, slot: int) -> list[str]:
+        """End a worker in order; what was wrong with that.
+
+        It may have only just been started, and know no better than to die, or find no room to
+        commit what it has.
+        """
+        process = self.process(slot)
+        status, said = process.end(60), process.text()
+        unready = status == -signal.SIGTERM and "takes up" not in said
+        if not status or unready or has_no_room(process):
+            return []
+        return [f"worker {slot} was told to end, and ended with {status}: {said[-2000:]}"]
+
     def thaw(self) -> None:
         for slot in self.frozen:
             self.process(slot).thaw()
         self.frozen.clear()
 
-    def unexpected_ends(self) -> list[str]:
-        """Workers that ended without having been told to."""
-        return [
-            f"worker {slot}: {process.text()[-1500:]}"
-            for slot, process in enumerate(self.slots)
-            if process is not None and not process.is_running
-        ]
+    def tend(self) -> list[str]:
+        """Workers that have found no room to open the log are started again; why others ended."""
+        wrong = []
+        for slot, process in enumerate(self.slots):
+            if process is not None and not process.is_running:
+                if has_no_room(process):
+                    self.start(slot)
+                else:
+                    said = process.text()[-1500:]
+                    wrong.append(f"worker {slot} ended with {process.status}: {said}")
+        return wrong
 
     def text(self) -> str:
         """All that workers have logged."""
@@ -177,14 +195,16 @@ class Field:
         wait_for(self.is_settled, timeout, "everything to be handled")
         self.scribe.stop()
 
-    def close(self) -> None:
-        """End the workers, in order."""
-        for process in self.slots:
+    def close(self) -> list[str]:
+        """End the workers, in order; what was wrong with that."""
+        wrong = []
+        for slot, process in enumerate(self.slots):
             if process is not None and process.is_running:
                 process.thaw()
-                assert process.end(60) == 0, process.text()[-2000:]
+                wrong += self.end(slot)
         self.made.app.close()
         self.attached.close()
+        return wrong
 
     def kill_all(self) -> None:
         for process in self.slots:
@@ -194,6 +214,11 @@ class Field:
         with contextlib.suppress(OSError):
             if (pid := self.owner()) is not None:
                 os.kill(pid, signal.SIGKILL)
+
+
+def has_no_room(process: Process) -> bool:
+    """Whether it has ended because the disk was full."""
+    return process.status == 1 and "DiskFull" in (process.text().splitlines() or [""])[-1]
 
 
 def wait_for(condition: Callable[[], bool], timeout: float, what: str) -> float:

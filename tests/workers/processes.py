@@ -40,6 +40,11 @@ class Process:
         return self.said.read_text(errors="replace")
 
     @property
+    def status(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._process.poll()
+
+    @property
     def is_running(self) -> bool:
         return self._process.poll() is None
 
