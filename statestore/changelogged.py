@@ -24,7 +24,8 @@ from changelog.records import columns_schema
 from statestore.cache import ENTRY_BYTES
 from statestore.counters import StoreCounters
 from statestore.engine import Column, Engine, Entry, Position
-from statestore.layers import MISSING, Change, Layer, Layers, overlaid
+from statestore.gate import Gate
+from statestore.layers import MISSING, Change, Layer, Layers, look_up, overlaid
 
 THIN_BYTES = 2 << 20
 """How much waits in loose batches before they are thinned for the first time."""
@@ -67,12 +68,14 @@ class ChangelogBatch:
 class Changelogged:
     """Committed changes above an engine.
 
-    One thread applies; `checkpoint` may run on another, and reads on any.
+    One thread applies; `checkpoint` may run on another, and reads on any: `statestore.reader` says
+    why. Those of threads that do not know when it is closed go through `gate`.
     """
 
     def __init__(self, engine: Engine, counters: StoreCounters | None = None) -> None:
         self.engine = engine
         self.counters = counters or StoreCounters()
+        self.gate = Gate()
         self._layers = Layers()
         self._loose: list[ChangelogBatch] = []
         self._loose_bytes = 0
@@ -110,13 +113,31 @@ class Changelogged:
         fetched = iter(self.engine.get_many(wanted))
         return [next(fetched) if value is MISSING else value for value in found]
 
+    def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The committed values of keys, loose batches included, all of one moment."""
+        self.fold()
+        if len(keys) == 1:
+            return [self.get(keys[0])]
+        while True:
+            holds, layers = self._layers.holds, self._layers.seal()
+            found = [look_up(layers, key) for key in keys]
+            wanted = [key for key, value in zip(keys, found, strict=True) if value is MISSING]
+            fetched = iter(self.engine.get_many(wanted) if wanted else ())
+            if self._layers.holds == holds:  # as in `scan`
+                return [next(fetched) if value is MISSING else value for value in found]
+
     def scan(
         self, above: Iterable[Change], lower: bytes, upper: bytes | None, *, reverse: bool
     ) -> Iterator[Entry]:
         """Entries of [lower, upper) as they are now, with `above` (sorted) on top of them."""
         self.fold()
-        layers = self._layers.seal()  # before the engine: a checkpoint may come in between
-        below: Iterator[Change] = iter(self.engine.scan(lower, upper, reverse=reverse))
+        while True:
+            holds, layers = self._layers.holds, self._layers.seal()
+            below: Iterator[Change] = iter(self.engine.scan(lower, upper, reverse=reverse))
+            # What a checkpoint writes meanwhile is in the layers, unless it took hold in between: of
+            # newer commits, which would show where the layers have nothing, and only there.
+            if self._layers.holds == holds:
+                break
         streams = [iter(above), *(layer.scan(lower, upper, reverse=reverse) for layer in layers)]
         merged = reduce(
             lambda older, newer: overlaid(newer, older, reverse=reverse), reversed(streams), below
@@ -187,6 +208,7 @@ class Changelogged:
 
     def close(self) -> None:
         """Let go of the engine; what waits for a checkpoint is left to the changelog."""
+        self.gate.shut()  # a reader must not find the engine without what is above it
         self._clear()
         self.engine.close()
 

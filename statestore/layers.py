@@ -71,6 +71,8 @@ class Layers:
         self._sealed: tuple[Layer, ...] = ()
         self._held: Layer | None = None
         self._lock = threading.Lock()
+        self.holds = 0
+        """How often `hold` has taken hold of what there was."""
 
     def __bool__(self) -> bool:
         return bool(self._open.data or self._sealed)
@@ -87,13 +89,7 @@ class Layers:
     def find(self, key: bytes) -> bytes | None:
         """The newest value of a key, None if it was deleted, `MISSING` if no layer knows it."""
         value = self._open.data.get(key, MISSING)
-        if value is not MISSING:
-            return value
-        for layer in self._sealed:
-            value = layer.data.get(key, MISSING)
-            if value is not MISSING:
-                return value
-        return MISSING
+        return look_up(self._sealed, key) if value is MISSING else value
 
     def add(self, keys: Column[bytes], values: Iterable[bytes | None], nbytes: int) -> None:
         """Put changes on top."""
@@ -112,6 +108,7 @@ class Layers:
         """
         with self._lock:
             if self._held is None and self._seal():
+                self.holds += 1
                 self._held = reduce(lambda newer, older: older.under(newer), self._sealed)
                 self._sealed = (self._held,)
             return self._held
@@ -134,6 +131,15 @@ class Layers:
             self._sealed = _compacted((self._open, *self._sealed), self._held)
             self._open = Layer({}, 0)
         return self._sealed
+
+
+def look_up(layers: Iterable[Layer], key: bytes) -> bytes | None:
+    """The value of a key in the first of `layers` that knows it; `MISSING` if none does."""
+    for layer in layers:
+        value = layer.data.get(key, MISSING)
+        if value is not MISSING:
+            return value
+    return MISSING
 
 
 def overlaid(

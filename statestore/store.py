@@ -18,7 +18,7 @@ The worker's part, once for each record and once for each commit:
 A scan shows the store as it was when the scan was asked for, the running record's own changes
 included; what changes while it runs it does not show. Changing during a scan is allowed.
 
-A store belongs to its task's thread; `checkpoint` may run on another.
+A store belongs to its task's thread; `checkpoint` may run on another, what `reader` gives on any.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from statestore.engines.memory import MemoryEngine
 from statestore.expiry import Sweeper
 from statestore.keys import Never, key_codec
 from statestore.ordered import FIRST_KEY
+from statestore.reader import CommittedReader
 from statestore.restore import OnProgress, Restored, restore
 from statestore.spec import UNSET, StoreSpec
 from statestore.values import DELETED, UNSHARED, Packed, ValueCodec
@@ -376,6 +377,10 @@ class PartitionStore(Generic[K, V]):
     def position(self) -> Position | None:
         """Up to where of its changelog the committed state reaches; None before a restore."""
         return self._committed.position
+
+    def reader(self) -> CommittedReader:
+        """What reads the committed state of it, for other threads."""
+        return CommittedReader(self._committed, self._values)
 
     def restore(
         self, broker: Broker, changelog: TopicPartition, progress: OnProgress | None = None

@@ -121,6 +121,11 @@ class ValueCodec:
         """The value of stored bytes, for one reader."""
         return self.serde.loads(self._split(data)[0])
 
+    def body(self, data: bytes) -> bytes | None:
+        """Of stored bytes those of the value itself; None if it has expired."""
+        body, expires = self._split(data)
+        return None if expires and expires <= self.now() else body
+
     def value(self, held: Any) -> Any:
         """A held value for one reader; `UNSHARED` if it was deleted or has expired."""
         if type(held) is not Packed:
