@@ -62,6 +62,7 @@ from framework.context import (  # noqa: E402
 )
 from framework.logs import JsonFormatter  # noqa: E402
 from framework.query import StoreView  # noqa: E402
+from framework.querying.client import Connection, ReadOnlyStore, connect  # noqa: E402
 from framework.record import Record  # noqa: E402
 from framework.store import Store  # noqa: E402
 from framework.topic import Topic  # noqa: E402
@@ -76,6 +77,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "App",
+    "Connection",
     "CorruptLog",
     "Fenced",
     "InvalidConfig",
@@ -84,6 +86,7 @@ __all__ = [
     "JsonFormatter",
     "JsonSerde",
     "NotInTask",
+    "ReadOnlyStore",
     "Record",
     "Retriable",
     "Serde",
@@ -97,6 +100,7 @@ __all__ = [
     "Topic",
     "TransactionAborted",
     "cancel_timer",
+    "connect",
     "count",
     "current_task",
     "max",

@@ -40,6 +40,8 @@ class Subscription:
     """Topics that are shared out as one: whoever has partition n of one has it of the others."""
     standby_replicas: int = 0
     """Of how many other members each partition is kept a copy by; the most that any member says."""
+    servers: Sequence[str] = ()
+    """Where it answers queries, as Kafka Streams' `application.server`: URLs, the nearest first."""
 
 
 class GroupMember(NamedTuple):
@@ -73,6 +75,8 @@ class MemberInfo(NamedTuple):
     """What it holds, or is giving up."""
     standbys: Sequence[TopicPartition] = ()
     """What it keeps copies of."""
+    servers: Sequence[str] = ()
+    """Where it answers queries."""
 
 
 class GroupInfo(NamedTuple):

@@ -155,6 +155,21 @@ def decode_key(data: bytes) -> Any:
     return decode_whole(data)
 
 
+def codec_of(key: Any) -> KeyCodec[Any]:
+    """The codec of the type that a key is of. Raises InvalidConfig if it cannot be a key.
+
+    >>> codec_of(("LHR", 3)).name
+    'tuple[str, int]'
+    """
+    return key_codec(_type_of(key))
+
+
+def _type_of(key: Any) -> Any:
+    if isinstance(key, tuple):
+        return types.GenericAlias(tuple, tuple(map(_type_of, key)))
+    return type(key)
+
+
 def prefix_end(prefix: bytes) -> bytes | None:
     """The first bytes after all that begin with `prefix`; None if nothing is.
 

@@ -57,7 +57,7 @@ class Membership:
         self._grant = Grant(0, ())
         self._may_hold: frozenset[TopicPartition] = frozenset()
         self._standbys: frozenset[TopicPartition] = frozenset()
-        self._answered = self._polled = clock.monotonic()
+        self._answered = self._asked = self._polled = clock.monotonic()
         self._failure: StrandlineError | None = None
         self._stop = threading.Event()
         self.member: GroupMember = broker.join_group(group, subscription)
@@ -89,11 +89,18 @@ class Membership:
             self._holds = frozenset(partitions)
         self.beat(0.0)
 
+    def is_certain(self) -> bool:
+        """Whether nobody else can hold what it holds: it was heard of within its session timeout."""
+        with self._lock:
+            silent = self._clock.monotonic() - self._asked
+            return self._failure is None and silent < self._session_s
+
     def beat(self, timeout: float) -> bool:
         """Say what is held; whether the answer, which comes within `timeout` seconds, is a new one."""
         with self._lock:
             self._calls += 1
             call, seen, held = self._calls, self._grant.number, self._holds
+            asked = self._clock.monotonic()
         try:
             answer = self._broker.beat_group(self.member, call, seen, held, timeout=timeout)
         except Retriable:
@@ -104,6 +111,7 @@ class Membership:
             return False
         with self._lock:
             self._answered = self._clock.monotonic()
+            self._asked = max(self._asked, asked)
             if is_new := answer.number > self._grant.number:
                 self._grant, self._may_hold = answer, frozenset(answer.partitions)
                 self._standbys = frozenset(answer.standbys)

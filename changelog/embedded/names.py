@@ -14,6 +14,7 @@ topics/<topic id>/<partition>/
     <base offset>-<generation>.aborted    aborted transactions that end in the segment
     <offset>.producers                    producer state as of an offset; the last two are kept
 state/<app>/<store>/<partition>/          the store engines' folders (statestore)
+queries/<id>.sock               where a worker answers queries (framework/querying)
 repaired/<time>/                          what `strandline repair` changed or removed, as it was
 """
 
@@ -30,6 +31,7 @@ TOPICS = "topics"
 TOPIC = "topic.meta"
 STATE = "state"
 REPAIRED = "repaired"
+QUERIES = "queries"
 MANIFEST = "manifest.meta"
 
 CONSUMER_OFFSETS = "__consumer_offsets"

@@ -10,7 +10,6 @@ import contextlib
 import math
 from collections.abc import Iterator
 from itertools import islice
-from types import GenericAlias
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -25,7 +24,7 @@ from framework.cli.forms import ValueForm, json_line, plain, show_value
 from framework.cli.loading import opened
 from framework.cli.options import JsonOption, LogOption
 from framework.cli.reading import latest_of, partitions_of
-from statestore.keys import decode_key, key_codec
+from statestore.keys import codec_of, decode_key
 from statestore.values import ValueCodec
 
 commands = typer.Typer(help="The stores of apps: list, get, scan.", no_args_is_help=True)
@@ -150,16 +149,10 @@ def encoded_keys(text: str) -> Iterator[bytes]:
         candidates.append(_tuples(msgspec.json.decode(text)))
     for candidate in candidates:
         try:
-            codec = key_codec(_type(candidate))
+            codec = codec_of(candidate)
             yield codec.encode(codec.admit(candidate))
         except StrandlineError:
             continue
-
-
-def _type(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return GenericAlias(tuple, tuple(map(_type, value)))
-    return type(value)
 
 
 def _tuples(value: Any) -> Any:

@@ -32,6 +32,7 @@ from framework.container.outage import patiently
 from framework.container.positions import position_of
 from framework.container.restore import OnRestore, RestoreProgress, restore_stores
 from framework.container.standbys import Standbys
+from framework.querying.endpoint import Endpoint
 from framework.task import TaskSpec
 from framework.topic import Topic
 from statestore.spec import AnySpec
@@ -99,6 +100,7 @@ class TaskManager:
         *,
         restore_threads: int,
         in_background: bool,
+        queries: Endpoint | None = None,
         on_restore: OnRestore | None = None,
     ) -> None:
         self.instances: list[TaskInstance] = []
@@ -131,6 +133,7 @@ class TaskManager:
         self.counters = counters
         """Of the worker."""
         self._ends = StableEnds(broker, clock)
+        self._queries = queries
 
     @property
     def held(self) -> Partitions:
@@ -230,15 +233,21 @@ class TaskManager:
 
     def release(self) -> None:
         """The same without telling the tasks, as a crash would."""
+        self._answer_no_more()
         self._standbys.close()
         self._end(TaskInstance.release)
 
     def shut_down(self) -> None:
-        """Drop everything, and open nothing any more."""
+        """Drop everything, open nothing and answer no queries any more."""
+        self._answer_no_more()
         self.drop()
         self._standbys.close()
         if self._pool is not None:
             self._pool.shutdown()
+
+    def _answer_no_more(self) -> None:
+        if self._queries is not None:
+            self._queries.close()
 
     def _end(self, end: Callable[[TaskInstance], None]) -> None:
         for opening in list(self._openings):

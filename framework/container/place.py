@@ -39,6 +39,10 @@ class Place(Protocol):
         """Say what it holds from now on; a loss is told by `allowed`, not here."""
         ...
 
+    def is_certain(self) -> bool:
+        """Whether nobody else can hold what it holds."""
+        ...
+
     def leave(self) -> None:
         """Hold nothing any more; harmless when repeated."""
         ...
@@ -64,14 +68,22 @@ class Alone:
     def holds(self, partitions: Collection[TopicPartition]) -> None:
         """Nobody wants to know."""
 
+    def is_certain(self) -> bool:
+        return True
+
     def leave(self) -> None:
         """There is nobody to leave to."""
 
 
 def member_of(
-    app: str, tasks: Sequence[TaskSpec], broker: Broker, clock: Clock, options: Options
+    app: str,
+    tasks: Sequence[TaskSpec],
+    broker: Broker,
+    clock: Clock,
+    options: Options,
+    servers: Sequence[str] = (),
 ) -> Join:
-    """Joins the app's group."""
+    """Joins the app's group. `servers` is where the worker answers queries."""
     together = [[topic.name for topic in task.inputs] for task in tasks]
     subscription = Subscription(
         sorted({topic for topics in together for topic in topics}),
@@ -80,6 +92,7 @@ def member_of(
         instance=options.instance,
         together=together,
         standby_replicas=options.standby_replicas,
+        servers=servers,
     )
 
     def join() -> Membership:

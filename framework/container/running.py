@@ -33,6 +33,8 @@ from framework.container.seat import Seat
 from framework.container.worker import Worker
 from framework.declaring import Declarations
 from framework.options import Options
+from framework.querying.endpoint import Endpoint
+from framework.querying.provider import StoreProvider
 
 if TYPE_CHECKING:
     from framework.app import App
@@ -115,14 +117,17 @@ def _run(app: App, limits: Limits, progress: bool | OnRestore) -> int:
 def worker_for(app: App, *, progress: bool | OnRestore = False) -> Worker:
     """A worker for all tasks of the app, not started yet. Raises InvalidConfig."""
     check_tasks(app)
-    return worker_on(
-        app.broker,
-        app.declared,
-        app.clock,
-        app.options,
-        StoreFolders(state_root(app), app.clock),
-        on_restore=RestoreBar() if progress is True else progress or None,
-    )
+    broker, folders = app.broker, StoreFolders(state_root(app), app.clock)
+    queries = Endpoint(_folder_of(app))
+    try:
+        return worker_on(
+            *(broker, app.declared, app.clock, app.options, folders),
+            queries=queries,
+            on_restore=RestoreBar() if progress is True else progress or None,
+        )
+    except BaseException:
+        queries.close()
+        raise
 
 
 def check_tasks(app: App) -> None:
@@ -141,11 +146,13 @@ def worker_on(
     folders: StoreFolders,
     *,
     alone: bool = False,
+    queries: Endpoint | None = None,
     on_restore: OnRestore | None = None,
 ) -> Worker:
     """A worker for what is declared, not started yet.
 
-    It shares with the app's other workers; `alone` it has all partitions, and no threads.
+    It shares with the app's other workers; `alone` it has all partitions, and no threads. It answers
+    `queries`, if there are to be any.
     """
     infos = declared.prepare(broker)
     counters = WorkerCounters(declared.app, folders.counters)
@@ -161,15 +168,26 @@ def worker_on(
         counters,
         restore_threads=options.restore_threads,
         in_background=not alone,
+        queries=queries,
         on_restore=on_restore,
     )
     join = (
         partial(Alone, declared.app, tasks.every)
         if alone
-        else member_of(declared.app, specs, broker, clock, options)
+        else member_of(declared.app, specs, broker, clock, options, queries.urls if queries else ())
     )
     seat = Seat(declared.app, topics, infos, broker, clock, options, join, counters)
+    if queries is not None:
+        provider = StoreProvider(declared.app, specs, lambda: tasks.instances, seat.is_certain)
+        queries.start(provider.answer)
     return Worker(declared.app, broker, clock, options, tasks, seat)
+
+
+def _folder_of(app: App) -> Path | None:
+    """The folder of the app's log, if it is known and on this machine."""
+    if not isinstance(app.log, str | Path) or "://" in str(app.log):
+        return None
+    return Path(app.log)
 
 
 def state_root(app: App) -> Path | None:
@@ -178,10 +196,7 @@ def state_root(app: App) -> Path | None:
         return Path(app.state_dir) / app.name
     if not isinstance(app.log, str | Path):
         return None
-    folder = str(app.log)
-    if "://" in folder:
-        return Path("state") / app.name
-    return Path(folder) / "state" / app.name
+    return (_folder_of(app) or Path()) / "state" / app.name
 
 
 def raise_failures(worker: Worker) -> None:

@@ -109,6 +109,11 @@ class Seat:
         )
         self.leave()
 
+    def is_certain(self) -> bool:
+        """Whether nobody else can hold what this worker holds; asked on any thread."""
+        place = self.place
+        return place is not None and place.is_certain()
+
     def leave(self) -> None:
         """Abort what is open, and let others have the place; harmless when repeated."""
         producer, self._producer = self._producer, None

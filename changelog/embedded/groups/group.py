@@ -168,6 +168,7 @@ class Group:
                 list(m.subscription.topics),
                 sorted(m.held),
                 sorted(m.standbys_told),
+                list(m.subscription.servers),
             )
             for m in self._members.values()
         ]

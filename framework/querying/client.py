@@ -1,0 +1,275 @@
+"""`sl.connect`: the stores of apps, read from any process.
+
+    with sl.connect("data/shop") as log:
+        totals = log.store("shop/totals")
+        totals["york"], totals.get("hull"), list(totals.range("l", "m"))
+
+docs/semantics.md, "Queries", says what is read.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from operator import itemgetter
+from typing import Any, Generic, Self, TypeVar, overload
+
+import changelog
+from changelog.broker import Broker
+from changelog.clock import Clock, SystemClock
+from changelog.errors import InvalidRequest, UnknownTopic
+from changelog.log import Log
+from framework.querying.connections import Connections
+from framework.querying.declared import Form, form_of, likely_partition
+from framework.querying.folded import Folded
+from framework.querying.workers import AtWorkers, Fleet, Nobody, Source
+from statestore.ordered import FIRST_KEY
+from statestore.reader import PAGE_ENTRIES, Bounds
+from statestore.spec import UNSET, changelog_topic
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+T = TypeVar("T")
+
+DEADLINE = 10.0
+FIRST_PAGE = 64
+"""Entries that a scan asks for at first; it asks for more each time."""
+KEYS_AT_ONCE = 1_000
+
+
+def connect(
+    log: str | os.PathLike[str] | Log | Broker,
+    *,
+    token: str | None = None,
+    deadline: float = DEADLINE,
+    clock: Clock | None = None,
+) -> Connection:
+    """A connection to the apps of a log: a folder, `strandline://host:port`, or an open log.
+
+    `deadline` is how many seconds a query waits for a partition that nobody has at the moment. `token` is
+    what the log asks for, and the workers on other machines; by default that of STRANDLINE_TOKEN. Make one for
+    a process and keep it: it is thread-safe, and its connections are used again. Raises what
+    `changelog.open` does.
+    """
+    from changelog.flight.address import TOKEN_VARIABLE  # it imports Flight
+
+    shown = token or os.environ.get(TOKEN_VARIABLE, "")
+    if isinstance(log, str | os.PathLike):
+        opened = changelog.open(log, role="attach_or_spawn", token=token, clock=clock)
+        return Connection(opened.broker, shown, deadline, clock or SystemClock(), opened.close)
+    broker = log.broker if isinstance(log, Log) else log
+    return Connection(broker, shown, deadline, clock or SystemClock(), lambda: None)
+
+
+class Connection:
+    """The apps of one log, for queries: made by `connect`. Thread-safe."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        token: str,
+        deadline: float,
+        clock: Clock,
+        close: Callable[[], None],
+    ) -> None:
+        self._broker = broker
+        self._deadline = deadline
+        self._clock = clock
+        self._close = close
+        self._connections = Connections(token)
+
+    @overload
+    def store(self, name: str, *, key: type[K], value: type[V]) -> ReadOnlyStore[K, V]: ...
+    @overload
+    def store(self, name: str, *, key: Any = ..., value: Any = ...) -> ReadOnlyStore[Any, Any]: ...
+    def store(self, name: str, *, key: Any = UNSET, value: Any = UNSET) -> ReadOnlyStore[Any, Any]:
+        """The store "app/store". Keep it: it remembers how the store was declared, and what it has seen.
+
+        `key` and `value` are types (or a serde) that go before those that the app has declared. Without,
+        keys are of their declared type; values of a class that this process has not imported are
+        plain data. Raises InvalidRequest if there is no such store.
+        """
+        app, slash, short = name.partition("/")
+        topic = changelog_topic(app, short)
+        try:
+            partitions = self._broker.topic(topic).partitions if slash else 0
+        except UnknownTopic:
+            partitions = 0
+        if not partitions:
+            raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")
+        fleet = Fleet(app, self._broker, self._connections, self._clock, self._deadline)
+        folded = Folded(self._broker, topic, partitions)
+        return ReadOnlyStore(name, fleet, folded, partitions, key, value)
+
+    def close(self) -> None:
+        """Let go of the log and of all workers; harmless when repeated."""
+        self._connections.close()
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _changelogs(self) -> str:
+        suffix = changelog_topic("", "")[1:]
+        names = [info.name for info in self._broker.topics() if info.name.endswith(suffix)]
+        return f"changelogs here: {', '.join(sorted(names)) or 'none'}"
+
+
+class ReadOnlyStore(Generic[K, V]):
+    """All partitions of a store, as committed: made by `Connection.store`. Thread-safe.
+
+    Every method asks anew. They raise RequestTimedOut when nobody has a partition until the
+    deadline, InvalidRecord for keys or values of another type, and what reading the log does.
+    """
+
+    def __init__(
+        self, name: str, fleet: Fleet, folded: Folded, partitions: int, key: Any, value: Any
+    ) -> None:
+        self.name = name
+        self._fleet = fleet
+        self._folded = folded
+        self._partitions = partitions
+        self._given = (key, value)
+        self._known: tuple[Form, Source] | None = None
+        """How to read it and where, once a worker has said how it was declared."""
+
+    def __repr__(self) -> str:
+        return f"ReadOnlyStore({self.name!r})"
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
+    def get(self, key: K, default: Any = UNSET) -> Any:
+        """The value of a key; else `default`, else the store's own default, else None."""
+        return self._ask(lambda form, source: self._get(form, source, key, default, None))
+
+    def __getitem__(self, key: K) -> V:
+        """The value of a key; else the store's default. Raises KeyError if it has none."""
+        value = self._ask(lambda form, source: self._get(form, source, key, UNSET, UNSET))
+        if value is UNSET:
+            raise KeyError(key)
+        return value  # type: ignore[no-any-return]
+
+    def __contains__(self, key: K) -> bool:
+        return self._ask(lambda form, source: self._find(form, source, key)) is not None
+
+    def get_many(self, keys: Iterable[K]) -> dict[K, V]:
+        """The values of those keys that have one."""
+        wanted = list(keys)
+        found: dict[K, V] = {}
+        for start in range(0, len(wanted), KEYS_AT_ONCE):
+            some = wanted[start : start + KEYS_AT_ONCE]
+            found |= self._ask(partial(self._get_some, keys=some))
+        return found
+
+    def range(
+        self, lower: K | None = None, upper: K | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[K, V]]:
+        """Entries from `lower` up to but without `upper`, in the order of the keys.
+
+        None is no limit. Of tuple keys the leading elements are enough. `reverse` begins with
+        the last. It is read in pages, as it is gone through.
+        """
+        form, _ = self._now()
+        first = FIRST_KEY if lower is None else form.codec(lower).bound(lower)
+        last = None if upper is None else form.codec(upper).bound(upper)
+        return self._scan(Bounds(first, last, reverse))
+
+    def prefix(self, prefix: Any, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """Entries whose key begins with `prefix`: a str, bytes, or a tuple's first elements."""
+        form, _ = self._now()
+        return self._scan(Bounds(*form.codec(prefix).prefix(prefix), reverse))
+
+    def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """All entries, in the order of the keys."""
+        return self._scan(Bounds(reverse=reverse))
+
+    def approximate_num_entries(self) -> int:
+        """About how many keys there are."""
+        return self._ask(lambda _form, source: source.count())
+
+    # Helpers ----------------------------------------------------------------------------
+
+    def _get(self, form: Form, source: Source, key: Any, default: Any, otherwise: Any) -> Any:
+        data = self._find(form, source, key)
+        if data is not None:
+            return form.value_of(data)
+        if default is not UNSET:
+            return default
+        return otherwise if form.default is UNSET else form.default
+
+    def _find(self, form: Form, source: Source, key: Any) -> bytes | None:
+        """The stored value of a key: asked where it is likely to be, then everywhere else."""
+        name = form.key(key)
+        likely = likely_partition(key, self._partitions)
+        [found] = source.read([likely], [name])[likely]
+        others = [number for number in range(self._partitions) if number != likely]
+        if found is not None or not others:
+            return found
+        elsewhere = source.read(others, [name])
+        return next((part[0] for n in others if (part := elsewhere[n])[0] is not None), None)
+
+    def _get_some(self, form: Form, source: Source, keys: list[K]) -> dict[K, V]:
+        names = {key: form.key(key) for key in keys}
+        found: dict[K, bytes] = {}
+        for number in range(self._partitions):
+            here = [key for key in names if likely_partition(key, self._partitions) == number]
+            if here:
+                self._take(found, here, source.read([number], [names[key] for key in here])[number])
+        missing = [key for key in names if key not in found]
+        if missing and self._partitions > 1:
+            parts = source.read(range(self._partitions), [names[key] for key in missing])
+            for number in range(self._partitions):
+                self._take(found, missing, parts[number])
+        return {key: form.value_of(found[key]) for key in names if key in found}
+
+    @staticmethod
+    def _take(found: dict[K, bytes], keys: list[K], values: list[bytes | None]) -> None:
+        for key, data in zip(keys, values, strict=True):
+            if data is not None:
+                found.setdefault(key, data)
+
+    def _scan(self, bounds: Bounds) -> Iterator[tuple[K, V]]:
+        form, _ = self._now()
+        streams = [self._entries(number, bounds) for number in range(self._partitions)]
+        merged = heapq.merge(*streams, key=itemgetter(0), reverse=bounds.reverse)
+        return ((form.key_of(key), form.value_of(data)) for key, data in merged)
+
+    def _entries(self, number: int, bounds: Bounds) -> Iterator[tuple[bytes, bytes]]:
+        rest: Bounds | None = bounds
+        limit = FIRST_PAGE
+        while rest is not None:
+            entries, rest = self._page(number, rest, limit)
+            yield from entries
+            limit = min(4 * limit, PAGE_ENTRIES)
+
+    def _page(self, number: int, rest: Bounds, limit: int) -> Any:
+        return self._ask(lambda _form, source: source.page(number, rest, limit))
+
+    def _ask(self, question: Callable[[Form, Source], T]) -> T:
+        """Ask the workers; the changelogs if there is no worker, or the last one has just gone."""
+        form, source = self._now()
+        try:
+            return question(form, source)
+        except Nobody:
+            return question(form, self._folded)
+
+    def _now(self) -> tuple[Form, Source]:
+        """How to read the store, and where."""
+        if self._known is not None:
+            return self._known
+        short = self.name.partition("/")[2]
+        try:
+            told = self._fleet.describe(short)
+        except Nobody:
+            return form_of(self.name, None, *self._given), self._folded
+        source = AtWorkers(self._fleet, short, told.inputs, self._partitions)
+        self._known = form_of(self.name, told, *self._given), source
+        return self._known

@@ -1,0 +1,190 @@
+"""How a store was declared, as far as that can be sent; and the way from and to its bytes.
+
+The type of keys goes as its name, `["tuple", [types], whether of any length]`, or `["optional", type]`. The
+type of values goes by name: a client takes the class if it has imported it, else plain data.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any, Union, get_args, get_origin
+
+from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, StrandlineError
+from framework.aggregates import Grouped
+from framework.querying.messages import Described
+from framework.store import Store
+from framework.task import TaskSpec
+from statestore.aggregates import Aggregate, Aggregates
+from statestore.keys import KeyCodec, codec_of, decode_key, key_codec
+from statestore.serdes import Bytes, MessagePack, Serde, Typed, topic_key_serde, value_serde
+from statestore.spec import UNSET
+
+_SCALARS = {kind.__name__: kind for kind in (str, int, float, bytes, bool, date, datetime)}
+
+
+def described(task: TaskSpec, store: Store[Any, Any]) -> Described:
+    """What a client is told of a store."""
+    serde = value_serde(store.spec.value)
+    figures = store.aggregates.aggregates if isinstance(store, Grouped) else None
+    return Described(
+        [topic.name for topic in task.inputs],
+        key_to_wire(store.spec.key),
+        _FORMS.get(type(serde), "serde"),
+        _name(serde.declared if isinstance(serde, Typed) else type(serde)),
+        None if figures is None else {n: (one.kind, one.column) for n, one in figures.items()},
+        _default(store, serde),
+    )
+
+
+def key_to_wire(declared: Any) -> Any:
+    """A declared type of keys as plain data.
+
+    >>> key_to_wire(tuple[str, int | None])
+    ['tuple', ['str', ['optional', 'int']], False]
+    """
+    declared = getattr(declared, "__supertype__", declared)
+    if get_origin(declared) is tuple:
+        arguments = get_args(declared)
+        variadic = len(arguments) == 2 and arguments[1] is Ellipsis
+        named = arguments[:1] if variadic else arguments
+        return ["tuple", [key_to_wire(argument) for argument in named], variadic]
+    if get_origin(declared) in (Union, types.UnionType):
+        [inner] = [argument for argument in get_args(declared) if argument is not type(None)]
+        return ["optional", key_to_wire(inner)]
+    return declared.__name__
+
+
+def key_from_wire(data: Any) -> Any:
+    """The declared type of keys. Raises InvalidRequest.
+
+    >>> key_from_wire(["tuple", ["str", ["optional", "int"]], False])
+    tuple[str, int | None]
+    """
+    try:
+        if isinstance(data, str):
+            return _SCALARS[data]
+        if data[0] == "optional":
+            return key_from_wire(data[1]) | None
+        elements = tuple(map(key_from_wire, data[1]))
+        return types.GenericAlias(tuple, (*elements, ...) if data[2] else elements)
+    except (LookupError, TypeError) as error:
+        raise InvalidRequest(f"{data!r:.80} is no type of keys that is known here") from error
+
+
+@dataclass(frozen=True)
+class Form:
+    """Between a client's objects and what is stored."""
+
+    name: str
+    """The store's, for messages."""
+    keys: KeyCodec[Any] | None
+    """None: not known, each key says itself what it is."""
+    values: Serde[Any]
+    shown: Callable[[Any], Any] | None = None
+    """A stored value as users see it, if that is something else."""
+    default_data: bytes | None = None
+
+    def key(self, key: Any) -> bytes:
+        """The bytes of a key. Raises InvalidRecord."""
+        try:
+            codec = self.codec(key)
+            return codec.encode(codec.admit(key))
+        except (InvalidRecord, InvalidConfig) as error:
+            raise InvalidRecord(f"store {self.name!r}: {error}") from error
+
+    def codec(self, key: Any) -> KeyCodec[Any]:
+        """What encodes keys: by the declaration, else by the type of this one. Raises InvalidConfig."""
+        return self.keys or codec_of(key)
+
+    def key_of(self, data: bytes) -> Any:
+        """The key of these bytes. Raises CorruptLog."""
+        return decode_key(data) if self.keys is None else self.keys.decode(data)
+
+    def value_of(self, data: bytes) -> Any:
+        """The value of these bytes. Raises InvalidRecord."""
+        value = self.values.loads(data)
+        return value if self.shown is None else self.shown(value)
+
+    @property
+    def default(self) -> Any:
+        """What a key reads as that was never set; UNSET if there is no such thing."""
+        return UNSET if self.default_data is None else self.value_of(self.default_data)
+
+
+def form_of(name: str, told: Described | None, key: Any, value: Any) -> Form:
+    """How to read a store: by what the caller says, else by what its worker told, else by its bytes.
+
+    Raises InvalidConfig for values of a serde that only the app's own code has.
+    """
+    if key is not UNSET:
+        keys: KeyCodec[Any] | None = key_codec(key)
+    else:
+        keys = None if told is None else key_codec(key_from_wire(told.key))
+    default = None if told is None else told.default
+    if value is not UNSET:
+        return Form(name, keys, value_serde(value), None, default)
+    if told is None:
+        return Form(name, keys, MessagePack())
+    if told.figures is not None:
+        figures = Aggregates(
+            **{each: Aggregate(kind, column) for each, (kind, column) in told.figures.items()}  # type: ignore[arg-type]
+        )
+        return Form(name, keys, Typed(figures.state), figures.result, default)
+    if told.form == "serde":
+        raise InvalidConfig(
+            f"the values of store {name!r} are written by {told.named}, which is known to the app only; "
+            f"give it, or a type: store({name!r}, value=…)"
+        )
+    return Form(name, keys, _serde(told), None, default)
+
+
+def likely_partition(key: Any, count: int) -> int:
+    """Where a key is if its store is keyed as its input, and that was produced by its type."""
+    from changelog.client.partitioner import partition_for
+
+    try:
+        return partition_for(topic_key_serde(type(key)).dumps(key), count)
+    except StrandlineError:
+        return 0
+
+
+def _serde(told: Described) -> Serde[Any]:
+    if told.form == "bytes":
+        return Bytes()
+    found = _imported(told.named) if told.form == "typed" else None
+    return MessagePack() if found is None else value_serde(found)
+
+
+def _imported(name: str) -> type | None:
+    """A class by its name, if its module has been imported here: nothing is imported for it."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module) if module != "__main__" else None
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None
+
+
+def _name(declared: Any) -> str:
+    if isinstance(declared, type) and not get_args(declared):
+        return f"{_module(declared.__module__)}:{declared.__qualname__}"
+    return str(declared)
+
+
+def _module(name: str) -> str:
+    """The name under which others import a module: that of a program run by `python -m` too."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return name if spec is None else str(spec.name)
+
+
+def _default(store: Store[Any, Any], serde: Serde[Any]) -> bytes | None:
+    spec = store.spec
+    if spec.default_factory is not None:
+        return serde.dumps(spec.default_factory())
+    return None if spec.default is UNSET else serde.dumps(spec.default)
+
+
+_FORMS: dict[type, str] = {MessagePack: "messagepack", Bytes: "bytes", Typed: "typed"}

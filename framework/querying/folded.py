@@ -1,0 +1,54 @@
+"""A store read from its changelogs, while no worker runs its app: slow to begin, and all in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+
+from changelog.broker import Broker
+from changelog.records import TopicPartition
+from statestore.reader import Bounds
+from statestore.restore import restore_all
+from statestore.spec import StoreSpec
+from statestore.store import AnyStore, open_store
+
+
+class Folded:
+    """Implements `Source`: each query first reads on to what is committed by now. Thread-safe."""
+
+    def __init__(self, broker: Broker, changelog: str, partitions: int) -> None:
+        self._broker = broker
+        self._places = [TopicPartition(changelog, number) for number in range(partitions)]
+        # Values with a time to live say so themselves; this takes them with and without.
+        spec: StoreSpec[bytes, bytes] = StoreSpec(
+            "folded", key=bytes, value=bytes, ttl_ms=1, engine="memory"
+        )
+        self._parts: list[AnyStore] = [open_store(spec) for _ in self._places]
+        self._readers = [part.reader() for part in self._parts]
+        self._lock = threading.Lock()
+        """One query at a time: what reads on may begin anew."""
+
+    def read(
+        self, partitions: Collection[int], keys: Sequence[bytes]
+    ) -> dict[int, list[bytes | None]]:
+        with self._lock:
+            self._read_on(partitions)
+            found = {number: self._readers[number].get_many(keys) for number in partitions}
+            return {number: one.values for number, one in found.items() if one is not None}
+
+    def page(
+        self, partition: int, bounds: Bounds, limit: int
+    ) -> tuple[Sequence[tuple[bytes, bytes]], Bounds | None]:
+        with self._lock:
+            self._read_on([partition])
+            page = self._readers[partition].page(bounds, limit)
+            assert page is not None  # it is never closed
+            return page.entries, page.rest
+
+    def count(self) -> int:
+        with self._lock:
+            self._read_on(range(len(self._parts)))
+            return sum(reader.approximate_num_entries() or 0 for reader in self._readers)
+
+    def _read_on(self, partitions: Collection[int]) -> None:
+        restore_all([(self._parts[n], self._places[n]) for n in partitions], self._broker)

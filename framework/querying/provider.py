@@ -1,0 +1,121 @@
+"""What a worker can answer: the committed state of the partitions that it holds.
+
+Named after Kafka Streams' StateStoreProvider. It is asked on many threads, while the worker goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from changelog.errors import InvalidRequest
+from framework.container.instance import TaskInstance
+from framework.querying.declared import described
+from framework.querying.messages import (
+    Answer,
+    At,
+    Count,
+    Counted,
+    Describe,
+    Described,
+    Get,
+    Got,
+    Request,
+    Scan,
+    Scanned,
+    Values,
+)
+from framework.store import Store
+from framework.task import TaskSpec
+from statestore.engine import Position
+from statestore.reader import Bounds, CommittedReader
+
+NOWHERE: At = ("", 0)
+
+
+class StoreProvider:
+    """Answers requests about the stores of one app. Thread-safe."""
+
+    def __init__(
+        self,
+        app: str,
+        tasks: Sequence[TaskSpec],
+        instances: Callable[[], Sequence[TaskInstance]],
+        is_certain: Callable[[], bool],
+    ) -> None:
+        self._app = app
+        self._stores: dict[str, tuple[TaskSpec, Store[Any, Any]]] = {
+            store.name: (task, store) for task in tasks for store in task.stores
+        }
+        self._instances = instances
+        self._is_certain = is_certain
+
+    def answer(self, request: Request) -> Answer:
+        """Raises InvalidRequest for a store that the app does not have, and what reading raises."""
+        self._named(request.store)
+        if isinstance(request, Get):
+            return self._get(request)
+        if isinstance(request, Scan):
+            return self._scan(request)
+        if isinstance(request, Count):
+            return self._count(request)
+        return self._describe(request)
+
+    def _describe(self, request: Describe) -> Described:
+        return described(*self._named(request.store))
+
+    def _get(self, request: Get) -> Got:
+        parts: list[Values] = []
+        for number in request.partitions:
+            reader = self._reader(request.store, number, request.at_least.get(number))
+            found = None if reader is None else reader.get_many(request.keys)
+            if found is not None:
+                parts.append(Values(number, found.values, _at(found.position)))
+        return Got(parts if self._is_certain() else [])
+
+    def _scan(self, request: Scan) -> Scanned:
+        reader = self._reader(request.store, request.partition, request.at_least)
+        bounds = Bounds(request.lower, request.upper, request.reverse)
+        page = None if reader is None else reader.page(bounds, max(1, request.limit))
+        # Asked after reading: what was read then was current when it was.
+        if page is None or not self._is_certain():
+            return Scanned(False, [], None, NOWHERE)  # noqa: FBT003
+        rest = None if page.rest is None else (page.rest.lower, page.rest.upper)
+        return Scanned(True, page.entries, rest, _at(page.position))  # noqa: FBT003
+
+    def _count(self, request: Count) -> Counted:
+        counts: dict[int, int] = {}
+        for number in request.partitions:
+            reader = self._reader(request.store, number, None)
+            count = None if reader is None else reader.approximate_num_entries()
+            if count is not None:
+                counts[number] = count
+        return Counted(counts if self._is_certain() else {})
+
+    def _reader(self, name: str, number: int, at_least: At | None) -> CommittedReader | None:
+        """What reads a partition of a store; None if it is not here, or behind what is asked for."""
+        task, store = self._named(name)
+        for instance in list(self._instances()):
+            if instance.partition == number and instance.spec is task:
+                reader = instance.stores[task.stores.index(store)].reader()
+                return reader if _reaches(reader.position(), at_least) else None
+        return None
+
+    def _named(self, name: str) -> tuple[TaskSpec, Store[Any, Any]]:
+        try:
+            return self._stores[name]
+        except KeyError:
+            known = ", ".join(sorted(self._stores)) or "none"
+            raise InvalidRequest(
+                f"app {self._app!r} has no store {name!r}; its stores: {known}"
+            ) from None
+
+
+def _at(position: Position | None) -> At:
+    return NOWHERE if position is None else (position.topic_id, position.offset)
+
+
+def _reaches(position: Position | None, at_least: At | None) -> bool:
+    """Whether a state reflects what a client has seen; of another topic's it has seen nothing."""
+    topic, offset = _at(position)
+    return at_least is None or topic != at_least[0] or offset >= at_least[1]

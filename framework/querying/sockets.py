@@ -1,0 +1,139 @@
+"""Where workers listen.
+
+    unix:///…/queries/<id>.sock     in the log's folder, or a private one; for this user on this machine
+    tcp://host:port                 for whoever shows the token
+
+A socket gets its name when it listens, so what has a name and refuses is dead, and is cleared away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+import tempfile
+from pathlib import Path
+
+from changelog.embedded.names import QUERIES
+from changelog.errors import InvalidConfig, from_os_error
+from changelog.flight.endpoint import MAX_SOCKET_PATH
+
+UNIX, TCP = "unix://", "tcp://"
+BACKLOG = 128
+_PRIVATE = "strandline-"
+_SUFFIX = ".sock"
+
+
+def listen_here(log: Path | None) -> tuple[socket.socket, str]:
+    """A socket for this user on this machine, and its URL. `log` is the log's folder, if known.
+
+    Raises StorageFailed.
+    """
+    folder = _folder(log)
+    path = folder / f"{secrets.token_hex(8)}{_SUFFIX}"
+    listening = socket.socket(socket.AF_UNIX)
+    unnamed = path.with_suffix(".new")
+    try:
+        listening.bind(str(unnamed))
+        os.chmod(unnamed, 0o600)
+        listening.listen(BACKLOG)
+        os.rename(unnamed, path)
+    except OSError as error:
+        listening.close()
+        raise from_os_error(error, "listen at", str(path)) from error
+    return listening, f"{UNIX}{path}"
+
+
+def listen_beyond(address: str) -> tuple[socket.socket, str]:
+    """A TCP socket at "host:port" (port 0 takes a free one), and its URL. Raises InvalidConfig."""
+    host, port = host_and_port(address)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise InvalidConfig(f"cannot listen at {address}: {error}") from error
+    shown = f"[{host}]" if ":" in host else host
+    return listening, f"{TCP}{shown}:{listening.getsockname()[1]}"
+
+
+def connect(url: str, timeout: float) -> socket.socket:
+    """A connection to a worker. Raises OSError."""
+    if url.startswith(UNIX):
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(timeout)
+            connection.connect(url.removeprefix(UNIX))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    connection = socket.create_connection(host_and_port(url.removeprefix(TCP)), timeout)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def is_reachable(url: str) -> bool:
+    """Whether it makes sense to connect: a Unix socket must be on this machine."""
+    return not url.startswith(UNIX) or os.path.exists(url.removeprefix(UNIX))
+
+
+def remove(url: str) -> None:
+    """Remove the socket of a URL, and its folder if that was made for it."""
+    if not url.startswith(UNIX):
+        return
+    path = Path(url.removeprefix(UNIX))
+    with contextlib.suppress(OSError):
+        path.unlink()
+    if path.parent.name.startswith(_PRIVATE):
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """Raises InvalidConfig.
+
+    >>> host_and_port("[::1]:80"), host_and_port("db:0")
+    (('::1', 80), ('db', 0))
+    """
+    found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:]+)):(\d{1,5})", text)
+    if found is None or int(found[3]) > 65_535:
+        raise InvalidConfig(f"expected host:port, got {text!r}")
+    return found[1] or found[2], int(found[3])
+
+
+def _folder(log: Path | None) -> Path:
+    """Where the socket goes: a path of its own if that of the log's folder is too long for a socket."""
+    if log is not None:
+        folder = Path(os.path.realpath(log)) / QUERIES
+        if len(os.fsencode(folder)) + 1 + len("0" * 16 + _SUFFIX) <= MAX_SOCKET_PATH:
+            _make(folder)
+            _clear(folder)
+            return folder
+    folder = Path(tempfile.mkdtemp(prefix=_PRIVATE))
+    if len(os.fsencode(folder)) + 22 > MAX_SOCKET_PATH:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix=_PRIVATE, dir="/tmp"))
+    return folder
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise from_os_error(error, "make the folder", str(folder)) from error
+
+
+def _clear(folder: Path) -> None:
+    """Remove the sockets of workers that were killed."""
+    for path in folder.glob(f"*{_SUFFIX}"):
+        try:
+            connect(f"{UNIX}{path}", 1.0).close()
+        except ConnectionRefusedError:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        except OSError:
+            continue  # it is busy, or went just now

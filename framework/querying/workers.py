@@ -1,0 +1,233 @@
+"""Reading a store at the workers of its app: which of them has a partition, and asking it.
+
+Who holds what is asked of the log's owner, kept, and asked again when a worker does not have what it
+should: it has moved, or is still being restored. Until the deadline: then `RequestTimedOut`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from changelog.broker import Broker
+from changelog.clock import Clock
+from changelog.errors import OwnerUnavailable, RequestTimedOut, Retriable
+from changelog.records import TopicPartition
+from framework.querying import sockets
+from framework.querying.connections import Connections
+from framework.querying.messages import (
+    At,
+    Count,
+    Counted,
+    Describe,
+    Described,
+    Get,
+    Got,
+    Request,
+    Scan,
+    Scanned,
+)
+from statestore.reader import Bounds
+
+ATTEMPT_SECONDS = 3.0
+"""How long one worker is waited for, before it is asked who has the partition by now."""
+FIRST_PAUSE = 0.005
+LONGEST_PAUSE = 0.1
+
+
+class Nobody(Exception):
+    """No worker runs the app, or none of them answers queries here."""
+
+
+class Source(Protocol):
+    """Where the committed state of a store is read: from workers, or from its changelogs."""
+
+    def read(
+        self, partitions: Collection[int], keys: Sequence[bytes]
+    ) -> dict[int, list[bytes | None]]:
+        """What keys have, in each of these partitions."""
+        ...
+
+    def page(
+        self, partition: int, bounds: Bounds, limit: int
+    ) -> tuple[Sequence[tuple[bytes, bytes]], Bounds | None]:
+        """Some entries from the beginning of `bounds`, and what is left."""
+        ...
+
+    def count(self) -> int:
+        """About how many keys there are."""
+        ...
+
+
+class Ask(Protocol):
+    """Asks the worker at a URL."""
+
+    def __call__(self, url: str, request: Request, answer: Any) -> Any: ...
+
+
+class Fleet:
+    """The workers of one app: who holds what, and their answers. Thread-safe."""
+
+    def __init__(
+        self, app: str, broker: Broker, connections: Connections, clock: Clock, deadline: float
+    ) -> None:
+        self.app = app
+        self._broker = broker
+        self._connections = connections
+        self._clock = clock
+        self._deadline = deadline
+        self._holders: Mapping[TopicPartition, str] = {}
+        self._urls: Sequence[str] = ()
+
+    def describe(self, store: str) -> Described:
+        """How a store was declared. Raises Nobody."""
+        told: Described = self._until_done(
+            lambda ask: next((ask(url, Describe(store), Described) for url in self._urls), None),
+            lambda: f"how store {self.app}/{store} was declared",
+        )
+        return told
+
+    def gather(
+        self,
+        store: str,
+        inputs: Collection[str],
+        partitions: Collection[int],
+        ask: Callable[[Ask, str, list[int]], Collection[int]],
+    ) -> None:
+        """Ask the holders of all partitions: `ask` says which of them have been answered.
+
+        Raises Nobody, RequestTimedOut, and what the workers do.
+        """
+        left = sorted(partitions)
+
+        def go_round(call: Ask) -> bool | None:
+            for url, numbers in self._by_holder(left, inputs).items():
+                answered = ask(call, url, numbers)
+                left[:] = [number for number in left if number not in answered]
+            return None if left else True
+
+        self._until_done(go_round, lambda: self._unanswered(store, left, inputs))
+
+    def _until_done(self, attempt: Callable[[Ask], Any], what: Callable[[], str]) -> Any:
+        """What `attempt` gives once it is not None; before each but the first, look who has what."""
+        until = self._clock.monotonic() + self._deadline
+        pause = FIRST_PAUSE
+        why: Retriable | None = None
+
+        def ask(url: str, request: Request, answer: Any) -> Any:
+            left = max(FIRST_PAUSE, until - self._clock.monotonic())
+            return self._connections.ask(url, request, answer, min(left, ATTEMPT_SECONDS))
+
+        while True:
+            try:
+                if self._urls and (found := attempt(ask)) is not None:
+                    return found
+            except (OwnerUnavailable, RequestTimedOut) as error:
+                why = error
+            if self._clock.monotonic() >= until:
+                reason = f" ({why})" if why else ""
+                raise RequestTimedOut(
+                    f"no worker could say within {self._deadline:g} s {what()}{reason}; it is being "
+                    f"restored or its worker is stalled: see `strandline groups members {self.app}`"
+                )
+            if self._urls:
+                threading.Event().wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            self._look()
+
+    def _look(self) -> None:
+        holders: dict[TopicPartition, str] = {}
+        urls: list[str] = []
+        for member in self._broker.describe_group(self.app).members:
+            url = next(filter(sockets.is_reachable, member.servers), None)
+            if url is not None:
+                urls.append(url)
+                holders.update(dict.fromkeys(member.held, url))
+        self._holders, self._urls = holders, urls
+        if not urls:
+            raise Nobody
+
+    def _by_holder(self, left: Sequence[int], inputs: Collection[str]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for number in left:
+            url = self._holder(number, inputs)
+            if url is not None:
+                found.setdefault(url, []).append(number)
+        return found
+
+    def _holder(self, number: int, inputs: Collection[str]) -> str | None:
+        holders = self._holders
+        places = (TopicPartition(topic, number) for topic in inputs)
+        return next((holders[tp] for tp in places if tp in holders), None)
+
+    def _unanswered(self, store: str, left: Sequence[int], inputs: Collection[str]) -> str:
+        names = [f"{n} ({self._holder(n, inputs) or 'nobody has it'})" for n in left]
+        return f"what is in store {self.app}/{store}, partition {', '.join(names)}"
+
+
+class AtWorkers:
+    """Implements `Source` for one store; never goes back behind what it has given. Thread-safe."""
+
+    def __init__(self, fleet: Fleet, store: str, inputs: Collection[str], partitions: int) -> None:
+        self._fleet = fleet
+        self._store = store
+        self._inputs = inputs
+        self._partitions = partitions
+        self._seen: dict[int, At] = {}
+        self._lock = threading.Lock()
+
+    def read(
+        self, partitions: Collection[int], keys: Sequence[bytes]
+    ) -> dict[int, list[bytes | None]]:
+        found: dict[int, list[bytes | None]] = {}
+
+        def ask(call: Ask, url: str, numbers: list[int]) -> Collection[int]:
+            at_least = {number: self._seen[number] for number in numbers if number in self._seen}
+            request = Get(self._store, numbers, list(keys), at_least)
+            got: Got = call(url, request, Got)
+            for part in got.parts:
+                self._saw(part.partition, part.at)
+                found[part.partition] = part.values
+            return found
+
+        self._fleet.gather(self._store, self._inputs, partitions, ask)
+        return found
+
+    def page(
+        self, partition: int, bounds: Bounds, limit: int
+    ) -> tuple[Sequence[tuple[bytes, bytes]], Bounds | None]:
+        found: list[Scanned] = []
+
+        def ask(call: Ask, url: str, _numbers: list[int]) -> Collection[int]:
+            at_least = self._seen.get(partition)
+            lower, upper, reverse = bounds.lower, bounds.upper, bounds.reverse
+            request = Scan(self._store, partition, lower, upper, reverse, limit, at_least)
+            scanned: Scanned = call(url, request, Scanned)
+            if not scanned.here:
+                return ()
+            self._saw(partition, scanned.at)
+            found.append(scanned)
+            return (partition,)
+
+        self._fleet.gather(self._store, self._inputs, [partition], ask)
+        [scanned] = found
+        rest = None if scanned.rest is None else Bounds(*scanned.rest, bounds.reverse)
+        return scanned.entries, rest
+
+    def count(self) -> int:
+        found: dict[int, int] = {}
+
+        def ask(call: Ask, url: str, numbers: list[int]) -> Collection[int]:
+            counted: Counted = call(url, Count(self._store, numbers), Counted)
+            found.update(counted.counts)
+            return found
+
+        self._fleet.gather(self._store, self._inputs, range(self._partitions), ask)
+        return sum(found.values())
+
+    def _saw(self, partition: int, at: At) -> None:
+        with self._lock:
+            before = self._seen.get(partition)
+            if before is None or before[0] != at[0] or before[1] < at[1]:
+                self._seen[partition] = at

@@ -1,0 +1,116 @@
+"""An app whose stores are read by others, and how it is run: in a thread, or as a process.
+
+python -m tests.queries.shop LOG      runs a worker until it is told to stop
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import strandline as sl
+
+PARTITIONS = 4
+POISON = "poison"
+Eventually = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Total:
+    """Of the sales of a shop."""
+
+    n: int = 0
+    amount: int = 0
+
+
+@dataclass
+class Shop:
+    """The app, and its handles."""
+
+    app: sl.App
+    sales: sl.Topic[str, int]
+    totals: sl.Store[str, Total]
+    gate: threading.Event
+    """Handlers of records of 0 wait for it, in the middle of their changes."""
+    waiting: threading.Event
+    """One of them does."""
+
+
+def shop(log: Any, **options: Any) -> Shop:
+    """The app on a log."""
+    app = sl.App(
+        "shop", log=log, **{"commit_interval_ms": 10, "session_timeout_ms": 2_000, **options}
+    )
+    sales = app.topic("sales", key=str, value=int, partitions=PARTITIONS)
+    totals = app.store("totals", key=str, value=Total, default=Total())
+    by_day = app.store("by-day", key=tuple[int, str], value=int)
+    raw = app.store("raw", key=str, value=bytes)
+    figures = app.aggregates("figures", n=sl.count(), mean=sl.mean("amount"))
+    json = app.store("json", key=str, value=sl.JsonSerde())
+    made = Shop(app, sales, totals, threading.Event(), threading.Event())
+
+    @app.task(sales, stores=[totals, by_day, raw, figures, json], on_error="skip")
+    def tally(record: sl.Record[str, int]) -> None:
+        before = totals[record.key]
+        totals[record.key] = Total(before.n + 1, before.amount + record.value)
+        by_day[record.value % 7, record.key] = record.value
+        raw[record.key] = record.key.encode()
+        figures.add(record.key, amount=record.value)
+        json[record.key] = {"last": record.value}
+        if record.value == 0:
+            totals["seen only inside"] = Total(-1, -1)
+            made.waiting.set()
+            assert made.gate.wait(30)
+            del totals["seen only inside"]
+        if record.value < 0:
+            totals[record.key] = Total(-1, -1)
+            raise ValueError("a refund")
+
+    return made
+
+
+class Running:
+    """A worker in a thread of its own."""
+
+    def __init__(self, log: Any, state: Path | None = None, **options: Any) -> None:
+        self.made = shop(log, state_dir=state, **options)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.made.app.run(progress=False)
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def numbers(self) -> list[int]:
+        """The partitions that it works on."""
+        worker = self.made.app._worker
+        return sorted(i.partition for i in list(worker.instances)) if worker else []
+
+    def stop(self) -> None:
+        self.made.gate.set()
+        self.made.app.stop()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+def main() -> None:
+    [log] = sys.argv[1:]
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    made = shop(log)
+    with made.app:
+        made.app.run(progress=False)
+
+
+if __name__ == "__main__":
+    main()
