@@ -15,6 +15,7 @@ WORKLOADS = (
     "restore",
     "append",
     "attached",
+    "queries",
     "spark_read",
     "memory",
     "scaling",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from functools import cache
 from typing import Any
 
 from changelog.errors import Fenced, OwnerUnavailable, RequestTimedOut
@@ -114,7 +115,7 @@ def _exchange(url: str, connection: socket.socket, request: Wire, kind: Any, tim
         frame = read_frame(connection, MAX_ANSWER)
         if frame is None:
             raise OwnerUnavailable(f"the worker at {url} closed the connection")
-        return decode(frame, kind | Failure)
+        return decode(frame, _or_failure(kind))
     except TimeoutError as error:
         connection.close()
         raise RequestTimedOut(f"no answer from the worker at {url} in {timeout:.1f} s") from error
@@ -124,6 +125,11 @@ def _exchange(url: str, connection: socket.socket, request: Wire, kind: Any, tim
     except BaseException:
         connection.close()
         raise
+
+
+@cache
+def _or_failure(kind: Any) -> Any:
+    return kind | Failure
 
 
 def _no_failure(answer: Any) -> Any:

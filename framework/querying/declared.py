@@ -11,8 +11,10 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime
+from functools import cache
 from typing import Any, Union, get_args, get_origin
 
+from changelog.client.partitioner import partition_for
 from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, StrandlineError
 from framework.aggregates import Grouped
 from framework.querying.messages import Described
@@ -144,12 +146,14 @@ def form_of(name: str, told: Described | None, key: Any, value: Any) -> Form:
 
 def likely_partition(key: Any, count: int) -> int:
     """Where a key is if its store is keyed as its input, and that was produced by its type."""
-    from changelog.client.partitioner import partition_for
-
+    kind: type = type(key)
     try:
-        return partition_for(topic_key_serde(type(key)).dumps(key), count)
+        return partition_for(_input_serde(kind).dumps(key), count)
     except StrandlineError:
         return 0
+
+
+_input_serde = cache(topic_key_serde)
 
 
 def _serde(told: Described) -> Serde[Any]:

@@ -87,6 +87,7 @@ class Endpoint:
         """Answer requests by `answer`, which is called on many threads."""
         self._answer = answer
         for listening, url in self._listening:
+            listening.settimeout(ACCEPT_SECONDS)
             self._thread(self._accept, listening, url.startswith(sockets.TCP))
 
     def close(self) -> None:
@@ -104,7 +105,6 @@ class Endpoint:
     # Its own threads ------------------------------------------------------------------
 
     def _accept(self, listening: socket.socket, asks_for_token: bool) -> None:
-        listening.settimeout(ACCEPT_SECONDS)
         while not self._closed:
             try:
                 client, _ = listening.accept()

@@ -8,6 +8,7 @@ types and nothing else, and bounded in size before memory is taken.
 from __future__ import annotations
 
 import socket
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -15,6 +16,10 @@ import msgspec
 from changelog.errors import UNREADABLE, InvalidRequest
 
 WIRE_VERSION = 1
+HEAD = 4
+"""Bytes of a frame's length."""
+AT_ONCE = 64 << 10
+"""Bytes that are read at a time, unless more are known to come."""
 MAX_HELLO = 4_096
 """Bytes of what a client that is not known yet may send."""
 MAX_REQUEST = 16 << 20
@@ -140,7 +145,7 @@ Answer = Described | Got | Scanned | Counted
 def encode(message: Wire) -> bytes:
     """A message with its length, as it is sent."""
     body = _ENCODER.encode(message)
-    return len(body).to_bytes(4, "big") + body
+    return len(body).to_bytes(HEAD, "big") + body
 
 
 def decode(body: bytes | bytearray, kinds: Any) -> Any:
@@ -150,31 +155,43 @@ def decode(body: bytes | bytearray, kinds: Any) -> Any:
     Welcome(version=1)
     """
     try:
-        return msgspec.msgpack.decode(body, type=kinds)
+        return _decoder(kinds).decode(body)
     except UNREADABLE as error:
         raise InvalidRequest(f"cannot read a message of a query: {error}") from error
 
 
-def read_frame(source: socket.socket, limit: int) -> bytearray | None:
+def read_frame(source: socket.socket, limit: int) -> bytes | bytearray | None:
     """The body of the next frame; None if the other side has closed. Raises OSError, InvalidRequest."""
-    head = _read(source, 4)
-    if head is None:
+    first = source.recv(AT_ONCE)  # mostly all of it: each side waits for the other
+    while 0 < len(first) < HEAD:
+        more = source.recv(AT_ONCE)
+        first = first + more if more else b""
+    if not first:
         return None
-    size = int.from_bytes(head, "big")
+    size = int.from_bytes(first[:HEAD], "big")
     if size > limit:
         raise InvalidRequest(f"a message of {size:,} bytes is over the limit of {limit:,}")
-    return _read(source, size)
+    if len(first) > HEAD + size:
+        raise InvalidRequest("a message came before the one before it was answered")
+    return first[HEAD:] if len(first) == HEAD + size else _whole(source, first[HEAD:], size)
 
 
-def _read(source: socket.socket, size: int) -> bytearray | None:
+def _whole(source: socket.socket, first: bytes, size: int) -> bytearray | None:
+    """`size` bytes that begin with those that are here."""
     body = bytearray(size)
-    view, done = memoryview(body), 0
+    view, done = memoryview(body), len(first)
+    view[:done] = first
     while done < size:
         count = source.recv_into(view[done:])
         if not count:
             return None
         done += count
     return body
+
+
+@cache
+def _decoder(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kinds)
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -1,0 +1,249 @@
+"""A worker's side of the wire: what it says to those who are behind, unknown, or not what they say."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import strandline as sl
+from changelog.errors import InvalidRequest, OwnerUnavailable
+from framework.querying import endpoint as endpoints
+from framework.querying import sockets
+from framework.querying.connections import Connections
+from framework.querying.endpoint import Endpoint
+from framework.querying.messages import (
+    MAX_HELLO,
+    MAX_REQUEST,
+    WIRE_VERSION,
+    Answer,
+    Count,
+    Counted,
+    Failure,
+    Get,
+    Got,
+    Hello,
+    Request,
+    Scan,
+    Scanned,
+    Welcome,
+    decode,
+    encode,
+    read_frame,
+)
+from framework.querying.provider import StoreProvider
+from statestore import open_store
+from statestore.keys import key_codec
+from tests.queries.shop import Total, shop
+
+Eventually = Callable[..., None]
+TOKEN = "a token of enough letters"
+NAME = key_codec(str).encode("york")
+
+
+def answer(request: Request) -> Answer:
+    """Counts the partitions asked for."""
+    assert isinstance(request, Count)
+    if request.store == "broken":
+        raise ZeroDivisionError("an error that nobody thought of")
+    return Counted(dict.fromkeys(request.partitions, 1))
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    made = Endpoint(None)
+    made.start(answer)
+    yield made
+    made.close()
+
+
+def dial(endpoint: Endpoint) -> socket.socket:
+    connection = sockets.connect(endpoint.urls[0], 10.0)
+    connection.settimeout(10.0)
+    return connection
+
+
+def said(connection: socket.socket) -> object:
+    """What the worker says; None if it has closed."""
+    frame = read_frame(connection, MAX_REQUEST)
+    return None if frame is None else decode(frame, Welcome | Counted | Failure)
+
+
+# What it answers -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def provider() -> StoreProvider:
+    """Of the shop's totals, partition 2 at offset 5 of its changelog; is_certain can be set."""
+    made = shop("/nowhere")
+    spec = made.app.declared.tasks["tally"]
+    stores = [open_store(replace(handle.spec, engine="memory")) for handle in spec.stores]
+    totals = stores[0]
+    totals["york"] = Total(1, 1)
+    totals.drain()
+    totals.committed(5)
+
+    class Instance:
+        partition = 2
+
+    instance = Instance()
+    instance.spec, instance.stores = spec, stores  # type: ignore[attr-defined]
+    provider = StoreProvider("shop", [spec], lambda: [instance], lambda: certain[0])  # type: ignore[list-item]
+    certain = [True]
+    provider.certain = certain  # type: ignore[attr-defined]
+    return provider
+
+
+def test_what_is_not_here_is_left_out(provider: StoreProvider) -> None:
+    got = provider.answer(Get("totals", [0, 2, 3], [NAME, b"Qx"], {}))
+    assert isinstance(got, Got)
+    [part] = got.parts
+    assert (part.partition, part.at, part.values[1]) == (2, ("", 5), None)
+    assert provider.answer(Count("totals", [1, 2])) == Counted({2: 1})
+    assert provider.answer(Scan("totals", 1, b"\x01", None, False, 9, None)) == Scanned(
+        False, [], None, ("", 0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("at_least", "reached"), [(("", 5), True), (("", 6), False), (("another", 9), True)]
+)
+def test_one_that_is_behind_what_a_client_has_seen_has_nothing_to_say(
+    provider: StoreProvider, at_least: tuple[str, int], reached: bool
+) -> None:
+    got = provider.answer(Get("totals", [2], [NAME], {2: at_least}))
+    scanned = provider.answer(Scan("totals", 2, b"\x01", None, False, 9, at_least))
+    assert isinstance(got, Got)
+    assert isinstance(scanned, Scanned)
+    assert (len(got.parts), len(scanned.entries)) == ((1, 1) if reached else (0, 0))
+
+
+def test_one_that_may_have_lost_its_partitions_has_nothing_to_say(provider: StoreProvider) -> None:
+    provider.certain[0] = False  # type: ignore[attr-defined]
+    assert provider.answer(Get("totals", [2], [NAME], {})) == Got([])
+    assert provider.answer(Count("totals", [2])) == Counted({})
+    scanned = provider.answer(Scan("totals", 2, b"\x01", None, False, 9, None))
+    assert scanned == Scanned(False, [], None, ("", 0))
+
+
+def test_a_store_of_another_app_is_none_of_its(provider: StoreProvider) -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"app 'shop' has no store 'other'; its stores: by-day"
+    ):
+        provider.answer(Count("other", [0]))
+
+
+# What it says to strangers ---------------------------------------------------------------------
+
+
+def test_requests_are_answered_one_after_another_on_one_connection(endpoint: Endpoint) -> None:
+    with dial(endpoint) as connection:
+        connection.sendall(encode(Hello(WIRE_VERSION)))
+        assert said(connection) == Welcome(WIRE_VERSION)
+        for n in range(3):
+            connection.sendall(encode(Count("x", [n])))
+            assert said(connection) == Counted({n: 1})
+
+
+@pytest.mark.parametrize(
+    ("hello", "answers"),
+    [
+        (encode(Hello(WIRE_VERSION + 1)), "run the same release"),
+        (encode(Count("x", [1])), "cannot read a message"),
+        (b"\x00\x00\x00\x02\xff\xff", "cannot read a message"),
+        ((MAX_HELLO + 1).to_bytes(4, "big"), "over the limit"),
+        (b"GET / HTTP/1.1\r\n\r\n", "over the limit"),
+        (encode(Hello(WIRE_VERSION)) + encode(Count("x", [1])), "before it was answered"),
+    ],
+)
+def test_who_does_not_say_hello_is_told_and_sent_away(
+    endpoint: Endpoint, hello: bytes, answers: str
+) -> None:
+    with dial(endpoint) as connection:
+        connection.sendall(hello)
+        told = said(connection)
+        assert isinstance(told, Failure)
+        assert answers in told.message
+        assert said(connection) is None
+
+
+@pytest.mark.parametrize(
+    ("frame", "answers", "goes_on"),
+    [
+        (b"\x00\x00\x00\x01\xc1", "cannot read a message", True),
+        (b"\x00\x00\x00\x03" + b"\x92\xa1x", "cannot read a message", True),
+        ((MAX_REQUEST + 1).to_bytes(4, "big"), "over the limit", False),
+        (encode(Count("broken", [])), "the worker failed: ZeroDivisionError", True),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(
+    endpoint: Endpoint, frame: bytes, answers: str, goes_on: bool
+) -> None:
+    with dial(endpoint) as connection:
+        connection.sendall(encode(Hello(WIRE_VERSION)))
+        assert said(connection) == Welcome(WIRE_VERSION)
+        connection.sendall(frame)
+        told = said(connection)
+        assert isinstance(told, Failure)
+        assert answers in told.message
+        if goes_on:
+            connection.sendall(encode(Count("x", [1])))
+            assert said(connection) == Counted({1: 1})
+        else:
+            assert said(connection) is None
+
+
+def test_a_client_that_says_nothing_is_sent_away(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "HELLO_SECONDS", 0.05)
+    with dial(endpoint) as connection:
+        assert said(connection) is None
+
+
+def test_there_are_only_so_many_clients(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    monkeypatch.setattr(endpoints, "MAX_CLIENTS", 2)
+    clients = Connections()
+    for _ in range(2):  # of the two the pool keeps one
+        clients.ask(endpoint.urls[0], Count("x", [1]), Counted, 10.0)
+    with dial(endpoint) as one, dial(endpoint) as two:
+        one.sendall(encode(Hello(WIRE_VERSION)))
+        assert said(one) == Welcome(WIRE_VERSION)
+        assert said(two) is None
+    clients.close()
+
+
+def test_a_closed_endpoint_sends_its_clients_away_and_leaves_no_socket(endpoint: Endpoint) -> None:
+    clients = Connections()
+    [url] = endpoint.urls
+    assert clients.ask(url, Count("x", [1]), Counted, 10.0) == Counted({1: 1})
+    endpoint.close()
+    with pytest.raises(OwnerUnavailable, match="cannot connect to the worker"):
+        clients.ask(url, Count("x", [1]), Counted, 10.0)
+    path = Path(url.removeprefix(sockets.UNIX))
+    assert not path.exists()
+    assert not path.parent.exists()
+    clients.close()
+
+
+def test_a_connection_that_the_worker_has_closed_since_is_made_anew(endpoint: Endpoint) -> None:
+    clients = Connections()
+    [url] = endpoint.urls
+    clients.ask(url, Count("x", [1]), Counted, 10.0)
+    for client in list(endpoint._clients):
+        client.shutdown(socket.SHUT_RDWR)
+    assert clients.ask(url, Count("x", [2]), Counted, 10.0) == Counted({2: 1})
+    clients.close()
+
+
+def test_a_forked_child_is_refused(endpoint: Endpoint) -> None:
+    clients = Connections()
+    clients._pid = os.getpid() + 1  # as if it were the parent's
+    with pytest.raises(sl.Fenced, match=r"call connect\(\) in it"):
+        clients.ask(endpoint.urls[0], Count("x", [1]), Counted, 10.0)
