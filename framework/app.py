@@ -64,6 +64,10 @@ class App:
     lost its own to the others. `standby_replicas` of the others keep a copy of its stores, and are
     the first to get its partitions. With the environment variable STRANDLINE_INSTANCE it is a static
     member (KIP-345), whose partitions wait for its return for a session timeout.
+
+    Its stores are read from other processes of this machine by `connect`. `application_server`, as
+    "host:port" ("tcp://…" or "tls://…?certificate=…&key=…" beyond this machine), lets others do so that
+    show the token of the environment variable STRANDLINE_TOKEN.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class App:
         session_timeout_ms: int = 10_000,
         max_poll_interval_ms: int = 300_000,
         standby_replicas: int = 0,
+        application_server: str | None = None,
         state_dir: str | os.PathLike[str] | None = None,
         durability: Literal["fsync", "os"] = "fsync",
         clock: Clock | None = None,
@@ -92,6 +97,7 @@ class App:
             session_timeout_ms=session_timeout_ms,
             max_poll_interval_ms=max_poll_interval_ms,
             standby_replicas=standby_replicas,
+            application_server=application_server,
             instance=os.environ.get("STRANDLINE_INSTANCE") or None,
         )
         self.state_dir = state_dir

@@ -38,6 +38,8 @@ class Options:
     """How many other workers keep a copy of each partition's stores."""
     instance: str | None = None
     """The name of a static member (KIP-345): its partitions wait for it, for a session timeout."""
+    application_server: str | None = None
+    """Where it answers queries from other machines; see `App`."""
 
     def __post_init__(self) -> None:
         if self.processing_guarantee not in GUARANTEES:

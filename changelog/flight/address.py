@@ -19,9 +19,9 @@ from changelog.clock import Clock
 from changelog.errors import InvalidConfig, from_os_error
 from changelog.flight.client import DEADLINE, FlightBroker
 from changelog.flight.connection import Target
+from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.flight.failover import FailoverBroker, Link
 
-TOKEN_VARIABLE = "STRANDLINE_TOKEN"  # noqa: S105
 DEFAULT_PORT = 7361
 
 _SCHEMES = {

@@ -24,6 +24,8 @@ from changelog.errors import UNREADABLE, CorruptLog, FutureFormat, StorageFailed
 
 ENDPOINT_FILE = "owner.json"
 SOCKET_FILE = "owner.sock"
+TOKEN_VARIABLE = "STRANDLINE_TOKEN"  # noqa: S105
+"""The environment variable with what others ask for: logs at URLs, workers for queries."""
 VERSION = 1
 MAX_SOCKET_PATH = 100
 """Bytes; the kernel's limit is 107 on Linux, 103 on macOS."""

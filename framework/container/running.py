@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from changelog.errors import (
     UnknownTopic,
     out_of_memory,
 )
+from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.metrics import Reading, measured
 from changelog.storage import LocalStorage
 from framework.container.folders import StoreFolders
@@ -118,7 +120,8 @@ def worker_for(app: App, *, progress: bool | OnRestore = False) -> Worker:
     """A worker for all tasks of the app, not started yet. Raises InvalidConfig."""
     check_tasks(app)
     broker, folders = app.broker, StoreFolders(state_root(app), app.clock)
-    queries = Endpoint(_folder_of(app))
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    queries = Endpoint(_folder_of(app), app.options.application_server, token)
     try:
         return worker_on(
             *(broker, app.declared, app.clock, app.options, folders),

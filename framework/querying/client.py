@@ -20,6 +20,7 @@ import changelog
 from changelog.broker import Broker
 from changelog.clock import Clock, SystemClock
 from changelog.errors import InvalidRequest, UnknownTopic
+from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.log import Log
 from framework.querying.connections import Connections
 from framework.querying.declared import Form, form_of, likely_partition
@@ -50,18 +51,21 @@ def connect(
     """A connection to the apps of a log: a folder, `strandline://host:port`, or an open log.
 
     `deadline` is how many seconds a query waits for a partition that nobody has at the moment. `token` is
-    what the log asks for, and the workers on other machines; by default that of STRANDLINE_TOKEN. Make one for
-    a process and keep it: it is thread-safe, and its connections are used again. Raises what
-    `changelog.open` does.
+    what the log asks for, and the workers on other machines; by default that of the URL or of STRANDLINE_TOKEN.
+    Make one for a process and keep it: it is thread-safe, and its connections are used again. Raises
+    what `changelog.open` does.
     """
-    from changelog.flight.address import TOKEN_VARIABLE  # it imports Flight
+    from changelog.flight import address  # it imports Flight
 
-    shown = token or os.environ.get(TOKEN_VARIABLE, "")
+    workers = Connections(token or os.environ.get(TOKEN_VARIABLE, ""))
     if isinstance(log, str | os.PathLike):
+        if address.is_remote(os.fspath(log)):
+            served = address.parse_url(os.fspath(log))
+            workers = Connections(token or served.token, served.ca)
         opened = changelog.open(log, role="attach_or_spawn", token=token, clock=clock)
-        return Connection(opened.broker, shown, deadline, clock or SystemClock(), opened.close)
+        return Connection(opened.broker, workers, deadline, clock or SystemClock(), opened.close)
     broker = log.broker if isinstance(log, Log) else log
-    return Connection(broker, shown, deadline, clock or SystemClock(), lambda: None)
+    return Connection(broker, workers, deadline, clock or SystemClock(), lambda: None)
 
 
 class Connection:
@@ -70,7 +74,7 @@ class Connection:
     def __init__(
         self,
         broker: Broker,
-        token: str,
+        connections: Connections,
         deadline: float,
         clock: Clock,
         close: Callable[[], None],
@@ -79,7 +83,7 @@ class Connection:
         self._deadline = deadline
         self._clock = clock
         self._close = close
-        self._connections = Connections(token)
+        self._connections = connections
 
     @overload
     def store(self, name: str, *, key: type[K], value: type[V]) -> ReadOnlyStore[K, V]: ...

@@ -31,8 +31,9 @@ MAX_IDLE = 32
 class Connections:
     """Asks workers, by their URLs. Thread-safe."""
 
-    def __init__(self, token: str = "") -> None:
+    def __init__(self, token: str = "", ca: bytes | None = None) -> None:
         self._token = token
+        self._ca = ca
         self._idle: dict[str, list[socket.socket]] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -75,7 +76,7 @@ class Connections:
 
     def _connect(self, url: str, timeout: float) -> socket.socket:
         try:
-            connection = sockets.connect(url, timeout)
+            connection = sockets.connect(url, timeout, self._ca)
         except OSError as error:
             raise OwnerUnavailable(f"cannot connect to the worker at {url}: {error}") from error
         hello = Hello(WIRE_VERSION, "" if url.startswith(sockets.UNIX) else self._token)

@@ -10,6 +10,7 @@ import contextlib
 import hmac
 import logging
 import socket
+import ssl
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -52,13 +53,13 @@ END_SECONDS = 3.0
 class Endpoint:
     """Listens from construction, answers once `start`ed, until `close`.
 
-    `log` is the log's folder, if it is on this machine. `listen` is a "host:port" beside the
-    Unix socket; whoever comes there must show `token`. Raises InvalidConfig.
+    `log` is the log's folder, if it is on this machine. `listen` is an address beside the
+    Unix socket (`sockets.listen_beyond`); whoever comes there must show `token`. Raises InvalidConfig.
     """
 
     def __init__(self, log: Path | None, listen: str | None = None, token: str = "") -> None:
         self._token = token
-        self._listening: list[tuple[socket.socket, str]] = []
+        self._listening: list[sockets.Listening] = []
         self._answer: Callable[[Request], Answer] = _not_yet
         self._clients: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -81,33 +82,33 @@ class Endpoint:
     @property
     def urls(self) -> Sequence[str]:
         """Where it listens, the nearest first."""
-        return [url for _, url in self._listening]
+        return [listening.url for listening in self._listening]
 
     def start(self, answer: Callable[[Request], Answer]) -> None:
         """Answer requests by `answer`, which is called on many threads."""
         self._answer = answer
-        for listening, url in self._listening:
-            listening.settimeout(ACCEPT_SECONDS)
-            self._thread(self._accept, listening, url.startswith(sockets.TCP))
+        for listening in self._listening:
+            listening.socket.settimeout(ACCEPT_SECONDS)
+            self._thread(self._accept, listening)
 
     def close(self) -> None:
         """Listen no more, and send clients away; harmless when repeated."""
         with self._lock:
             self._closed = True
             clients = list(self._clients)
-        for listening, url in self._listening:
-            sockets.remove(url)
-            _end(listening)
-            listening.close()
+        for listening in self._listening:
+            sockets.remove(listening.url)
+            _end(listening.socket)
+            listening.socket.close()
         for client in clients:
             _end(client)
 
     # Its own threads ------------------------------------------------------------------
 
-    def _accept(self, listening: socket.socket, asks_for_token: bool) -> None:
+    def _accept(self, listening: sockets.Listening) -> None:
         while not self._closed:
             try:
-                client, _ = listening.accept()
+                client, _ = listening.socket.accept()
             except TimeoutError:
                 continue
             except OSError as error:
@@ -115,7 +116,7 @@ class Endpoint:
                     _log.warning("queries are answered no more: %s", error)
                 return
             if self._admit(client):
-                self._thread(self._serve, client, asks_for_token)
+                self._thread(self._serve, client, listening)
             else:
                 client.close()
 
@@ -126,17 +127,34 @@ class Endpoint:
             self._clients.add(client)
             return True
 
-    def _serve(self, client: socket.socket, asks_for_token: bool) -> None:
+    def _serve(self, client: socket.socket, listening: sockets.Listening) -> None:
         try:
-            with client, contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
                 client.settimeout(HELLO_SECONDS)
-                if self._welcome(client, asks_for_token):
-                    client.settimeout(None)
-                    while self._serve_one(client):
-                        pass
+                if listening.tls is not None:
+                    client = wrapped = self._wrapped(client, listening.tls)
+                    wrapped.do_handshake()
+                self._converse(client, listening)
         finally:
+            client.close()
             with self._lock:
                 self._clients.discard(client)
+
+    def _wrapped(self, client: socket.socket, tls: ssl.SSLContext) -> ssl.SSLSocket:
+        """The client's connection with TLS around it, which takes its place."""
+        wrapped = tls.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+        with self._lock:
+            self._clients.discard(client)
+            self._clients.add(wrapped)
+        return wrapped
+
+    def _converse(self, client: socket.socket, listening: sockets.Listening) -> None:
+        if self._closed:
+            return  # it came too late to be sent away
+        if self._welcome(client, not listening.url.startswith(sockets.UNIX)):
+            client.settimeout(None)
+            while self._serve_one(client):
+                pass
 
     def _welcome(self, client: socket.socket, asks_for_token: bool) -> bool:
         try:

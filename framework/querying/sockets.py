@@ -1,7 +1,8 @@
 """Where workers listen.
 
     unix:///…/queries/<id>.sock     in the log's folder, or a private one; for this user on this machine
-    tcp://host:port                 for whoever shows the token
+    tcp://host:port                 for whoever shows the token; in clear
+    tls://host:port                 the same, with TLS
 
 A socket gets its name when it listens, so what has a name and refuses is dead, and is cleared away.
 """
@@ -9,25 +10,40 @@ A socket gets its name when it listens, so what has a name and refuses is dead, 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
 import secrets
 import socket
+import ssl
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
 from changelog.embedded.names import QUERIES
 from changelog.errors import InvalidConfig, from_os_error
 from changelog.flight.endpoint import MAX_SOCKET_PATH
 
-UNIX, TCP = "unix://", "tcp://"
+UNIX, TCP, TLS = "unix://", "tcp://", "tls://"
 BACKLOG = 128
 _PRIVATE = "strandline-"
 _SUFFIX = ".sock"
+_EVERY = ("0.0.0.0", "::")  # noqa: S104 - they stand for all addresses; clients are told a name
 
 
-def listen_here(log: Path | None) -> tuple[socket.socket, str]:
-    """A socket for this user on this machine, and its URL. `log` is the log's folder, if known.
+class Listening(NamedTuple):
+    """A socket that listens."""
+
+    socket: socket.socket
+    url: str
+    """Where clients connect."""
+    tls: ssl.SSLContext | None = None
+    """What connections are wrapped in."""
+
+
+def listen_here(log: Path | None) -> Listening:
+    """A socket for this user on this machine. `log` is the log's folder, if known.
 
     Raises StorageFailed.
     """
@@ -43,23 +59,29 @@ def listen_here(log: Path | None) -> tuple[socket.socket, str]:
     except OSError as error:
         listening.close()
         raise from_os_error(error, "listen at", str(path)) from error
-    return listening, f"{UNIX}{path}"
+    return Listening(listening, f"{UNIX}{path}")
 
 
-def listen_beyond(address: str) -> tuple[socket.socket, str]:
-    """A TCP socket at "host:port" (port 0 takes a free one), and its URL. Raises InvalidConfig."""
-    host, port = host_and_port(address)
+def listen_beyond(address: str) -> Listening:
+    """A TCP socket at "host:port" of this machine; port 0 takes a free one.
+
+    "tcp://host:port" may be any address, in clear; "tls://host:port?certificate=…&key=…" names two
+    PEM files. Raises InvalidConfig.
+    """
+    scheme, place, tls = _asked_for(address)
+    host, port = host_and_port(place)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise InvalidConfig(f"cannot listen at {address}: {error}") from error
-    shown = f"[{host}]" if ":" in host else host
-    return listening, f"{TCP}{shown}:{listening.getsockname()[1]}"
+    name = socket.gethostname() if host in _EVERY else host
+    shown = f"[{name}]" if ":" in name else name
+    return Listening(listening, f"{scheme}{shown}:{listening.getsockname()[1]}", tls)
 
 
-def connect(url: str, timeout: float) -> socket.socket:
-    """A connection to a worker. Raises OSError."""
+def connect(url: str, timeout: float, ca: bytes | None = None) -> socket.socket:
+    """A connection to a worker. `ca` is what TLS trusts, PEM; None: what the system does. Raises OSError."""
     if url.startswith(UNIX):
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -69,9 +91,17 @@ def connect(url: str, timeout: float) -> socket.socket:
             connection.close()
             raise
         return connection
-    connection = socket.create_connection(host_and_port(url.removeprefix(TCP)), timeout)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
+    host, port = host_and_port(url[len(TCP) :])
+    connection = socket.create_connection((host, port), timeout)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if url.startswith(TCP):
+            return connection
+        context = ssl.create_default_context(cadata=None if ca is None else ca.decode())
+        return context.wrap_socket(connection, server_hostname=host)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def is_reachable(url: str) -> bool:
@@ -101,6 +131,42 @@ def host_and_port(text: str) -> tuple[str, int]:
     if found is None or int(found[3]) > 65_535:
         raise InvalidConfig(f"expected host:port, got {text!r}")
     return found[1] or found[2], int(found[3])
+
+
+def _asked_for(address: str) -> tuple[str, str, ssl.SSLContext | None]:
+    """Scheme, host:port, and what TLS needs. In clear, other machines must have been meant."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    options = dict(parse_qsl(parts.query))
+    if parts.scheme == "tls" and options.keys() == {"certificate", "key"}:
+        return TLS, parts.netloc, _tls(**options)
+    if parts.scheme not in ("", "tcp") or options or parts.path:
+        raise InvalidConfig(
+            f"expected host:port, tcp://host:port or tls://host:port?certificate=…&key=…, got {address!r}"
+        )
+    if not parts.scheme and not _is_of_this_machine(host_and_port(parts.netloc)[0]):
+        raise InvalidConfig(
+            f"{address} can be reached from other machines, and in clear anybody on the way can read "
+            f"token and data: say tls://{address}?certificate=…&key=…, or tcp://{address} if you trust them"
+        )
+    return TCP, parts.netloc, None
+
+
+def _is_of_this_machine(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _tls(certificate: str, key: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        raise InvalidConfig(f"cannot use {certificate} with {key}: {error}") from error
+    return context
 
 
 def _folder(log: Path | None) -> Path:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
-from changelog.errors import InvalidRequest, OwnerUnavailable
+from changelog.errors import InvalidRequest, OwnerUnavailable, Unauthenticated
 from framework.querying import endpoint as endpoints
 from framework.querying import sockets
 from framework.querying.connections import Connections
@@ -38,7 +40,7 @@ from framework.querying.messages import (
 from framework.querying.provider import StoreProvider
 from statestore import open_store
 from statestore.keys import key_codec
-from tests.queries.shop import Total, shop
+from tests.queries.shop import Running, Total, shop
 
 Eventually = Callable[..., None]
 TOKEN = "a token of enough letters"
@@ -247,3 +249,107 @@ def test_a_forked_child_is_refused(endpoint: Endpoint) -> None:
     clients._pid = os.getpid() + 1  # as if it were the parent's
     with pytest.raises(sl.Fenced, match=r"call connect\(\) in it"):
         clients.ask(endpoint.urls[0], Count("x", [1]), Counted, 10.0)
+
+
+# Over TCP --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def beyond() -> Iterator[Endpoint]:
+    made = Endpoint(None, "127.0.0.1:0", TOKEN)
+    made.start(answer)
+    yield made
+    made.close()
+
+
+def test_over_tcp_there_is_nothing_without_the_token(beyond: Endpoint) -> None:
+    here, there = beyond.urls
+    assert there.startswith("tcp://127.0.0.1:")
+    request = Count("x", [1])
+    for token, refusal in (("", "asks for a token"), ("another", "does not accept this token")):
+        strangers = Connections(token)
+        with pytest.raises(Unauthenticated, match=refusal):
+            strangers.ask(there, request, Counted, 10.0)
+        assert strangers.ask(here, request, Counted, 10.0) == Counted({1: 1})
+        strangers.close()
+    friends = Connections(TOKEN)
+    assert friends.ask(there, request, Counted, 10.0) == Counted({1: 1})
+    friends.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "refusal"),
+    [
+        ("0.0.0.0:0", "can be reached from other machines"),
+        ("db.example:0", "can be reached from other machines"),
+        ("127.0.0.1", "expected host:port"),
+        ("127.0.0.1:99999", "expected host:port"),
+        ("http://127.0.0.1:1", r"expected host:port, tcp://"),
+        ("tls://127.0.0.1:1", r"expected host:port, tcp://"),
+        ("tls://127.0.0.1:1?certificate=none.pem&key=none.pem", "cannot use none.pem"),
+        ("192.0.2.1:0", "can be reached"),
+        ("tcp://192.0.2.1:0", "cannot listen at"),
+    ],
+)
+def test_an_address_that_will_not_do_is_refused_and_leaves_no_socket(
+    address: str, refusal: str, tmp_path: Path
+) -> None:
+    with pytest.raises(sl.InvalidConfig, match=refusal):
+        Endpoint(tmp_path, address, TOKEN)
+    assert not list(tmp_path.glob("queries/*"))
+
+
+def test_without_a_token_it_does_not_listen() -> None:
+    with pytest.raises(sl.InvalidConfig, match="need a token: set STRANDLINE_TOKEN"):
+        Endpoint(None, "127.0.0.1:0", "")
+
+
+def test_all_addresses_are_told_as_this_machine_s_name() -> None:
+    made = Endpoint(None, "tcp://0.0.0.0:0", TOKEN)
+    assert made.urls[1].startswith(f"tcp://{socket.gethostname()}:")
+    made.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+def test_over_tls_the_worker_must_be_who_it_says(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        + ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost"]
+        + ["-addext", "subjectAltName=DNS:localhost"],
+        check=True,
+        capture_output=True,
+    )
+    made = Endpoint(None, f"tls://localhost:0?certificate={certificate}&key={key}", TOKEN)
+    made.start(answer)
+    url = made.urls[1]
+    trusting = Connections(TOKEN, certificate.read_bytes())
+    for n in range(3):
+        assert trusting.ask(url, Count("x", [n]), Counted, 10.0) == Counted({n: 1})
+    doubting = Connections(TOKEN)
+    with pytest.raises(OwnerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        doubting.ask(url, Count("x", [1]), Counted, 10.0)
+    doubting.close()
+    made.close()
+    with pytest.raises(OwnerUnavailable):
+        trusting.ask(url, Count("x", [1]), Counted, 10.0)
+    trusting.close()
+
+
+def test_a_worker_on_another_machine_is_asked_over_tcp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    """Its Unix socket cannot be seen from here."""
+    monkeypatch.setenv("STRANDLINE_TOKEN", TOKEN)
+    running = Running(str(tmp_path / "log"), application_server="127.0.0.1:0")
+    running.made.sales.append([("york", 3)])
+    with sl.connect(running.made.app.broker) as connection:
+        monkeypatch.setattr(sockets, "is_reachable", lambda url: not url.startswith("unix"))
+        totals = connection.store("shop/totals")
+        eventually(lambda: totals["york"] == Total(1, 3), what="the sale counted")
+        assert {url[:6] for url in totals._fleet._urls} == {"tcp://"}
+    stranger = sl.connect(running.made.app.broker, token="not this one at all")
+    with stranger, pytest.raises(Unauthenticated):
+        stranger.store("shop/totals").get("york")
+    running.stop()
+    running.made.app.close()
