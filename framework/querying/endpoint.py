@@ -64,10 +64,8 @@ class Endpoint:
         self._clients: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = False
-        if listen is not None and not token:
-            raise InvalidConfig(
-                f"queries at {listen} need a token: set STRANDLINE_TOKEN, for the worker and its clients"
-            )
+        if listen is not None:
+            _check_token(token, listen)
         try:
             self._listening.append(sockets.listen_here(log))
         except StorageFailed as error:
@@ -202,6 +200,16 @@ class Endpoint:
     def _thread(self, target: Callable[..., None], *arguments: object) -> None:
         name = f"strandline-query-{target.__name__.strip('_')}"
         threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
+
+
+def _check_token(token: str, listen: str) -> None:
+    from changelog.flight.serve import MIN_TOKEN  # it imports Flight
+
+    if len(token) < MIN_TOKEN:
+        raise InvalidConfig(
+            f"queries at {listen} need a token of {MIN_TOKEN} characters or more, got {len(token)}: set "
+            f"STRANDLINE_TOKEN, for the worker and its clients"
+        )
 
 
 def _failed(error: Exception) -> Failure:

@@ -299,9 +299,10 @@ def test_an_address_that_will_not_do_is_refused_and_leaves_no_socket(
     assert not list(tmp_path.glob("queries/*"))
 
 
-def test_without_a_token_it_does_not_listen() -> None:
-    with pytest.raises(sl.InvalidConfig, match="need a token: set STRANDLINE_TOKEN"):
-        Endpoint(None, "127.0.0.1:0", "")
+@pytest.mark.parametrize("token", ["", "a short one"])
+def test_without_a_good_token_it_does_not_listen(token: str) -> None:
+    with pytest.raises(sl.InvalidConfig, match="a token of 16 characters or more"):
+        Endpoint(None, "127.0.0.1:0", token)
 
 
 def test_all_addresses_are_told_as_this_machine_s_name() -> None:
