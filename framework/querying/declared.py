@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cache
@@ -132,9 +132,7 @@ def form_of(name: str, told: Described | None, key: Any, value: Any) -> Form:
     if told is None:
         return Form(name, keys, MessagePack())
     if told.figures is not None:
-        figures = Aggregates(
-            **{each: Aggregate(kind, column) for each, (kind, column) in told.figures.items()}  # type: ignore[arg-type]
-        )
+        figures = _aggregates(told.figures)
         return Form(name, keys, Typed(figures.state), figures.result, default)
     if told.form == "serde":
         raise InvalidConfig(
@@ -142,6 +140,14 @@ def form_of(name: str, told: Described | None, key: Any, value: Any) -> Form:
             f"give it, or a type: store({name!r}, value=…)"
         )
     return Form(name, keys, _serde(told), None, default)
+
+
+def _aggregates(figures: Mapping[str, tuple[str, str | None]]) -> Aggregates:
+    """The aggregates that a worker has told of. Raises InvalidRequest."""
+    try:
+        return Aggregates(**{name: Aggregate(*one) for name, one in figures.items()})  # type: ignore[arg-type]
+    except (LookupError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"{figures!r:.200} are no aggregates that are known here") from error
 
 
 def likely_partition(key: Any, count: int) -> int:

@@ -45,9 +45,12 @@ from changelog.schema import decode_schemas
 from changelog.storage import MemoryStorage
 from framework.codecs import value_codec
 from framework.container.positions import position_of
+from framework.querying import messages as queries
+from framework.querying.declared import form_of
 from statestore.engine import Position
 from statestore.keys import decode_key, key_codec
 from statestore.serdes import topic_key_serde, value_serde
+from statestore.spec import UNSET
 from tests.damage.material import CLOCK_MS, Material, ask, load, make
 from tests.hostile.bombs import batch, compressed
 
@@ -246,6 +249,37 @@ def read_request(data: bytes) -> None:
     kinds += [messages.StreamHeader, messages.FetchedHeader, messages.Hello, messages.Failure]
     if data:
         messages.decode(data[1:], kinds[data[0] % len(kinds)])
+
+
+QUERY_KINDS = (queries.Hello, queries.Welcome, queries.Request, queries.Answer, queries.Failure)
+
+
+def read_query(data: bytes) -> None:
+    """The first byte chooses which message between a client and a worker it is."""
+    if data:
+        said = queries.decode(data[1:], QUERY_KINDS[data[0] % len(QUERY_KINDS)])
+        if isinstance(said, queries.Described):
+            form_of("app/store", said, UNSET, UNSET)
+
+
+def query_seeds() -> list[bytes]:
+    at = ("0" * 32, 5)
+    figures = {"n": ("count", None), "worst": ("max", "delay")}
+    said: list[tuple[int, queries.Wire]] = [
+        (0, queries.Hello(1, "token")),
+        (1, queries.Welcome(1)),
+        (2, queries.Describe("app/store")),
+        (2, queries.Get("app/store", [0, 1], [b"k"], {0: at})),
+        (2, queries.Scan("app/store", 0, b"a", None, False, 10, at)),
+        (2, queries.Count("app/store", [0])),
+        (3, queries.Described(["t"], "int", "typed", "m:C", None, b"d")),
+        (3, queries.Described(["t"], ["tuple", ["str"], False], "typed", "", figures, None)),
+        (3, queries.Got([queries.Values(0, [b"v", None], at)])),
+        (3, queries.Scanned(True, [(b"k", b"v")], (b"l", None), at)),
+        (3, queries.Counted({0: 5})),
+        (4, queries.Failure("DiskFull", "full")),
+    ]
+    return [bytes([kind]) + queries.encode(message)[queries.HEAD :] for kind, message in said]
 
 
 def request_seeds() -> list[bytes]:
@@ -458,6 +492,7 @@ def targets() -> dict[str, Target]:
         "transaction": Target(read_transaction, transaction_seeds()),
         "offset": Target(read_offset, offset_seeds()),
         "request": Target(read_request, request_seeds()),
+        "query": Target(read_query, query_seeds()),
         "hello": Target(read_hello, [messages.encode(messages.Hello(1, 7, "x"))]),
         "error": Target(read_error, [messages.encode(messages.Failure("DiskFull", "full"))]),
         "small-append": Target(read_small_append, small_append_seeds()),
