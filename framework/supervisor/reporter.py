@@ -88,8 +88,13 @@ class Reporter:
 
     def restoring(self, progress: RestoreProgress) -> None:
         """Note how far stores have come."""
+        self._notice_worker()  # here at the latest: all of the run may be over before the next report
         left = None if progress.done else Restoring(progress.records, progress.remaining)
         self._restoring = left
+
+    def _notice_worker(self) -> None:
+        """An app has its worker only as long as it runs."""
+        self._worker = (self._app and self._app._worker) or self._worker
 
     # The supervisor's end -------------------------------------------------------------
 
@@ -122,7 +127,7 @@ class Reporter:
 
     def _now(self) -> Report:
         app = self._app
-        self._worker = (app and app._worker) or self._worker
+        self._notice_worker()
         if app is None or self._worker is None:
             return Report()
         status = self._worker.status()
