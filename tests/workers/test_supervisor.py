@@ -312,7 +312,7 @@ def supervise(*program: str, workers: int = 2, **options: Any) -> tuple[Outcome,
 
 def test_workers_that_die_at_once_are_started_less_and_less_often_and_then_given_up() -> None:
     outcome, told = supervise(
-        "import sys; sys.exit('no such database')", backoff=Backoff(first=0.05, longest=0.4)
+        "import sys; sys.exit('no such database')", backoff=Backoff(first=0.05)
     )
     assert "5 times in a row" in outcome.failure
     assert outcome.failure.endswith("ended with status 1, saying: no such database")
