@@ -10,7 +10,6 @@ import sys
 import threading
 from collections import deque
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 import polars as pl
@@ -101,12 +100,7 @@ class Stage:
         self._pump.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._pump.join(10)
         for worker in self.workers:
