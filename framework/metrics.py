@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.parse import urlsplit
 
 from changelog.errors import InvalidConfig
+from changelog.hosts import bracketed
 from changelog.metrics import CONTENT_TYPE, Reading, exposition
 
 _log = logging.getLogger("strandline")
@@ -96,11 +97,6 @@ def parse(address: str) -> tuple[str, int]:
             f"metrics are served at HOST:PORT, as {DEFAULT_HOST}:{DEFAULT_PORT}; got {address!r}"
         )
     return host or DEFAULT_HOST, DEFAULT_PORT if port is None else port
-
-
-def bracketed(host: str) -> str:
-    """As it stands before a port: an address with colons in brackets."""
-    return f"[{host}]" if ":" in host else host
 
 
 class _Server(HTTPServer):

@@ -21,6 +21,7 @@ from changelog.flight.client import DEADLINE, FlightBroker
 from changelog.flight.connection import Target
 from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.flight.failover import FailoverBroker, Link
+from changelog.hosts import bracketed
 
 DEFAULT_PORT = 7361
 
@@ -100,8 +101,7 @@ def host_port(text: str) -> str:
         host, port = None, None
     if not host or "@" in text:
         raise InvalidConfig(f"expected host:port, got {text!r}")
-    bracketed = f"[{host}]" if ":" in host else host
-    return f"{bracketed}:{DEFAULT_PORT if port is None else port}"
+    return f"{bracketed(host)}:{DEFAULT_PORT if port is None else port}"
 
 
 def read_pem(path: str | os.PathLike[str]) -> bytes:

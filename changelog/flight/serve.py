@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 import threading
@@ -18,6 +17,7 @@ from changelog.flight.client import DEADLINE
 from changelog.flight.failover import FailoverBroker
 from changelog.flight.metrics import CLIENTS
 from changelog.flight.server import FlightEndpoint, Tls
+from changelog.hosts import is_loopback
 from changelog.metrics import Reading
 
 MIN_TOKEN = 16
@@ -115,9 +115,4 @@ def is_seen_by_others(listen: str) -> bool:
     (True, False)
     """
     host = host_port(listen).rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return False
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return True
+    return not is_loopback(host)

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from changelog.errors import InvalidConfig
+from changelog.hosts import bracketed
 from framework.cli import output
-from framework.metrics import HIGHEST_PORT, Collect, bracketed, parse, served
+from framework.metrics import HIGHEST_PORT, Collect, parse, served
 
 MetricsOption = Annotated[
     str | None,

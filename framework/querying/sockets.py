@@ -10,7 +10,6 @@ A socket gets its name when it listens, so what has a name and refuses is dead, 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import re
 import secrets
@@ -24,6 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 from changelog.embedded.names import QUERIES
 from changelog.errors import InvalidConfig, from_os_error
 from changelog.flight.endpoint import MAX_SOCKET_PATH
+from changelog.hosts import bracketed, is_loopback
 
 UNIX, TCP, TLS = "unix://", "tcp://", "tls://"
 BACKLOG = 128
@@ -76,8 +76,7 @@ def listen_beyond(address: str) -> Listening:
     except OSError as error:
         raise InvalidConfig(f"cannot listen at {address}: {error}") from error
     name = socket.gethostname() if host in _EVERY else host
-    shown = f"[{name}]" if ":" in name else name
-    return Listening(listening, f"{scheme}{shown}:{listening.getsockname()[1]}", tls)
+    return Listening(listening, f"{scheme}{bracketed(name)}:{listening.getsockname()[1]}", tls)
 
 
 def connect(url: str, timeout: float, ca: bytes | None = None) -> socket.socket:
@@ -143,21 +142,12 @@ def _asked_for(address: str) -> tuple[str, str, ssl.SSLContext | None]:
         raise InvalidConfig(
             f"expected host:port, tcp://host:port or tls://host:port?certificate=…&key=…, got {address!r}"
         )
-    if not parts.scheme and not _is_of_this_machine(host_and_port(parts.netloc)[0]):
+    if not parts.scheme and not is_loopback(host_and_port(parts.netloc)[0]):
         raise InvalidConfig(
             f"{address} can be reached from other machines, and in clear anybody on the way can read "
             f"token and data: say tls://{address}?certificate=…&key=…, or tcp://{address} if you trust them"
         )
     return TCP, parts.netloc, None
-
-
-def _is_of_this_machine(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _tls(certificate: str, key: str) -> ssl.SSLContext:
