@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import strandline as sl
+from tests.workers.threads import InThread
 
 PARTITIONS = 4
 POISON = "poison"
@@ -74,34 +75,16 @@ def shop(log: Any, **options: Any) -> Shop:
     return made
 
 
-class Running:
-    """A worker in a thread of its own."""
+class Running(InThread):
+    """A worker of the shop."""
 
     def __init__(self, log: Any, state: Path | None = None, **options: Any) -> None:
         self.made = shop(log, state_dir=state, **options)
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.made.app.run(progress=False)
-        except BaseException as error:
-            self.error = error
-
-    @property
-    def numbers(self) -> list[int]:
-        """The partitions that it works on."""
-        worker = self.made.app._worker
-        return sorted(i.partition for i in list(worker.instances)) if worker else []
+        super().__init__(self.made.app, "tally")
 
     def stop(self) -> None:
         self.made.gate.set()
-        self.made.app.stop()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-        if self.error is not None:
-            raise self.error
+        super().stop()
 
 
 def main() -> None:

@@ -76,6 +76,11 @@ def pipeline(log: Any, **options: Any) -> Pipeline:
     return Pipeline(app, words, figures, letters, per_word, per_letter)
 
 
+def some(count: int, start: int = 0) -> list[tuple[str, int]]:
+    """So many words, with the values from `start` on."""
+    return [(f"{'abcdefgh'[n % 8]}{n % 40}", n) for n in range(start, start + count)]
+
+
 def wrong(sent: Mapping[str, list[Figures]], given: Mapping[str, list[int]]) -> list[str]:
     """What is wrong with the outputs of one stage, by key: lost, doubled, or a figure that is off.
 

@@ -9,7 +9,7 @@ import pytest
 
 import changelog
 from changelog.errors import StrandlineError
-from tests.workers.pipeline import Pipeline, judge, pipeline
+from tests.workers.pipeline import Pipeline, judge, pipeline, some
 from tests.workers.processes import Process, ending, worker
 
 Eventually = Callable[..., None]
@@ -45,8 +45,7 @@ class Cluster:
         return new
 
     def write(self, count: int) -> None:
-        start = len(self.given)
-        more = [(f"{'abcdefgh'[n % 8]}{n % 40}", n) for n in range(start, start + count)]
+        more = some(count, start=len(self.given))
         self.made.words.append(more)
         self.given += more
 

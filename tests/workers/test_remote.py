@@ -9,8 +9,8 @@ import pytest
 
 from changelog.errors import Unauthenticated
 from changelog.flight.serve import serve
-from tests.workers.pipeline import PARTITIONS, judge, pipeline
-from tests.workers.test_sharing import Running, some
+from tests.workers.pipeline import PARTITIONS, judge, pipeline, some
+from tests.workers.test_sharing import Running
 
 Eventually = Callable[..., None]
 TOKEN = "sixteen-or-more-characters"

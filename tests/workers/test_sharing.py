@@ -14,7 +14,8 @@ import changelog
 import strandline as sl
 from changelog.log import Log
 from framework.cli.reset import carry_out, plan_for
-from tests.workers.pipeline import PARTITIONS, Pipeline, judge, pipeline
+from tests.workers.pipeline import PARTITIONS, Pipeline, judge, pipeline, some
+from tests.workers.threads import InThread
 
 Eventually = Callable[..., None]
 
@@ -25,39 +26,13 @@ def log(tmp_path: Path) -> Iterator[Log]:
         yield opened
 
 
-class Running:
-    """A worker in a thread of its own."""
+class Running(InThread):
+    """A worker of the pipeline."""
 
     def __init__(self, log: Log | str, state: Path, **options: Any) -> None:
         settings = {"commit_interval_ms": 10, "session_timeout_ms": 1_000, **options}
         self.made: Pipeline = pipeline(log, state_dir=state, **settings)
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.made.app.run(progress=False)
-        except BaseException as error:
-            self.error = error
-
-    @property
-    def numbers(self) -> list[int]:
-        """The partitions of `words` that it works on."""
-        worker = self.made.app._worker
-        instances = list(worker.instances) if worker else []
-        return sorted(i.partition for i in instances if i.spec.name == "tally")
-
-    def stop(self) -> None:
-        self.made.app.stop()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-        if self.error is not None:
-            raise self.error
-
-
-def some(count: int, start: int = 0) -> list[tuple[str, int]]:
-    return [(f"{'abcdefgh'[n % 8]}{n % 40}", n) for n in range(start, start + count)]
+        super().__init__(self.made.app, "tally")
 
 
 def test_workers_come_and_go_and_each_record_counts_once(

@@ -12,8 +12,8 @@ from changelog.embedded.groups.group import Group
 from changelog.groups import Subscription
 from changelog.log import Log
 from changelog.records import TopicPartition
-from tests.workers.pipeline import PARTITIONS, judge
-from tests.workers.test_sharing import Running, some
+from tests.workers.pipeline import PARTITIONS, judge, some
+from tests.workers.test_sharing import Running
 
 Eventually = Callable[..., None]
 

@@ -31,7 +31,7 @@ from framework.supervisor.reporter import Reporter
 from framework.supervisor.slots import Rate, Row
 from framework.supervisor.supervisor import Outcome, Supervisor
 from framework.supervisor.view import LiveTable, Summaries
-from tests.workers.pipeline import Pipeline, judge, pipeline
+from tests.workers.pipeline import Pipeline, judge, pipeline, some
 from tests.workers.processes import ROOT, Process, ending
 
 Eventually = Callable[..., None]
@@ -68,8 +68,7 @@ class Supervised:
         return self._made
 
     def write(self, count: int) -> None:
-        start = len(self.given)
-        more = [(f"{'abcdefgh'[n % 8]}{n % 40}", n) for n in range(start, start + count)]
+        more = some(count, start=len(self.given))
         self.made.words.append(more)
         self.given += more
 
