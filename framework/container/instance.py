@@ -89,6 +89,11 @@ class TaskInstance:
         return self.failure is not None
 
     @property
+    def needs_commit(self) -> bool:
+        """Whether one of its stores has changed so much that it asks for a commit."""
+        return any(store.needs_commit for store in self.all_stores)
+
+    @property
     def has_input(self) -> bool:
         """Whether there is something to handle."""
         return not self.has_failed() and any(source.pending for source in self.inputs)

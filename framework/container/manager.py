@@ -161,8 +161,9 @@ class TaskManager:
 
     def follow(self, partitions: Partitions) -> None:
         """Keep copies of the stores of these, which others hold."""
-        self.stands_by = partitions
-        self._standbys.follow(self._changelogs(partitions))
+        if partitions != self.stands_by:
+            self.stands_by = partitions
+            self._standbys.follow(self._changelogs(partitions))
 
     @property
     def copies(self) -> dict[TopicPartition, int]:

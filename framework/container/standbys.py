@@ -60,8 +60,6 @@ class Standbys:
 
     def follow(self, wanted: Wanted) -> None:
         """Keep copies of these, and of no others."""
-        if wanted.keys() == self._wanted.keys():
-            return
         self._wanted = dict(wanted)
         self._woken.set()
         if self._thread is None and wanted:

@@ -77,7 +77,6 @@ class Worker:
         self._seat = seat
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
-        self._idle = threading.Event()
         self._outage = Outage(clock)
         self._intact = False
         """Whether stores can be written, so that rewinding is enough after a failure."""
@@ -186,8 +185,7 @@ class Worker:
 
     def stop(self) -> None:
         """Let `run` end after a last commit; may be called from any thread or signal handler."""
-        self._stopping = True
-        self._idle.set()
+        self._stopping = True  # and no lock is taken: it may be a signal within a wait
 
     def close(self) -> None:
         """Let go of stores, producer and place; what is not committed is forgotten."""
@@ -229,11 +227,14 @@ class Worker:
     @property
     def commit_is_due(self) -> bool:
         """Whether time, records or memory ask for a commit."""
-        if self._since_commit >= self.options.commit_records:
-            return True
-        if self._clock.monotonic() >= self._next_commit:
-            return True
-        return any(store.needs_commit for i in self.instances for store in i.all_stores)
+        return self._is_time or any(i.needs_commit for i in self.instances)
+
+    @property
+    def _is_time(self) -> bool:
+        return (
+            self._since_commit >= self.options.commit_records
+            or self._clock.monotonic() >= self._next_commit
+        )
 
     @property
     def has_uncommitted(self) -> bool:
@@ -308,16 +309,18 @@ class Worker:
         except MemberFenced as error:
             self._lost(error)
             return
-        if surplus := self._tasks.held - allowed:
+        held = self._tasks.held
+        if surplus := held - allowed:
             self.commit()
             if self._seat.place is not place:
                 return
             self._tasks.close(surplus)
-            place.holds(self._tasks.held)
-        if missing := allowed - self._tasks.held:
+            held = self._tasks.held
+            place.holds(held)
+        if missing := allowed - held:
             place.holds(allowed)
             self._tasks.open(missing)
-        self._tasks.follow(place.standbys() - self._tasks.held)
+        self._tasks.follow(place.standbys() - allowed)
         for instance in self._tasks.ready():
             self._drive(instance, instance.start())
 
@@ -374,7 +377,7 @@ class Worker:
             yield instance
             self._turns += 1
             instance.turn = self._turns
-            if self.commit_is_due:
+            if self._is_time or instance.needs_commit:  # the others have not changed
                 break
 
     def _handle_async(self, ready: Sequence[TaskInstance], limit: int | None, before: int) -> int:
@@ -411,7 +414,7 @@ class Worker:
         if self._tasks.is_opening:
             self._tasks.wait(seconds)
         else:
-            self._idle.wait(seconds)
+            threading.Event().wait(seconds)
 
     # Going back -----------------------------------------------------------------------
 
