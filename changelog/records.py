@@ -152,6 +152,8 @@ class PartitionOffsets:
     leader_epoch: int
     epochs: tuple[tuple[int, int], ...] = ()
     """(leader epoch, its first offset), in order: what KIP-320 checks for divergence."""
+    purged_end: int = 0
+    """Below it tombstones may be gone: who builds state and has read less than that starts over."""
 
     def epoch_end(self, leader_epoch: int) -> int:
         """Where the records of `leader_epoch` end (Kafka's OffsetForLeaderEpoch).

@@ -12,6 +12,7 @@ from changelog.storage import Storage
 
 KIND = "manifest"
 STILL_OPEN = -1
+NO_HORIZON = -1
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """An offset, or a number of things."""
@@ -27,6 +28,8 @@ class SegmentEntry(msgspec.Struct, kw_only=True):
     size: Figure = STILL_OPEN
     end_offset: Figure = STILL_OPEN
     max_timestamp: int = STILL_OPEN
+    delete_horizon: int = NO_HORIZON
+    """The earliest of its frames' (ms since 1970): before then there is no tombstone or marker to remove."""
 
     @property
     def name(self) -> SegmentName:
@@ -49,6 +52,10 @@ class Manifest(msgspec.Struct, kw_only=True):
     )
     """(leader epoch, its first offset), in order."""
     segments: list[SegmentEntry] = msgspec.field(default_factory=list)
+    clean_end: Count = 0
+    """Below it no key has two records: how far cleaning has come (Kafka's cleaner-offset-checkpoint)."""
+    purged_end: Count = 0
+    """Below it tombstones may have been removed: who has read less than that starts over."""
 
     @property
     def leader_epoch(self) -> int:

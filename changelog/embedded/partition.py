@@ -136,6 +136,7 @@ class Partition:
                 self.topic_id,
                 self.manifest.leader_epoch,
                 tuple(self.manifest.epochs),
+                self.manifest.purged_end,
             )
 
     # Appending ------------------------------------------------------------------------
