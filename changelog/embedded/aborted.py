@@ -43,11 +43,17 @@ class AbortedTransactions:
 
     def covers(self, producer_id: int, base_offset: int) -> bool:
         """Whether the producer's batch at `base_offset` was aborted."""
+        return self.marker_of(producer_id, base_offset) is not None
+
+    def marker_of(self, producer_id: int, base_offset: int) -> int | None:
+        """Offset of the marker that aborted the producer's batch at `base_offset`; None: it was not."""
         spans = self._by_producer.get(producer_id)
         if not spans:
-            return False
+            return None
         index = bisect_right(spans, (base_offset, _FOREVER)) - 1
-        return index >= 0 and base_offset < spans[index][1]
+        if index < 0 or base_offset >= spans[index][1]:
+            return None
+        return spans[index][1]
 
     def ending_in(self, start: int, end: int) -> list[EndedTransaction]:
         """Those whose marker lies in [start, end)."""

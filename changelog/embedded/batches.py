@@ -17,9 +17,10 @@ def batch_of(frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchem
     payload = payload_bytes(frame.data, frame.position, header, where)
     columns = decode(header, payload, schemas.type_of(header.schema_id, where), where)
     columns = upgrade(columns, schemas.latest_type)
-    sparse = None
+    sparse, base = None, header.base_offset
     if columns.schema.names[-1] == "offset":
         sparse = columns.column("offset")
+        base = int(sparse[0].as_py())
         columns = columns.select(columns.schema.names[:-1])
     topic, number = partition
-    return Batch(topic, number, header.base_offset, columns, header.leader_epoch, sparse)
+    return Batch(topic, number, base, columns, header.leader_epoch, sparse)

@@ -41,6 +41,7 @@ ROWS_BELOW = 32
 """Batches with fewer records are kept as rows: an Arrow message of one record costs 560 bytes."""
 
 _ZEROS = bytes(64)
+_OFFSET = pa.field("offset", pa.int64(), nullable=False)
 
 
 class Payload(NamedTuple):
@@ -81,19 +82,24 @@ def encode(
     schema_id: int = 0,
     compression: str = "none",
     log_append_time: bool = False,
+    offsets: pa.Int64Array | None = None,
 ) -> Payload:
     """Encode a batch of at least one record (schema: see changelog.records).
 
-    `compression` is none, lz4 or zstd. Raises InvalidRecord for other columns, RecordTooLarge.
+    `compression` is none, lz4 or zstd; `offsets` are the records' where they do not follow one
+    another. Raises InvalidRecord for other columns, RecordTooLarge.
     """
     attributes = check_columns(columns)
     if log_append_time:
         attributes |= Attributes.LOG_APPEND_TIME
     timestamps = columns.column(0)
-    if schema_id == 0 and columns.num_rows < ROWS_BELOW:
+    if schema_id == 0 and columns.num_rows < ROWS_BELOW and offsets is None:
         kind, start = Kind.ROWS, HEADER_SIZE
         message: Any = _rows_message(columns)
     else:
+        if offsets is not None:
+            attributes |= Attributes.OFFSETS
+            columns = columns.append_column(_OFFSET, offsets)
         kind, message = Kind.ARROW, _arrow_message(columns, compression)
         body = 8 + int.from_bytes(message[4:8], "little")
         start = padded(HEADER_SIZE + body) - body
@@ -115,6 +121,12 @@ def encode_marker(*, commit: bool, coordinator_epoch: int, timestamp: int) -> Pa
     return _payload(
         Kind.CONTROL, Attributes.TRANSACTIONAL, 1, timestamp, timestamp, 0, message, HEADER_SIZE
     )
+
+
+def encode_nothing(header: FrameHeader) -> Payload:
+    """No records, where `header` had some: only their producer's sequence and epoch are left."""
+    times = header.base_timestamp, header.max_timestamp
+    return _payload(Kind.EMPTY, 0, 0, *times, 0, b"", HEADER_SIZE)
 
 
 def _payload(
@@ -182,6 +194,24 @@ def frame_parts(
     return header, [pack_header(header), *payload.parts]
 
 
+def refilled(header: FrameHeader, payload: Payload) -> tuple[FrameHeader, list[Any]]:
+    """The frame with the place, the producer and the leader epoch of `header`, and other records."""
+    transactional = header.attributes & Attributes.TRANSACTIONAL
+    header = header._replace(
+        payload_crc=payload.crc,
+        length=payload.frame_size,
+        kind=payload.kind,
+        attributes=payload.attributes | transactional,
+        record_count=payload.record_count,
+        base_timestamp=payload.base_timestamp,
+        max_timestamp=payload.max_timestamp,
+        schema_id=payload.schema_id,
+        payload_start=payload.start,
+        payload_size=payload.size,
+    )
+    return header, [pack_header(header), *payload.parts]
+
+
 def payload_bytes(data: memoryview, position: int, header: FrameHeader, where: str) -> memoryview:
     """The payload of the frame at `position`, its checksum verified. Raises CorruptLog."""
     end = position + header.length
@@ -200,7 +230,7 @@ def decode(
     """The columns of a data frame whose values have type `value`, with `offset` last if sparse."""
     schema = columns_schema(value, headers=bool(header.attributes & Attributes.HEADERS))
     if header.attributes & Attributes.OFFSETS:
-        schema = schema.append(pa.field("offset", pa.int64(), nullable=False))
+        schema = schema.append(_OFFSET)
     try:
         if header.kind == Kind.ROWS:
             columns = _read_rows(payload, schema)

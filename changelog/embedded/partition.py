@@ -20,24 +20,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from changelog.config import TopicConfig
-from changelog.embedded import document
+from changelog.embedded import side_files
 from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.environment import Environment
 from changelog.embedded.format import FrameHeader
 from changelog.embedded.frame import Payload, encode_marker, frame_parts
 from changelog.embedded.manifest import Manifest, SegmentEntry
 from changelog.embedded.metrics import Written
-from changelog.embedded.names import SegmentName, producer_snapshot, snapshot_offset
+from changelog.embedded.names import SegmentName
 from changelog.embedded.producer_state import (
     BatchMeta,
     EndedTransaction,
-    ProducerEntry,
     ProducerStates,
     advance,
 )
@@ -54,8 +53,6 @@ from changelog.records import Appended, PartitionOffsets, ProducerIdentity, Topi
 from changelog.schema import ValueSchemas
 from changelog.storage import File
 
-SNAPSHOT_KIND = "producers"
-ABORTED_KIND = "aborted"
 MOST_FRAMES = 10_000
 """Of a segment. After a kill the last one of a partition is walked frame by frame, and small ones
 are many to the megabyte: without a bound taking over would last the longer the longer it went well."""
@@ -94,6 +91,8 @@ class Partition:
         """Of the topic's values, kept up to date by the topic."""
         self._manifest_in_doubt = False
         """Whether saving it has failed: the name may be the new one's, and not durable."""
+        self.cleaning = threading.Lock()
+        """Held by who rewrites segments, and by who removes the partition's folder."""
         self._refused: StrandlineError | None = None
         """Why nothing can be written: a failure, a deletion, the log's end."""
 
@@ -347,7 +346,7 @@ class Partition:
         storage, now = self.environment.storage, self.environment.clock.now_ms()
         entries = list(self.manifest.segments)
         if self.segments:
-            entries[-1] = self._close_active(entries[-1], start)
+            entries[-1] = self._close_active(start)
         name = SegmentName(start, self.manifest.next_generation)
         segment = Segment.create(storage, self.folder, name, now)
         storage.sync_dir(self.folder)  # or the manifest could name a file that a power cut takes
@@ -360,18 +359,15 @@ class Partition:
         self.segments = (*self.segments, segment)
         self.log_end = start
 
-    def _close_active(self, entry: SegmentEntry, next_base: int) -> SegmentEntry:
+    def _close_active(self, next_base: int) -> SegmentEntry:
         active = self.segments[-1]
         self._sync_file(active.file)
         active.save_index()
         self.save_aborted(active)
-        self.save_producers(next_base)
-        return msgspec.structs.replace(
-            entry,
-            size=active.size,
-            end_offset=active.end_offset,
-            max_timestamp=active.max_timestamp,
+        side_files.save_producers(
+            self.environment.storage, self.folder, next_base, self.producers.entries
         )
+        return active.entry()
 
     def _reserve(self, end: int) -> None:
         if end > self.manifest.reserved_end:
@@ -398,6 +394,43 @@ class Partition:
         self.environment.signal.ring()
         return list(dropped)
 
+    def new_segment_name(self, base_offset: int) -> SegmentName:
+        """For a segment that is to take the place of others; its number is given to nobody else."""
+        with self.lock:
+            name = SegmentName(base_offset, self.manifest.next_generation)
+            following = name.generation + 1
+            self.manifest = msgspec.structs.replace(self.manifest, next_generation=following)
+        return name
+
+    def replace_segments(
+        self, old: Sequence[Segment], new: Sequence[Segment], purged_end: int
+    ) -> bool:
+        """Put `new`, closed and durable, in the place of `old`, durably, which stay on the disk.
+
+        False if `old` are not all in the log any more: then nothing is changed. `purged_end` is one
+        past the last tombstone that is only in `old`.
+        """
+        with self.lock:
+            self.check_usable()
+            at = next((i for i, one in enumerate(self.segments) if one is old[0]), 0)
+            behind = at + len(old)
+            if self.segments[at:behind] != tuple(old):
+                return False
+            entries = list(self.manifest.segments)
+            entries[at:behind] = [segment.entry() for segment in new]
+            purged_end = max(self.manifest.purged_end, purged_end)
+            self._change_manifest(segments=entries, purged_end=purged_end)
+            self.segments = (*self.segments[:at], *new, *self.segments[behind:])
+        self.environment.signal.ring()
+        return True
+
+    def note_cleaned(self, end: int) -> None:
+        """Below `end` no key has two records, nor is there anything that was aborted, durably."""
+        with self.lock:
+            self.check_usable()
+            self._change_manifest(clean_end=end)
+            self.aborted = self.aborted.since(end)
+
     def _change_manifest(self, **changes: Any) -> None:
         """Save the manifest with changes; memory follows only once they are durable."""
         manifest = msgspec.structs.replace(self.manifest, **changes)
@@ -406,42 +439,11 @@ class Partition:
         self._manifest_in_doubt = False
         self.manifest = manifest
 
-    # Side files -----------------------------------------------------------------------
-
-    def save_producers(self, offset: int) -> None:
-        """Write the producer state as of `offset` and keep the last two such files."""
-        storage = self.environment.storage
-        document.save(
-            storage,
-            f"{self.folder}/{producer_snapshot(offset)}",
-            SNAPSHOT_KIND,
-            list(self.producers.entries.items()),
-        )
-        names = [n for n in storage.list_dir(self.folder) if snapshot_offset(n) is not None]
-        for name in names[:-2]:
-            storage.unlink(f"{self.folder}/{name}")
-
-    def load_producers(self, offset: int) -> ProducerStates:
-        """The producer state as of `offset`. Raises FileNotFoundError, CorruptLog."""
-        path = f"{self.folder}/{producer_snapshot(offset)}"
-        entries = document.load(
-            self.environment.storage, path, SNAPSHOT_KIND, list[tuple[int, ProducerEntry]]
-        )
-        return ProducerStates(dict(entries))
-
-    def save_aborted(self, segment: Segment) -> None:
-        """Write the aborted-transaction index of a segment that is being closed."""
-        ended = self.aborted.ending_in(segment.base_offset, segment.end_offset)
-        path = f"{self.folder}/{segment.name.aborted_file}"
-        document.save(self.environment.storage, path, ABORTED_KIND, ended)
-
-    def load_aborted(self, segment: Segment) -> Iterable[EndedTransaction]:
-        """Read what `save_aborted` wrote. Raises FileNotFoundError, CorruptLog."""
-        path = f"{self.folder}/{segment.name.aborted_file}"
-        rows: list[Any] = document.load(
-            self.environment.storage, path, ABORTED_KIND, list[tuple[int, int, int]]
-        )
-        return [EndedTransaction(*row) for row in rows]
+    def save_aborted(self, segment: Segment, since: int = 0) -> None:
+        """Write the aborted index of a segment that is closed, without what ended before `since`."""
+        start = max(segment.base_offset, since)
+        ended = self.aborted.ending_in(start, max(start, segment.end_offset))
+        side_files.save_aborted(self.environment.storage, self.folder, segment.name, ended)
 
     def retire(self) -> None:
         """The topic was deleted: nothing more is written."""

@@ -29,6 +29,7 @@ from changelog.embedded.partition import Partition
 from changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
 from changelog.embedded.scanning import CHUNK, Broken, durable_end_behind, scan
 from changelog.embedded.segment import LocatedFrame, Segment
+from changelog.embedded.side_files import load_aborted, load_producers, save_producers
 from changelog.errors import REPAIR, CorruptLog, FutureFormat, cause
 from changelog.records import ProducerIdentity
 from changelog.storage import Storage
@@ -113,12 +114,7 @@ def _open_segment(partition: Partition, entry: SegmentEntry) -> Segment:
             f"{REPAIR}"
         ) from None
     if not active:
-        segment.load_index(
-            size=entry.size,
-            end_offset=entry.end_offset,
-            max_timestamp=entry.max_timestamp,
-            interval=partition.config.index_interval_bytes,
-        )
+        segment.load(entry, partition.config.index_interval_bytes)
         segment.let_go()
     return segment
 
@@ -178,11 +174,12 @@ def _recover_state(partition: Partition) -> None:
     """
     # Not the records' time: a backfill of old ones would be forgotten at once.
     now = partition.environment.clock.now_ms()
+    storage, folder = partition.environment.storage, partition.folder
     start = _load_snapshots(partition)
     active = partition.segments[-1]
     for segment in partition.segments:
         if segment is active and segment.base_offset > start:
-            partition.save_producers(segment.base_offset)
+            save_producers(storage, folder, segment.base_offset, partition.producers.entries)
         if segment.end_offset > start:
             for frame in segment.frames(segment.index.position_of(start), CHUNK):
                 if frame.header.base_offset >= start:
@@ -193,12 +190,13 @@ def _recover_state(partition: Partition) -> None:
 
 def _load_snapshots(partition: Partition) -> int:
     """Load what is there; the offset from which frames must be replayed."""
+    storage = partition.environment.storage
     for offset in _snapshot_offsets(partition):
         try:
-            partition.producers = partition.load_producers(offset)
+            partition.producers = load_producers(storage, partition.folder, offset)
             for segment in partition.segments[:-1]:
                 if segment.base_offset < offset:
-                    for ended in partition.load_aborted(segment):
+                    for ended in load_aborted(storage, partition.folder, segment.name):
                         partition.aborted.add(ended)
             return offset
         except FutureFormat:

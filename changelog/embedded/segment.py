@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from changelog.embedded import document
-from changelog.embedded.format import FrameHeader
+from changelog.embedded.format import HEADER_SIZE, FrameHeader, unpack_header
 from changelog.embedded.frame import walk
+from changelog.embedded.manifest import NO_HORIZON, SegmentEntry
 from changelog.embedded.names import SegmentName
 from changelog.errors import REPAIR, CorruptLog
 from changelog.storage import File, Storage
@@ -126,6 +127,8 @@ class Segment:
         """How many `noted` was told of."""
         self.first_timestamp = _NO_TIME
         self.max_timestamp = _NO_TIME
+        self.delete_horizon = NO_HORIZON
+        """The earliest of its frames'."""
         self.index = SparseIndex()
         self._indexed_up_to = -(1 << 62)
 
@@ -139,7 +142,7 @@ class Segment:
     def open(
         cls, storage: Storage, folder: str, name: SegmentName, created_ms: int, *, writable: bool
     ) -> Segment:
-        """An existing segment; `noted` or `load_index` tell it what it holds."""
+        """An existing segment; `noted` or `load` tell it what it holds."""
         file = storage.open(f"{folder}/{name.log_file}", writable=writable)
         return cls(storage, folder, name, file, created_ms)
 
@@ -175,6 +178,12 @@ class Segment:
         if self.first_timestamp == _NO_TIME:
             self.first_timestamp = header.base_timestamp
         self.max_timestamp = max(self.max_timestamp, header.max_timestamp)
+        if header.delete_horizon != NO_HORIZON:
+            known = self.delete_horizon
+            earliest = (
+                header.delete_horizon if known == NO_HORIZON else min(known, header.delete_horizon)
+            )
+            self.delete_horizon = earliest
         self.size += header.length
         self.frames_noted += 1
         self.end_offset = header.last_offset + 1
@@ -214,8 +223,16 @@ class Segment:
         with contextlib.closing(file):
             file.append(document.pack(INDEX_KIND, self.index.dump()))
 
-    def load_index(self, *, size: int, end_offset: int, max_timestamp: int, interval: int) -> None:
+    def started_ms(self) -> int:
+        """Timestamp of the first record; of a closed segment it is read from the file once."""
+        if self.first_timestamp == _NO_TIME and self.size:
+            first = self.file.read(0, HEADER_SIZE)
+            self.first_timestamp = unpack_header(first, 0, self.path).base_timestamp
+        return self.first_timestamp
+
+    def load(self, entry: SegmentEntry, interval: int) -> None:
         """Take over a closed segment's figures from the manifest, and its index from its file."""
+        size = entry.size
         if self.file.size() != size:
             raise CorruptLog(
                 f"{self.path}: closed with {size} bytes, found {self.file.size()}; {REPAIR}"
@@ -223,7 +240,8 @@ class Segment:
         path = f"{self._folder}/{self.name.index_file}"
         try:
             self.index = SparseIndex.load(document.read(self._storage, path, INDEX_KIND), path)
-            self.size, self.end_offset, self.max_timestamp = size, end_offset, max_timestamp
+            self.size, self.end_offset = size, entry.end_offset
+            self.max_timestamp, self.delete_horizon = entry.max_timestamp, entry.delete_horizon
         except (FileNotFoundError, CorruptLog):
             self._rebuild(size, interval)
             self.save_index()
@@ -232,6 +250,18 @@ class Segment:
         self.size, self.index = 0, SparseIndex()
         for frame in self.frames(0, 1 << 20, end=size):
             self.noted(frame.header, interval)
+
+    def entry(self) -> SegmentEntry:
+        """How the manifest lists it, once it is closed."""
+        return SegmentEntry(
+            base_offset=self.base_offset,
+            generation=self.name.generation,
+            created_ms=self.created_ms,
+            size=self.size,
+            end_offset=self.end_offset,
+            max_timestamp=self.max_timestamp,
+            delete_horizon=self.delete_horizon,
+        )
 
     def remove(self) -> None:
         """Delete the segment's files. Who is reading them goes on: they close with the last one."""

@@ -26,7 +26,7 @@ from changelog.embedded.manifest import KIND as MANIFEST_KIND
 from changelog.embedded.manifest import Manifest
 from changelog.embedded.names import SegmentName
 from changelog.embedded.owner import Owner
-from changelog.embedded.partition import ABORTED_KIND, SNAPSHOT_KIND
+from changelog.embedded.side_files import ABORTED_KIND, SNAPSHOT_KIND
 from changelog.embedded.producer_state import ProducerEntry
 from changelog.embedded.scanning import Whole, durable_end_behind, scan
 from changelog.embedded.segment import INDEX_KIND, Segment, SparseIndex

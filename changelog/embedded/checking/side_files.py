@@ -14,9 +14,9 @@ from changelog.embedded.checking.producers import Ages, ProducerRules
 from changelog.embedded.format import FrameHeader
 from changelog.embedded.manifest import Manifest
 from changelog.embedded.names import SegmentName, producer_snapshot
-from changelog.embedded.partition import ABORTED_KIND, SNAPSHOT_KIND
 from changelog.embedded.producer_state import EndedTransaction, ProducerEntry
 from changelog.embedded.segment import INDEX_KIND, SparseIndex
+from changelog.embedded.side_files import ABORTED_KIND, SNAPSHOT_KIND
 from changelog.errors import CorruptLog, cause
 from changelog.storage import Storage
 

@@ -1,0 +1,11 @@
+"""Log compaction: of every key only the last committed record stays.
+
+What it promises is in docs/semantics.md ("Compaction"). Read in this order:
+
+    bounds        how far a partition is clean, and how far it can be cleaned
+    offset_map    the last offset of every key, in bounded memory
+    survivors     which records stay
+    rewriting     new segments of what stays
+    cleaner       one pass over one partition: these four, and the swap
+    schedule      which partition when, on which thread; failures
+"""

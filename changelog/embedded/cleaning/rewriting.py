@@ -1,0 +1,196 @@
+"""Writing what a pass leaves of some segments into new ones.
+
+Frames that are large go over byte for byte, with another header where it changed. Records of smaller
+ones are gathered into frames of about a mebibyte, as long as they have the same schema, leader
+epoch and horizon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from changelog.embedded.cleaning.offset_map import Offsets
+from changelog.embedded.cleaning.survivors import Content, Verdict, as_plain, content_of
+from changelog.embedded.format import HEADER_SIZE, Attributes, FrameHeader, pack_header
+from changelog.embedded.frame import encode, encode_nothing, refilled
+from changelog.embedded.manifest import NO_HORIZON
+from changelog.embedded.partition import Partition
+from changelog.embedded.segment import LocatedFrame, Segment
+from changelog.errors import StorageFailed
+
+MERGED_BYTES = 1 << 20
+"""About how large a frame of gathered records gets."""
+LARGE = MERGED_BYTES // 2
+"""Bytes from which on a frame is copied as it is, if all of its records stay."""
+
+
+class Rewriter:
+    """New segments in the place of old ones.
+
+    `add` is told of the old segments' frames, in order; `finish` gives the new segments, durable
+    and listed nowhere yet. `written` is called with the bytes of each frame.
+    """
+
+    def __init__(
+        self, partition: Partition, cleaned_end: int, written: Callable[[int], None]
+    ) -> None:
+        self._partition = partition
+        self._cleaned_end = cleaned_end
+        self._written = written
+        self._gathered = _Gathered()
+        self._done: list[Segment] = []
+        self._segment: Segment | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Written so far."""
+        open_ = [self._segment] if self._segment else []
+        return sum(segment.size for segment in [*self._done, *open_])
+
+    def add(self, frame: LocatedFrame, verdict: Verdict) -> None:
+        """What stays of a frame. Raises CorruptLog, StorageFailed."""
+        header, kept = verdict.header, verdict.kept
+        if verdict.gone:
+            return
+        if kept is None and (verdict.stays_apart or header.length >= LARGE):
+            self._flush()
+            body = frame.data[frame.position + HEADER_SIZE : frame.position + header.length]
+            self._write(header, [pack_header(header), body])
+        elif kept is not None and not len(kept):
+            self._flush()
+            self._write(*refilled(header, encode_nothing(header)))
+        else:
+            content = verdict.content or content_of(frame, self._partition.schemas)
+            columns, offsets = _kept(content, kept)
+            if verdict.stays_apart:
+                self._flush()
+                self._write(*self._encoded(header, columns, offsets))
+            else:
+                self._gather(header, columns, offsets)
+
+    def finish(self) -> list[Segment]:
+        """The new segments; more may be added after them, to others."""
+        self._flush()
+        self._close()
+        done, self._done = self._done, []
+        if done:
+            self._partition.environment.storage.sync_dir(self._partition.folder)
+        return done
+
+    def discard(self) -> None:
+        """Remove what was written and is listed nowhere."""
+        unlisted = [*self._done, *([self._segment] if self._segment else [])]
+        self._done, self._segment = [], None
+        with contextlib.suppress(StorageFailed):  # the next opening removes them as well
+            for segment in unlisted:
+                segment.remove()
+
+    def _gather(self, header: FrameHeader, columns: pa.RecordBatch, offsets: Offsets) -> None:
+        if not self._gathered.takes(header):
+            self._flush()
+        self._gathered.add(header, columns, offsets)
+        if self._gathered.bytes >= min(MERGED_BYTES, self._partition.config.segment_bytes // 2):
+            self._flush()
+
+    def _flush(self) -> None:
+        merged = self._gathered.merged()
+        self._gathered = _Gathered()
+        if merged is not None:
+            self._write(*self._encoded(*merged))
+
+    def _encoded(
+        self, header: FrameHeader, columns: pa.RecordBatch, offsets: Offsets
+    ) -> tuple[FrameHeader, list[Any]]:
+        """The frame of these records in the place of `header`."""
+        follow = len(offsets) == header.last_offset - header.base_offset + 1
+        payload = encode(
+            columns,
+            schema_id=header.schema_id,
+            compression=self._partition.config.compression_type,
+            log_append_time=bool(header.attributes & Attributes.LOG_APPEND_TIME),
+            offsets=None if follow else pa.array(offsets),
+        )
+        return refilled(header, payload)
+
+    def _write(self, header: FrameHeader, parts: list[Any]) -> None:
+        config = self._partition.config
+        segment = self._segment
+        if segment is not None and (
+            segment.size + header.length > config.segment_bytes
+            or header.max_timestamp - segment.first_timestamp > config.segment_ms
+        ):
+            self._close()
+        if self._segment is None:
+            self._segment = self._begin(header.base_offset)
+        self._segment.append(header, parts, config.index_interval_bytes)
+        self._written(header.length)
+
+    def _begin(self, base_offset: int) -> Segment:
+        partition = self._partition
+        name = partition.new_segment_name(base_offset)
+        now = partition.environment.clock.now_ms()
+        return Segment.create(partition.environment.storage, partition.folder, name, now)
+
+    def _close(self) -> None:
+        """Make what was written durable, with what a closed segment has beside it."""
+        segment, self._segment = self._segment, None
+        if segment is None:
+            return
+        self._done.append(segment)
+        segment.file.sync()
+        segment.save_index()
+        self._partition.save_aborted(segment, since=self._cleaned_end)
+        segment.let_go()
+
+
+class _Gathered:
+    """Records of frames that become one."""
+
+    def __init__(self) -> None:
+        self._header: FrameHeader | None = None
+        self._columns: list[pa.RecordBatch] = []
+        self._offsets: list[Offsets] = []
+        self.bytes = 0
+
+    def takes(self, header: FrameHeader) -> bool:
+        """Whether the records of a frame can join those that are there."""
+        first = self._header
+        if first is None:
+            return True
+        horizons = {first.delete_horizon, header.delete_horizon} - {NO_HORIZON}
+        return len(horizons) < 2 and _alike(first) == _alike(header)
+
+    def add(self, header: FrameHeader, columns: pa.RecordBatch, offsets: Offsets) -> None:
+        first = self._header or as_plain(header)
+        horizon = max(first.delete_horizon, header.delete_horizon)
+        self._header = first._replace(delete_horizon=horizon)
+        self._columns.append(columns)
+        self._offsets.append(offsets)
+        self.bytes += columns.nbytes
+
+    def merged(self) -> tuple[FrameHeader, pa.RecordBatch, Offsets] | None:
+        """One frame's header and records; None if there are none."""
+        if self._header is None:
+            return None
+        offsets = np.concatenate(self._offsets)
+        header = self._header._replace(base_offset=int(offsets[0]), last_offset=int(offsets[-1]))
+        return header, pa.concat_batches(self._columns), offsets
+
+
+def _alike(header: FrameHeader) -> tuple[int, int, int]:
+    return header.schema_id, header.attributes & ~_NO_MATTER, header.leader_epoch
+
+
+_NO_MATTER = Attributes.TRANSACTIONAL | Attributes.OFFSETS
+
+
+def _kept(content: Content, kept: Offsets | None) -> tuple[pa.RecordBatch, Offsets]:
+    """Those records of a frame that stay, and their offsets."""
+    if kept is None:
+        return content.columns, content.offsets
+    return content.columns.take(pa.array(kept)), content.offsets[kept]

@@ -1,0 +1,244 @@
+"""Which records of a partition a pass leaves, frame by frame (Kafka's Cleaner.shouldRetainRecord).
+
+A record stays if the pass has not looked so far, or if it is the last of its key and has a value, or is
+a tombstone whose horizon has not passed. What was aborted goes, once all of its transaction lies
+in the stretch that is cleaned; so do records without a key.
+
+What committed transactions have written becomes plain records: below the last stable offset it makes
+no difference to any reader, and the transaction's marker is not needed any more. Only what is the last
+thing known of a producer stays what it is, so that its sequence and epoch outlive its records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from changelog.embedded.aborted import AbortedTransactions
+from changelog.embedded.cleaning.offset_map import OffsetMap, Offsets
+from changelog.embedded.format import Attributes, FrameHeader, Kind
+from changelog.embedded.frame import decode, payload_bytes
+from changelog.embedded.manifest import NO_HORIZON
+from changelog.embedded.partition import Partition
+from changelog.embedded.producer_state import ProducerEntry
+from changelog.embedded.segment import LocatedFrame
+from changelog.schema import ValueSchemas
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a pass has met and removed: records, but for the markers."""
+
+    read: int = 0
+    kept: int = 0
+    tombstones: int = 0
+    """Removed, their horizon having passed."""
+    aborted: int = 0
+    keyless: int = 0
+    markers: int = 0
+    purged_end: int = 0
+    """One past the last tombstone removed."""
+
+    @property
+    def superseded(self) -> int:
+        """Removed since a later record has their key."""
+        return self.read - self.kept - self.tombstones - self.aborted - self.keyless
+
+
+class Content(NamedTuple):
+    """The records of a frame."""
+
+    columns: pa.RecordBatch
+    """timestamp, key, value[, headers]."""
+    offsets: Offsets
+    dense: bool
+    """Whether no offset is missing between them."""
+
+
+class Verdict(NamedTuple):
+    """What becomes of a frame."""
+
+    header: FrameHeader
+    """As it is from now on; its offsets, sizes and checksums are as they were."""
+    kept: Offsets | None = None
+    """Indices of the records that stay; None: all of them."""
+    stays_apart: bool = False
+    """Whether it is not merged with others: the last thing known of its producer, or not cleaned yet."""
+    content: Content | None = None
+    """Its records, if they were looked at."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of it stays, not even the header."""
+        return self.kept is not None and not len(self.kept) and not self.stays_apart
+
+    def changes(self, before: FrameHeader) -> bool:
+        """Whether something of the frame is other than it was."""
+        return self.kept is not None or self.header != before
+
+
+_NOTHING: Offsets = np.empty(0, np.int64)
+
+
+def content_of(frame: LocatedFrame, schemas: ValueSchemas) -> Content:
+    """The records of a data frame. Raises CorruptLog."""
+    header, where = frame.header, frame.where
+    payload = payload_bytes(frame.data, frame.position, header, where)
+    columns = decode(header, payload, schemas.type_of(header.schema_id, where), where)
+    if columns.schema.names[-1] == "offset":
+        offsets = columns.column(columns.num_columns - 1).to_numpy()
+        return Content(columns.select(columns.schema.names[:-1]), offsets, dense=False)
+    offsets = np.arange(header.base_offset, header.last_offset + 1, dtype=np.int64)
+    return Content(columns, offsets, dense=True)
+
+
+@dataclass
+class Survivors:
+    """What a pass knows."""
+
+    known: OffsetMap
+    """The keys of [start, end)."""
+    start: int
+    """First dirty offset."""
+    end: int
+    """How far the pass has looked."""
+    now_ms: int
+    delete_retention_ms: int
+    schemas: ValueSchemas
+    aborted: AbortedTransactions
+    producers: dict[int, ProducerEntry]
+    """As they were when the pass began."""
+    tally: Tally
+
+    @classmethod
+    def of(
+        cls, partition: Partition, known: OffsetMap, start: int, end: int, now_ms: int
+    ) -> Survivors:
+        """What is known of a partition."""
+        with partition.lock:
+            return cls(
+                known,
+                start,
+                end,
+                now_ms,
+                partition.config.delete_retention_ms,
+                partition.schemas,
+                AbortedTransactions(partition.aborted),
+                {
+                    producer: ProducerEntry(entry.epoch, list(entry.batches), 0)
+                    for producer, entry in partition.producers.entries.items()
+                },
+                Tally(),
+            )
+
+    def __post_init__(self) -> None:
+        self._latest = self.known.latest()
+
+    def judge(self, frame: LocatedFrame) -> Verdict:
+        """What becomes of a frame. Raises CorruptLog."""
+        header = frame.header
+        if header.base_offset >= self.end:
+            return Verdict(header, stays_apart=True)
+        if header.control:
+            return self._marker(header)
+        if header.kind == Kind.EMPTY:
+            return self._without_records(header)
+        marker = self.aborted.marker_of(header.producer_id, header.base_offset)
+        if header.transactional and marker is not None:
+            return self._aborted(header, marker)
+        self.tally.read += header.record_count
+        if self.start <= header.base_offset and header.last_offset < self.end:
+            first, behind = np.searchsorted(
+                self._latest, (header.base_offset, header.last_offset + 1)
+            )
+            if first == behind:  # its checksum was compared when its keys were read
+                return Verdict(header, _NOTHING, stays_apart=self.last_of_producer(header))
+            content = content_of(frame, self.schemas)
+            stay = self._latest[first:behind]
+            kept = (
+                stay - header.base_offset
+                if content.dense
+                else np.searchsorted(content.offsets, stay)
+            )
+        else:
+            content = content_of(frame, self.schemas)
+            kept = self._looked_up(content)
+        return self._data(header, content, kept)
+
+    def last_of_producer(self, header: FrameHeader) -> bool:
+        """Whether a frame is the last thing known of a producer that is not forgotten."""
+        entry = self.producers.get(header.producer_id)
+        if entry is None:
+            return False
+        if header.control:
+            return not entry.batches and entry.epoch == header.producer_epoch
+        return bool(entry.batches) and entry.batches[-1].last_offset == header.last_offset
+
+    def _marker(self, header: FrameHeader) -> Verdict:
+        if self.last_of_producer(header):
+            return Verdict(header, stays_apart=True)
+        self.tally.markers += 1
+        return Verdict(header, _NOTHING)
+
+    def _without_records(self, header: FrameHeader) -> Verdict:
+        if self.last_of_producer(header):
+            return Verdict(header, stays_apart=True)
+        return Verdict(header, _NOTHING)
+
+    def _aborted(self, header: FrameHeader, marker: int) -> Verdict:
+        if marker >= self.end:
+            return Verdict(header, stays_apart=True)  # its marker could not tell where it began
+        self.tally.read += header.record_count
+        self.tally.aborted += header.record_count
+        return Verdict(header, _NOTHING)
+
+    def _looked_up(self, content: Content) -> Offsets:
+        """The records that are not superseded, by their keys."""
+        keys = content.columns.column(1)
+        named = keys.fill_null(b"") if keys.null_count else keys
+        stays = self.known.get(named) <= content.offsets
+        if keys.null_count:
+            stays &= keys.is_valid().to_numpy(zero_copy_only=False)
+        return np.flatnonzero(stays | (content.offsets >= self.end))
+
+    def _data(self, header: FrameHeader, content: Content, kept: Offsets) -> Verdict:
+        if content.columns.column(2).null_count:
+            kept, horizon = self._tombstones(header, content, kept)
+            header = header._replace(delete_horizon=horizon)
+        apart = self.last_of_producer(header)
+        if header.transactional and not apart:
+            header = as_plain(header)
+        self.tally.kept += len(kept)
+        everything = len(kept) == len(content.offsets)
+        return Verdict(header, None if everything else kept, apart, content)
+
+    def _tombstones(
+        self, header: FrameHeader, content: Content, kept: Offsets
+    ) -> tuple[Offsets, int]:
+        """What stays without the expired tombstones, and until when those that stay are there."""
+        dead = content.columns.column(2).is_null().to_numpy(zero_copy_only=False)[kept]
+        dead &= content.offsets[kept] < self.end  # nothing older of their keys is left
+        horizon = header.delete_horizon
+        if not dead.any():
+            return kept, NO_HORIZON
+        if horizon == NO_HORIZON:
+            return kept, self.now_ms + self.delete_retention_ms
+        if horizon > self.now_ms:
+            return kept, horizon
+        self.tally.tombstones += int(dead.sum())
+        last = int(content.offsets[kept[dead][-1]])
+        self.tally.purged_end = max(self.tally.purged_end, last + 1)
+        return kept[~dead], NO_HORIZON
+
+
+def as_plain(header: FrameHeader) -> FrameHeader:
+    """The header of the same records outside any transaction, and of no producer."""
+    return header._replace(
+        attributes=header.attributes & ~Attributes.TRANSACTIONAL,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+    )

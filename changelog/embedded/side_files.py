@@ -1,0 +1,49 @@
+"""What lies beside a partition's segments and can be made anew from them: producers, aborted transactions.
+
+All are documents. A producer snapshot is taken at each roll, as of the offset at which the new segment
+begins; an aborted index when a segment is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from changelog.embedded import document
+from changelog.embedded.names import SegmentName, producer_snapshot, snapshot_offset
+from changelog.embedded.producer_state import EndedTransaction, ProducerEntry, ProducerStates
+from changelog.storage import Storage
+
+SNAPSHOT_KIND = "producers"
+ABORTED_KIND = "aborted"
+
+
+def save_producers(
+    storage: Storage, folder: str, offset: int, entries: Mapping[int, ProducerEntry]
+) -> None:
+    """Write the producer state as of `offset` and keep the last two such files."""
+    path = f"{folder}/{producer_snapshot(offset)}"
+    document.save(storage, path, SNAPSHOT_KIND, list(entries.items()))
+    names = [name for name in storage.list_dir(folder) if snapshot_offset(name) is not None]
+    for name in names[:-2]:
+        storage.unlink(f"{folder}/{name}")
+
+
+def load_producers(storage: Storage, folder: str, offset: int) -> ProducerStates:
+    """The producer state as of `offset`. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+    path = f"{folder}/{producer_snapshot(offset)}"
+    entries = document.load(storage, path, SNAPSHOT_KIND, list[tuple[int, ProducerEntry]])
+    return ProducerStates(dict(entries))
+
+
+def save_aborted(
+    storage: Storage, folder: str, segment: SegmentName, ended: Iterable[EndedTransaction]
+) -> None:
+    """Write the aborted-transaction index of a segment: those whose marker is in it."""
+    document.save(storage, f"{folder}/{segment.aborted_file}", ABORTED_KIND, list(ended))
+
+
+def load_aborted(storage: Storage, folder: str, segment: SegmentName) -> list[EndedTransaction]:
+    """Read what `save_aborted` wrote. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+    path = f"{folder}/{segment.aborted_file}"
+    rows = document.load(storage, path, ABORTED_KIND, list[tuple[int, int, int]])
+    return [EndedTransaction(*row) for row in rows]
