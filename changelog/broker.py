@@ -12,6 +12,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from changelog.cleaning import CleaningStatus
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.records import (
     Append,
@@ -117,6 +118,18 @@ class Broker(Protocol):
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:
         """Move the log's start up to offset `before` (-1: the high watermark); return the new start."""
+        ...
+
+    def clean(self, topics: Collection[str] | None = None) -> None:
+        """Ask for compacted topics (None: all of them) to be cleaned soon, however little is dirty.
+
+        Active segments are closed for it. `cleaning` tells how it goes. Raises UnknownTopic,
+        InvalidTopic for one that is not compacted.
+        """
+        ...
+
+    def cleaning(self) -> list[CleaningStatus]:
+        """How things stand with the partitions of compacted topics that have anything in them."""
         ...
 
     # Producers and transactions -------------------------------------------------------

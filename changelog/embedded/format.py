@@ -46,6 +46,8 @@ class Attributes(IntFlag):
     OFFSETS = 4
     """The payload has a column `offset`: records in between were compacted away."""
     LOG_APPEND_TIME = 8
+    CLEANED = 16
+    """The records were in other frames before; whose, and in which transaction, is not known any more."""
 
 
 _TRANSACTIONAL = int(Attributes.TRANSACTIONAL)  # an enum's own `&` takes 3 µs

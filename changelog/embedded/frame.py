@@ -196,12 +196,12 @@ def frame_parts(
 
 def refilled(header: FrameHeader, payload: Payload) -> tuple[FrameHeader, list[Any]]:
     """The frame with the place, the producer and the leader epoch of `header`, and other records."""
-    transactional = header.attributes & Attributes.TRANSACTIONAL
+    stays = header.attributes & (Attributes.TRANSACTIONAL | Attributes.CLEANED)
     header = header._replace(
         payload_crc=payload.crc,
         length=payload.frame_size,
         kind=payload.kind,
-        attributes=payload.attributes | transactional,
+        attributes=payload.attributes | stays,
         record_count=payload.record_count,
         base_timestamp=payload.base_timestamp,
         max_timestamp=payload.max_timestamp,

@@ -16,9 +16,11 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from changelog.cleaning import CleaningStatus
 from changelog.clock import Clock, SystemClock
 from changelog.embedded import reading, retention
 from changelog.embedded.admission import admitted
+from changelog.embedded.cleaning.schedule import Cleaners
 from changelog.embedded.coordinator import Coordinator
 from changelog.embedded.environment import Durability, Environment
 from changelog.embedded.folder import closed_sizes, folder_meta, lock_note, save_closed_sizes
@@ -33,6 +35,7 @@ from changelog.embedded.names import (
 )
 from changelog.embedded.offsets import GroupOffsets, check_commit
 from changelog.embedded.partition import Partition, sync_all
+from changelog.embedded.segment import Segment
 from changelog.embedded.topic import Catalog, Topic
 from changelog.embedded.transaction_log import TransactionLog
 from changelog.embedded.upkeep import Upkeep
@@ -87,6 +90,7 @@ class Owner:
         if durability not in ("fsync", "os"):
             raise InvalidConfig(f"durability is 'fsync' or 'os', got {durability!r}")
         self._environment = Environment(storage, clock or SystemClock(), durability)
+        self._background = background
         self._closed = False
         self._pid = os.getpid()
         self._stop = threading.Event()
@@ -109,6 +113,9 @@ class Owner:
         storage.sync_dir("")  # the names found are durable before anything is built on them
         self._catalog = Catalog(environment, closed)
         self._upkeep = Upkeep(environment, self._catalog)
+        self._cleaners = Cleaners(
+            environment, self._catalog, self._doom, background=self._background
+        )
         storage.unlink(CLEAN)
         storage.sync_dir("")
         offsets = GroupOffsets(self._system_partition(CONSUMER_OFFSETS), self._catalog.has_id)
@@ -142,6 +149,7 @@ class Owner:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        self._cleaners.stop()
         try:
             self._close_in_order()
         except UNDONE as error:
@@ -188,6 +196,11 @@ class Owner:
         sync_all(self._environment, [p for p in self._partitions() if p.synced_end < p.log_end])
         with self._admin_lock:
             self._upkeep.tick()
+        self._cleaners.tick()
+
+    def _doom(self, topic: Topic, segments: Sequence[Segment]) -> None:
+        with self._admin_lock:
+            self._upkeep.doom(topic, segments)
 
     # Topics ---------------------------------------------------------------------------
 
@@ -357,6 +370,14 @@ class Owner:
                 self._catalog.get(partition.topic), retention.delete_records(log, before)
             )
             return log.log_start
+
+    def clean(self, topics: Collection[str] | None = None) -> None:
+        self._check_open()
+        self._cleaners.request(topics)
+
+    def cleaning(self) -> list[CleaningStatus]:
+        self._check_open()
+        return self._cleaners.status()
 
     def _partition(self, tp: TopicPartition) -> Partition:
         return self._catalog.get(tp.topic).partition(tp.partition)

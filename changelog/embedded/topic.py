@@ -244,6 +244,9 @@ class Catalog:
         del self._topics[name]
         for partition in topic.partitions:
             partition.retire()
+        for partition in topic.partitions:
+            with partition.cleaning:  # what is being rewritten ends at its next step
+                pass
         storage, folder = self._environment.storage, topic_folder(topic.meta.topic_id)
         storage.unlink(topic_copy(topic.meta.topic_id))  # first: nothing may bring it back
         storage.sync_dir(folder)

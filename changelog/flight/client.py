@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from changelog.cleaning import CleaningStatus
 from changelog.clock import Clock, SystemClock
 from changelog.flight import messages
 from changelog.flight.connection import Connection, Target
@@ -153,6 +154,13 @@ class FlightBroker:
     def delete_records(self, partition: TopicPartition, before: int) -> int:
         start: int = self._ask(messages.DeleteRecords(partition, before))
         return start
+
+    def clean(self, topics: Collection[str] | None = None) -> None:
+        self._ask(messages.Clean(None if topics is None else list(topics)))
+
+    def cleaning(self) -> list[CleaningStatus]:
+        told: list[CleaningStatus] = self._ask(messages.Cleaning())
+        return told
 
     # Producers and transactions -------------------------------------------------------
 

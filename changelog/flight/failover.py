@@ -25,6 +25,7 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from changelog.broker import Broker
+from changelog.cleaning import CleaningStatus
 from changelog.clock import Clock, SystemClock
 from changelog.errors import (
     InvalidTxnState,
@@ -214,6 +215,12 @@ class FailoverBroker:
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:
         return self._repeated(lambda attempt: attempt.broker.delete_records(partition, before))
+
+    def clean(self, topics: Collection[str] | None = None) -> None:
+        self._repeated(lambda attempt: attempt.broker.clean(topics))
+
+    def cleaning(self) -> list[CleaningStatus]:
+        return self._repeated(lambda attempt: attempt.broker.cleaning())
 
     # Producers and transactions -------------------------------------------------------
 

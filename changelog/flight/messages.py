@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from changelog import errors
 from changelog.broker import Broker
+from changelog.cleaning import CleaningStatus
 from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.producer_state import EndedTransaction
 from changelog.embedded.view import View
@@ -257,6 +258,21 @@ class DeleteRecords(Request, frozen=True):
 
     def run(self, broker: Broker) -> int:
         return broker.delete_records(self.partition, self.before)
+
+
+class Clean(Request, frozen=True):
+    answer = type(None)
+    topics: list[str] | None
+
+    def run(self, broker: Broker) -> None:
+        broker.clean(self.topics)
+
+
+class Cleaning(Request, frozen=True):
+    answer = list[CleaningStatus]
+
+    def run(self, broker: Broker) -> Any:
+        return broker.cleaning()
 
 
 class InitProducer(Request, frozen=True):

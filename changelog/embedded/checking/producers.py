@@ -1,8 +1,8 @@
 """The rules for producers in one partition: sequences, epochs, and each transaction ended once.
 
 What may rightly differ from a history without a flaw: a producer that was idle for a day is
-forgotten, and whatever it sends then is taken; frames are missing where offsets are. Neither
-is a finding.
+forgotten, and whatever it sends then is taken; frames are missing where offsets are; what
+was cleaned does not say any more who wrote it. None of these is a finding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.checking.findings import Report, Severity
 from changelog.embedded.checking.scanned import Gap, LostEnd
-from changelog.embedded.format import FrameHeader, unpack_marker
+from changelog.embedded.format import Attributes, FrameHeader, Kind, unpack_marker
 from changelog.embedded.frame import payload_bytes
 from changelog.embedded.manifest import SegmentEntry
 from changelog.embedded.producer_state import ProducerEntry, ProducerStates, advance
@@ -56,18 +56,18 @@ class ProducerRules:
     """By producer id: the last offset of its last frame."""
     _suspects: dict[int, list[Gap]] = field(default_factory=dict)
     """By producer id: the gaps since the last frame of its open transaction."""
-    _hole: int = -1
-    """The last offset that is in no frame."""
+    whole_from: int = 0
+    """Below it some offsets are in no frame, or in one that was cleaned."""
 
     @property
     def has_holes(self) -> bool:
-        """Whether offsets are missing between frames."""
-        return self._hole >= 0
+        """Whether something is missing between frames."""
+        return self.whole_from > 0
 
     def skipped(self, first: int, until: int) -> None:
         """The offsets from `first` up to `until` are in no frame."""
         if until > first:
-            self._hole = until - 1
+            self.whole_from = until
 
     def gap(self, gap: Gap) -> None:
         """Frames were lost here."""
@@ -77,6 +77,8 @@ class ProducerRules:
     def frame(self, frame: LocatedFrame) -> None:
         """The next frame."""
         header = frame.header
+        if header.attributes & Attributes.CLEANED or header.kind == Kind.EMPTY:
+            self.whole_from = header.last_offset + 1
         if header.producer_id < 0:
             return
         self._check_end_was_seen(header)
@@ -134,7 +136,7 @@ class ProducerRules:
 
     def _break(self, header: FrameHeader, what: str) -> None:
         last = self.last_seen[header.producer_id]
-        if self._hole > last or self.ages.may_be_forgotten(last, header.base_offset):
+        if self.whole_from > last + 1 or self.ages.may_be_forgotten(last, header.base_offset):
             return
         self.report.add(
             Severity.DAMAGE,

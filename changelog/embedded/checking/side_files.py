@@ -14,7 +14,7 @@ from changelog.embedded.checking.producers import Ages, ProducerRules
 from changelog.embedded.format import FrameHeader
 from changelog.embedded.manifest import Manifest
 from changelog.embedded.names import SegmentName, producer_snapshot
-from changelog.embedded.producer_state import EndedTransaction, ProducerEntry
+from changelog.embedded.producer_state import BatchMeta, EndedTransaction, ProducerEntry
 from changelog.embedded.segment import INDEX_KIND, SparseIndex
 from changelog.embedded.side_files import ABORTED_KIND, SNAPSHOT_KIND
 from changelog.errors import CorruptLog, cause
@@ -90,10 +90,14 @@ class StateFiles:
         self._storage = storage
         self._folder = folder
         self._log_start = manifest.log_start
-        self._first = first
-        """Where the frames begin; what was before is known from these files only."""
+        self._begin = first
         self._rules = rules
         self._ages = ages
+
+    @property
+    def _first(self) -> int:
+        """From where on the frames are whole; what was before is known from these files only."""
+        return max(self._begin, self._rules.whole_from)
 
     def aborted_of(self, name: SegmentName, start: int, end: int) -> SideFile:
         """The aborted transactions that end in a closed segment."""
@@ -157,18 +161,22 @@ class StateFiles:
             last = self._rules.last_seen[producer_id]
             return None if self._ages.may_be_forgotten(last, offset - 1) else "is not in it"
         if found is None:
-            seen = [batch for batch in noted.batches if batch.base_offset >= self._first]
+            seen = self._whole(noted.batches)
             return f"has batches in it that are not there: {seen}" if seen else None
         return self._compare_both(noted, found, offset)
 
     def _compare_both(self, noted: ProducerEntry, found: ProducerEntry, offset: int) -> Problem:
-        seen = [batch for batch in noted.batches if batch.base_offset >= self._first]
-        if noted.epoch != found.epoch or seen != found.batches[len(found.batches) - len(seen) :]:
+        seen, there = self._whole(noted.batches), self._whole(found.batches)
+        if noted.epoch != found.epoch or seen != there[len(there) - len(seen) :]:
             return f"has {noted} in it, the frames say {found}"
-        if len(seen) < len(found.batches):
-            oldest = found.batches[0].base_offset
+        if len(seen) < len(there):
+            oldest = there[0].base_offset
             if not self._ages.may_be_forgotten(oldest, offset - 1):
-                return f"has only the batches {seen} in it, the frames say {found.batches}"
+                return f"has only the batches {seen} in it, the frames say {there}"
         if noted.open_since != found.open_since and not 0 <= noted.open_since < self._first:
             return f"has a transaction open since {noted.open_since}, not {found.open_since}"
         return None
+
+    def _whole(self, batches: list[BatchMeta]) -> list[BatchMeta]:
+        """Those of which the frames must tell."""
+        return [batch for batch in batches if batch.base_offset >= self._first]

@@ -161,6 +161,8 @@ class _Cleaning:
                 if verdicts is None:
                     self._done.left_alone += 1
                 else:
+                    if not group:
+                        writer.begin(segment.base_offset)
                     group.append(segment)
                     self._write(segment, verdicts, survivors, writer)
                 if verdicts is None or writer.bytes * 2 >= self._partition.config.segment_bytes:

@@ -102,7 +102,7 @@ class OffsetMap:
                 self._second[wanted] = second[free]
                 self._offsets[wanted] = claims
                 there[free] = self._first.take(wanted)
-                self.keys += np.count_nonzero(self._offsets.take(wanted) == claims)
+                self.keys += int(np.count_nonzero(self._offsets.take(wanted) == claims))
             mine = there == first
             mine &= self._second.take(slots) == second
             found = np.flatnonzero(mine)

@@ -32,8 +32,8 @@ LARGE = MERGED_BYTES // 2
 class Rewriter:
     """New segments in the place of old ones.
 
-    `add` is told of the old segments' frames, in order; `finish` gives the new segments, durable
-    and listed nowhere yet. `written` is called with the bytes of each frame.
+    `begin` is told where the old ones begin, `add` of their frames, in order; `finish` gives the new
+    segments, at least one, durable and listed nowhere yet. `written` is called with the bytes of each frame.
     """
 
     def __init__(
@@ -45,6 +45,12 @@ class Rewriter:
         self._gathered = _Gathered()
         self._done: list[Segment] = []
         self._segment: Segment | None = None
+        self._base: int | None = None
+        """Where the first segment is to begin."""
+
+    def begin(self, base_offset: int) -> None:
+        """The old segments begin at that offset, so the new ones do too."""
+        self._base = base_offset
 
     @property
     def bytes(self) -> int:
@@ -76,10 +82,11 @@ class Rewriter:
     def finish(self) -> list[Segment]:
         """The new segments; more may be added after them, to others."""
         self._flush()
+        if self._base is not None:  # nothing stays
+            self._segment = self._new_segment(self._base)
         self._close()
         done, self._done = self._done, []
-        if done:
-            self._partition.environment.storage.sync_dir(self._partition.folder)
+        self._partition.environment.storage.sync_dir(self._partition.folder)
         return done
 
     def discard(self) -> None:
@@ -126,13 +133,14 @@ class Rewriter:
         ):
             self._close()
         if self._segment is None:
-            self._segment = self._begin(header.base_offset)
+            self._segment = self._new_segment(header.base_offset)
         self._segment.append(header, parts, config.index_interval_bytes)
         self._written(header.length)
 
-    def _begin(self, base_offset: int) -> Segment:
+    def _new_segment(self, base_offset: int) -> Segment:
         partition = self._partition
-        name = partition.new_segment_name(base_offset)
+        base, self._base = self._base, None
+        name = partition.new_segment_name(base_offset if base is None else base)
         now = partition.environment.clock.now_ms()
         return Segment.create(partition.environment.storage, partition.folder, name, now)
 
@@ -186,7 +194,7 @@ def _alike(header: FrameHeader) -> tuple[int, int, int]:
     return header.schema_id, header.attributes & ~_NO_MATTER, header.leader_epoch
 
 
-_NO_MATTER = Attributes.TRANSACTIONAL | Attributes.OFFSETS
+_NO_MATTER = Attributes.TRANSACTIONAL | Attributes.OFFSETS | Attributes.CLEANED
 
 
 def _kept(content: Content, kept: Offsets | None) -> tuple[pa.RecordBatch, Offsets]:

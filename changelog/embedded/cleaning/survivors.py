@@ -237,7 +237,7 @@ class Survivors:
 def as_plain(header: FrameHeader) -> FrameHeader:
     """The header of the same records outside any transaction, and of no producer."""
     return header._replace(
-        attributes=header.attributes & ~Attributes.TRANSACTIONAL,
+        attributes=(header.attributes & ~Attributes.TRANSACTIONAL) | Attributes.CLEANED,
         producer_id=-1,
         producer_epoch=-1,
         base_sequence=-1,

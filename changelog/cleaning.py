@@ -1,0 +1,81 @@
+"""What the log tells of its cleaner, as every process sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+CleaningState = Literal["idle", "waiting", "running", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What one pass over a partition did."""
+
+    started_ms: int
+    """Wall-clock time, ms since 1970."""
+    seconds: float
+    throttled_seconds: float
+    """Of these, spent waiting for `log.cleaner.io.max.bytes.per.second`."""
+    start: int
+    """First dirty offset before the pass."""
+    end: int
+    """First dirty offset after it."""
+    whole: bool
+    """Whether all keys had room in the map; else the next pass goes on at `end`."""
+    map_use: float
+    """The part of the map's room that was taken, 0 to 1."""
+    read: int
+    """Records looked at."""
+    kept: int
+    superseded: int
+    """Records removed since a later one has their key."""
+    tombstones: int
+    """Tombstones removed, their `delete.retention.ms` being over."""
+    aborted: int
+    """Records of aborted transactions removed."""
+    keyless: int
+    """Records without a key removed."""
+    markers: int
+    """Transaction markers removed."""
+    bytes_before: int
+    """Of the segments that were rewritten."""
+    bytes_after: int
+    segments_before: int
+    segments_after: int
+    left_alone: int
+    """Segments in which there was nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class CleaningStatus:
+    """How things stand with one partition of a compacted topic."""
+
+    topic: str
+    partition: int
+    clean_bytes: int
+    dirty_bytes: int
+    """That can be cleaned by now."""
+    min_ratio: float
+    """`min.cleanable.dirty.ratio`."""
+    first_dirty: int
+    """Below this offset no key has two records."""
+    state: CleaningState
+    """waiting: it is due; running: a pass is at it; failed: the last pass failed; else idle."""
+    done_bytes: int = 0
+    """Read and written by the pass that runs."""
+    total_bytes: int = 0
+    """About what it has to read and write."""
+    next_ms: int | None = None
+    """When it is tried again after a failure, ms since 1970."""
+    failures: int = 0
+    """In a row."""
+    reason: str = ""
+    """Why the last pass failed."""
+    last: Cleaned | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Dirty bytes / all bytes, but those that cannot be cleaned yet."""
+        total = self.clean_bytes + self.dirty_bytes
+        return self.dirty_bytes / total if total else 0.0

@@ -1,0 +1,263 @@
+"""Which partition is cleaned when (Kafka's LogCleaner and LogCleanerManager).
+
+Every `log.cleaner.backoff.ms` all compacted partitions are looked at, and again after each pass; those that are
+due are cleaned, the dirtiest first, on as many threads as `log.cleaner.threads` says. A partition whose
+pass failed waits, twice as long each time; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from changelog.cleaning import Cleaned, CleaningState, CleaningStatus
+from changelog.embedded.cleaning.bounds import Bounds, active_is_due, bounds_of
+from changelog.embedded.cleaning.cleaner import Pass, clean
+from changelog.embedded.cleaning.settings import CleanerSettings
+from changelog.embedded.cleaning.throttle import Throttle
+from changelog.embedded.environment import Environment
+from changelog.embedded.partition import Partition
+from changelog.embedded.segment import Segment
+from changelog.embedded.topic import Catalog, Topic
+from changelog.errors import InvalidTopic, OwnerUnavailable, StrandlineError, UnknownTopic
+
+_log = logging.getLogger("strandline")
+
+LONGEST_WAIT_MS = 60 * 60 * 1000
+"""Between two tries of a partition whose passes fail."""
+
+Doom = Callable[[Topic, Sequence[Segment]], None]
+"""Is told of segments that have left the log: their files go in a while."""
+
+
+@dataclass(slots=True)
+class _Course:
+    """What is known of the cleaning of one partition since the log was opened."""
+
+    wanted: bool = False
+    """Somebody asked for it."""
+    running: bool = False
+    done_bytes: int = 0
+    total_bytes: int = 0
+    failures: int = 0
+    reason: str = ""
+    retry_ms: int = 0
+    """When it may be tried again, elapsed ms."""
+    last: Cleaned | None = None
+
+
+class Cleaners:
+    """Cleans the partitions of a log. `tick` does what is due, here or, in the background, on threads."""
+
+    def __init__(
+        self, environment: Environment, catalog: Catalog, doom: Doom, *, background: bool
+    ) -> None:
+        self.settings = CleanerSettings()
+        self._environment = environment
+        self._catalog = catalog
+        self._doom = doom
+        self._background = background
+        self._pool: ThreadPoolExecutor | None = None
+        self._stopping = threading.Event()
+        self._looking = threading.Lock()
+        self._lock = threading.Lock()
+        self._courses: dict[Partition, _Course] = {}
+        self._busy = 0
+        self._look_ms = 0
+        self._throttle = Throttle(environment.clock, self._stopping)
+
+    def tick(self) -> None:
+        """Clean what is due by now."""
+        with self._looking:
+            now = self._environment.steady_ms()
+            if now < self._look_ms or self._stopping.is_set():
+                return
+            self._look_ms = now + self.settings.backoff_ms
+            while self._busy < self.settings.threads and (found := self._filthiest(now)):
+                self._begin(*found)
+
+    def request(self, topics: Collection[str] | None) -> None:
+        """Clean these topics as soon as possible, all compacted ones if None, whatever their ratio.
+
+        Active segments are closed for it. Raises UnknownTopic, InvalidTopic for one that is not compacted.
+        """
+        wanted = list(self._catalog) if topics is None else [self._named(t) for t in topics]
+        for _, partition in _compacted(wanted):
+            with partition.lock:
+                if partition.segments and partition.segments[-1].size:
+                    partition.roll()
+            with self._lock:
+                course = self._course(partition)
+                course.wanted, course.retry_ms = True, 0
+        self._look_ms = 0
+        self.tick()
+
+    def status(self) -> list[CleaningStatus]:
+        """How things stand, by topic and partition."""
+        now, steady = self._environment.clock.now_ms(), self._environment.steady_ms()
+        return [self._status(partition, now, steady) for _, partition in _compacted(self._catalog)]
+
+    def stop(self) -> None:
+        """Return when no pass is running any more; they end soon, with nothing lost."""
+        self._stopping.set()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _filthiest(self, steady_ms: int) -> tuple[Topic, Partition, Bounds] | None:
+        """What to clean next; None: nothing is due."""
+        now = self._environment.clock.now_ms()
+        self._courses = {p: course for p, course in self._courses.items() if not p.retired}
+        best: tuple[tuple[bool, float], Topic, Partition, Bounds] | None = None
+        for topic, partition in _compacted(self._catalog):
+            with self._lock:
+                course = self._course(partition)
+                if course.running or steady_ms < course.retry_ms or not partition.usable:
+                    continue
+                wanted = course.wanted
+            if self.settings.enable and active_is_due(partition, now):
+                with contextlib.suppress(StrandlineError), partition.lock:
+                    partition.roll()
+            bounds = bounds_of(partition, now)
+            if wanted and not (bounds.dirty_bytes or bounds.expired):
+                course.wanted = False
+            elif wanted or (self.settings.enable and bounds.due):
+                rank = wanted, bounds.ratio
+                if best is None or rank > best[0]:
+                    best = rank, topic, partition, bounds
+        return best and best[1:]
+
+    def _begin(self, topic: Topic, partition: Partition, bounds: Bounds) -> None:
+        with self._lock:
+            self._busy += 1
+            course = self._course(partition)
+            course.running, course.done_bytes = True, 0
+            course.total_bytes = 2 * bounds.dirty_bytes + bounds.clean_bytes
+        if not self._background:
+            self._run(topic, partition, course)
+            return
+        if self._pool is None:
+            most = 64  # threads begin as they are needed
+            self._pool = ThreadPoolExecutor(most, "strandline-cleaner")
+        self._pool.submit(self._run, topic, partition, course)
+
+    def _run(self, topic: Topic, partition: Partition, course: _Course) -> None:
+        try:
+            self._clean(topic, partition, course)
+            course.failures, course.reason = 0, ""
+        except (UnknownTopic, OwnerUnavailable):
+            course.wanted = False  # deleted, or closed
+        except Exception as error:
+            self._failed(partition, course, error)
+        finally:
+            with self._lock:
+                course.running = False
+                self._busy -= 1
+            self._look_ms = 0  # perhaps there is more to do
+
+    def _clean(self, topic: Topic, partition: Partition, course: _Course) -> None:
+        clock = self._environment.clock
+        begun, started_ms = clock.monotonic(), clock.now_ms()
+        waited = self._throttle.waited
+
+        def pace(nbytes: int) -> None:
+            if self._stopping.is_set():
+                raise OwnerUnavailable("the log is being closed")
+            partition.check_usable()
+            course.done_bytes += nbytes
+            self._throttle.take(nbytes, self.settings.io_max_bytes_per_second)
+
+        with partition.cleaning:
+            memory = self.settings.dedupe_buffer_size // self.settings.threads
+            done = clean(partition, memory=memory, pace=pace, now_ms=started_ms)
+        self._doom(topic, done.replaced)
+        seconds = clock.monotonic() - begun
+        course.last = _told(done, started_ms, seconds, self._throttle.waited - waited)
+        course.wanted = course.wanted and not done.whole
+
+    def _failed(self, partition: Partition, course: _Course, error: Exception) -> None:
+        wait = min(LONGEST_WAIT_MS, self.settings.backoff_ms << min(course.failures, 20))
+        course.failures += 1
+        course.wanted = False
+        course.retry_ms = self._environment.steady_ms() + wait
+        course.reason = str(error) or type(error).__name__
+        said = {"partition": str(partition.topic_partition), "error": course.reason}
+        known = isinstance(error, StrandlineError)
+        _log.warning("cleaning %s: %s", *said.values(), extra=said, exc_info=not known)
+
+    def _named(self, name: str) -> Topic:
+        topic = self._catalog.get(name)
+        if not topic.config.compact:
+            raise InvalidTopic(
+                f"topic {name!r} is not compacted (cleanup.policy={topic.config.cleanup_policy}), so there "
+                f"is nothing to clean; `strandline topics alter {name} --config cleanup.policy=compact`"
+            )
+        return topic
+
+    def _course(self, partition: Partition) -> _Course:
+        return self._courses.setdefault(partition, _Course())
+
+    def _status(self, partition: Partition, now_ms: int, steady_ms: int) -> CleaningStatus:
+        bounds = bounds_of(partition, now_ms)
+        with self._lock:
+            course = self._course(partition)
+            failed = course.failures > 0
+            return CleaningStatus(
+                *partition.topic_partition,
+                bounds.clean_bytes,
+                bounds.dirty_bytes,
+                bounds.min_ratio,
+                bounds.dirty,
+                _state(course, bounds),
+                course.done_bytes if course.running else 0,
+                course.total_bytes if course.running else 0,
+                now_ms + max(0, course.retry_ms - steady_ms) if failed else None,
+                course.failures,
+                course.reason,
+                course.last,
+            )
+
+
+def _state(course: _Course, bounds: Bounds) -> CleaningState:
+    if course.running:
+        return "running"
+    if course.failures:
+        return "failed"
+    return "waiting" if course.wanted or bounds.due else "idle"
+
+
+def _compacted(topics: Iterable[Topic]) -> Iterator[tuple[Topic, Partition]]:
+    """The partitions of compacted topics that have anything in them."""
+    for topic in topics:
+        if topic.config.compact:
+            for partition in topic.partitions:
+                if partition.segments:
+                    yield topic, partition
+
+
+def _told(done: Pass, started_ms: int, seconds: float, throttled: float) -> Cleaned:
+    tally = done.tally
+    return Cleaned(
+        started_ms,
+        seconds,
+        throttled,
+        done.start,
+        done.end,
+        done.whole,
+        done.map_use,
+        tally.read,
+        tally.kept,
+        tally.superseded,
+        tally.tombstones,
+        tally.aborted,
+        tally.keyless,
+        tally.markers,
+        done.bytes_before,
+        done.bytes_after,
+        done.segments_before,
+        done.segments_after,
+        done.left_alone,
+    )
