@@ -8,13 +8,13 @@ those of Kafka's `TopicConfig` and `LogConfig` unless a field says otherwise.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal
 
 from changelog.errors import InvalidConfig, InvalidTopic
+from changelog.settings import INT_MAX, LONG_MAX, Range, Settings
 
 CleanupPolicy = Literal["delete", "compact", "compact,delete"]
 TimestampType = Literal["CreateTime", "LogAppendTime"]
@@ -23,16 +23,7 @@ Compression = Literal["none", "lz4", "zstd"]
 UNLIMITED = -1
 """As `retention.ms` or `retention.bytes`: keep everything."""
 
-_LONG_MAX = 2**63 - 1
-_INT_MAX = 2**31 - 1
 _DAY_MS = 24 * 60 * 60 * 1000
-
-
-class _Range(NamedTuple):
-    """What a number may be, both ends included."""
-
-    low: float
-    high: float = _LONG_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,42 +41,39 @@ class TopicConfig:
 
     cleanup_policy: CleanupPolicy = "delete"
     """Whether old segments are deleted, keys compacted to their last value, or both."""
-    retention_ms: Annotated[int, _Range(UNLIMITED)] = 7 * _DAY_MS
+    retention_ms: Annotated[int, Range(UNLIMITED)] = 7 * _DAY_MS
     """How old a segment's youngest record gets before the segment is deleted; -1: unlimited."""
-    retention_bytes: Annotated[int, _Range(UNLIMITED)] = UNLIMITED
+    retention_bytes: Annotated[int, Range(UNLIMITED)] = UNLIMITED
     """How large a partition grows before old segments are deleted; -1: unlimited."""
-    segment_bytes: Annotated[int, _Range(4096, _INT_MAX)] = 128 << 20
+    segment_bytes: Annotated[int, Range(4096, INT_MAX)] = 128 << 20
     """Roll to a new segment before this size is exceeded. (Kafka: 1 GiB.)"""
-    segment_ms: Annotated[int, _Range(1)] = 7 * _DAY_MS
+    segment_ms: Annotated[int, Range(1)] = 7 * _DAY_MS
     """Roll once a segment spans this much message time."""
-    file_delete_delay_ms: Annotated[int, _Range(0)] = 60_000
+    file_delete_delay_ms: Annotated[int, Range(0)] = 60_000
     """How long the files of a deleted segment stay for those who still read them."""
-    min_cleanable_dirty_ratio: Annotated[float, _Range(0.0, 1.0)] = 0.5
+    min_cleanable_dirty_ratio: Annotated[float, Range(0.0, 1.0)] = 0.5
     """Compact when dirty bytes / all bytes is above this."""
-    min_compaction_lag_ms: Annotated[int, _Range(0)] = 0
+    min_compaction_lag_ms: Annotated[int, Range(0)] = 0
     """A record younger than this is not compacted away."""
-    max_compaction_lag_ms: Annotated[int, _Range(1)] = _LONG_MAX
+    max_compaction_lag_ms: Annotated[int, Range(1)] = LONG_MAX
     """A record older than this is compacted whatever the dirty ratio."""
-    delete_retention_ms: Annotated[int, _Range(0)] = _DAY_MS
+    delete_retention_ms: Annotated[int, Range(0)] = _DAY_MS
     """How long tombstones and transaction markers stay after the first cleaning that met them."""
-    max_message_bytes: Annotated[int, _Range(1, 1000 << 20)] = 100 << 20
+    max_message_bytes: Annotated[int, Range(1, 1000 << 20)] = 100 << 20
     """The largest batch that may be appended. (Kafka: about 1 MiB.)"""
     message_timestamp_type: TimestampType = "CreateTime"
     """Whether a record's time is the producer's, or the moment of its append."""
-    message_timestamp_before_max_ms: Annotated[int, _Range(0)] = _LONG_MAX
+    message_timestamp_before_max_ms: Annotated[int, Range(0)] = LONG_MAX
     """How far before the log's clock a record's CreateTime may lie."""
-    message_timestamp_after_max_ms: Annotated[int, _Range(0)] = _LONG_MAX
+    message_timestamp_after_max_ms: Annotated[int, Range(0)] = LONG_MAX
     """How far after the log's clock a record's CreateTime may lie. (Kafka 4: one hour.)"""
     compression_type: Compression = "none"
     """How the bodies of batches are compressed. (Kafka's default leaves it to the producer.)"""
-    index_interval_bytes: Annotated[int, _Range(0, _INT_MAX)] = 4096
+    index_interval_bytes: Annotated[int, Range(0, INT_MAX)] = 4096
     """About how many bytes lie between two entries of the offset index."""
 
     def __post_init__(self) -> None:
-        for name, setting in _SETTINGS.items():
-            value = getattr(self, setting.attribute)
-            if not setting.allows(value):
-                raise setting.refused(value, name)
+        topic_settings.check(self)
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise InvalidConfig(
                 f"min.compaction.lag.ms ({self.min_compaction_lag_ms}) must not exceed "
@@ -98,11 +86,7 @@ class TopicConfig:
 
         Raises InvalidConfig for an unknown name and for a value that is not allowed.
         """
-        values: dict[str, Any] = {}
-        for name in config:
-            setting = _setting(name)
-            values[setting.attribute] = setting.parse(_text(config, name), name)
-        return cls(**values)
+        return cls(**topic_settings.parse(config))
 
     def as_strings(self) -> dict[str, str]:
         """Every setting, defaults too, as `parse` takes them.
@@ -110,7 +94,7 @@ class TopicConfig:
         >>> TopicConfig(segment_ms=1000).as_strings()["segment.ms"]
         '1000'
         """
-        return {name: str(getattr(self, s.attribute)) for name, s in _SETTINGS.items()}
+        return topic_settings.as_strings(self)
 
     @property
     def compact(self) -> bool:
@@ -152,93 +136,7 @@ def check_client_name(what: str, name: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Number:
-    """A setting that is a number."""
-
-    attribute: str
-    type: type[int | float]
-    range: _Range
-
-    def parse(self, text: str, name: str) -> int | float:
-        # Python's numbers allow underscores, infinities and other scripts' digits.
-        if not re.fullmatch(r"[+-]?[0-9]+(\.[0-9]*)?", text.strip()):
-            raise self.refused(text, name)
-        try:
-            return self.type(text)
-        except ValueError:
-            raise self.refused(text, name) from None
-
-    def allows(self, value: object) -> bool:
-        if not isinstance(value, (int, self.type)) or isinstance(value, bool):
-            return False
-        return self.range.low <= value <= self.range.high
-
-    def refused(self, got: object, name: str) -> InvalidConfig:
-        kind = "a whole number" if self.type is int else "a number"
-        low, high = self.range
-        return InvalidConfig(f"{name} must be {kind} from {low} to {high}, got {got!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A setting that is one of a few words."""
-
-    attribute: str
-    words: tuple[str, ...]
-
-    def parse(self, text: str, name: str) -> str:
-        # Kafka takes a list of policies in any order: 'delete, compact' is 'compact,delete'.
-        return ",".join(sorted({part.strip() for part in text.split(",")}))
-
-    def allows(self, value: object) -> bool:
-        return value in self.words
-
-    def refused(self, got: object, name: str) -> InvalidConfig:
-        near = _closest(str(got), self.words)
-        return InvalidConfig(f"{name} must be one of {_listed(self.words)}, got {got!r}{near}")
-
-
-def _settings_of(config: type) -> dict[str, _Number | _Choice]:
-    """The settings by Kafka's names, read off the annotations of the fields."""
-    settings: dict[str, _Number | _Choice] = {}
-    for attribute, hint in get_type_hints(config, include_extras=True).items():
-        name = attribute.replace("_", ".")
-        if get_origin(hint) is Literal:
-            settings[name] = _Choice(attribute, get_args(hint))
-        else:
-            settings[name] = _Number(attribute, *get_args(hint))
-    return settings
-
-
-_SETTINGS = _settings_of(TopicConfig)
-
-
-def _text(config: Mapping[str, str], name: str) -> str:
-    text = config[name]
-    if not isinstance(text, str):
-        raise InvalidConfig(
-            f"{name} must be a string: write {str(text)!r}, got {text!r} ({type(text).__name__})"
-        )
-    return text
-
-
-def _setting(name: str) -> _Number | _Choice:
-    if name not in _SETTINGS:
-        near = _closest(name, tuple(_SETTINGS)) or f"; there are {_listed(tuple(_SETTINGS))}"
-        raise InvalidConfig(f"no topic setting is called {name!r}{near}")
-    return _SETTINGS[name]
-
-
-def _closest(word: str, known: tuple[str, ...]) -> str:
-    lowered = {choice.lower(): choice for choice in known}
-    near = difflib.get_close_matches(word.lower().replace("_", "."), lowered, n=1)
-    return f"; did you mean {lowered[near[0]]!r}?" if near else ""
-
-
-def _listed(words: tuple[str, ...]) -> str:
-    return ", ".join(repr(word) for word in words)
-
+topic_settings = Settings(TopicConfig, "topic")
 
 _LONGEST_NAME = 249
 _LONGEST_CLIENT_NAME = 1000

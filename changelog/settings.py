@@ -1,0 +1,193 @@
+"""How a text becomes the checked value of a setting, and what is said when it cannot.
+
+A class of settings is a dataclass whose annotations say what is allowed: a Literal of words,
+`Annotated[int, Range(…)]`, or bool. `Settings` reads them off, by Kafka's names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from changelog.errors import InvalidConfig
+
+LONG_MAX = 2**63 - 1
+INT_MAX = 2**31 - 1
+
+Source = Literal["topic", "log", "default"]
+
+
+class Setting(NamedTuple):
+    """One setting as it is shown."""
+
+    name: str
+    """Kafka's."""
+    value: str
+    source: Source
+    """Where the value comes from: set on the topic, set for the whole log, or built in."""
+
+
+class Range(NamedTuple):
+    """What a number may be, both ends included."""
+
+    low: float
+    high: float = LONG_MAX
+
+
+class Settings:
+    """The settings that a config class has, by Kafka's names.
+
+    A name is that of the attribute with dots, behind `prefix`; `what` is what errors call them.
+    """
+
+    def __init__(self, config: type, what: str, prefix: str = "") -> None:
+        self._what = what
+        self._kinds: dict[str, _Number | _Choice | _Flag] = {}
+        for attribute, hint in get_type_hints(config, include_extras=True).items():
+            name = prefix + attribute.replace("_", ".")
+            self._kinds[name] = _kind_of(attribute, hint)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(self._kinds)
+
+    def parse(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """Values by attribute, of texts by name. Raises InvalidConfig."""
+        check_names(given, self.names, self._what)
+        kinds = self._kinds
+        return {kinds[name].attribute: self.value(name, given[name], name) for name in given}
+
+    def value(self, name: str, text: str, called: str) -> Any:
+        """The value that a text stands for; errors say what the setting was `called`."""
+        kind = self._kinds[name]
+        value = kind.parse(checked_text(text, called), called)
+        if not kind.allows(value):
+            raise kind.refused(value, called)
+        return value
+
+    def check(self, config: object) -> None:
+        """Raise InvalidConfig unless every value is allowed."""
+        for name, kind in self._kinds.items():
+            value = getattr(config, kind.attribute)
+            if not kind.allows(value):
+                raise kind.refused(value, name)
+
+    def as_strings(self, config: object) -> dict[str, str]:
+        """Every setting, defaults too, as `parse` takes them."""
+        return {
+            name: kind.text(getattr(config, kind.attribute)) for name, kind in self._kinds.items()
+        }
+
+
+def check_names(given: Iterable[str], known: tuple[str, ...], what: str) -> None:
+    """Raise InvalidConfig unless there are settings of these names, with the nearest that is."""
+    for name in given:
+        if name not in known:
+            near = _closest(name, known) or f"; there are {_listed(known)}"
+            raise InvalidConfig(f"no {what} setting is called {name!r}{near}")
+
+
+def checked_text(text: object, name: str) -> str:
+    """A setting's text. Raises InvalidConfig for what is none."""
+    if not isinstance(text, str):
+        raise InvalidConfig(
+            f"{name} must be a string: write {str(text)!r}, got {text!r} ({type(text).__name__})"
+        )
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A setting that is a number."""
+
+    attribute: str
+    type: type[int | float]
+    range: Range
+
+    def parse(self, text: str, name: str) -> int | float:
+        # Python's numbers allow underscores, infinities and other scripts' digits.
+        if not re.fullmatch(r"[+-]?[0-9]+(\.[0-9]*)?", text.strip()):
+            raise self.refused(text, name)
+        try:
+            return self.type(text)
+        except ValueError:
+            raise self.refused(text, name) from None
+
+    def allows(self, value: object) -> bool:
+        if not isinstance(value, (int, self.type)) or isinstance(value, bool):
+            return False
+        return self.range.low <= value <= self.range.high
+
+    def refused(self, got: object, name: str) -> InvalidConfig:
+        kind = "a whole number" if self.type is int else "a number"
+        low, high = self.range
+        return InvalidConfig(f"{name} must be {kind} from {low} to {high}, got {got!r}")
+
+    def text(self, value: float) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A setting that is one of a few words."""
+
+    attribute: str
+    words: tuple[str, ...]
+
+    def parse(self, text: str, name: str) -> str:
+        # Kafka takes a list of policies in any order: 'delete, compact' is 'compact,delete'.
+        return ",".join(sorted({part.strip() for part in text.split(",")}))
+
+    def allows(self, value: object) -> bool:
+        return value in self.words
+
+    def refused(self, got: object, name: str) -> InvalidConfig:
+        near = _closest(str(got), self.words)
+        return InvalidConfig(f"{name} must be one of {_listed(self.words)}, got {got!r}{near}")
+
+    def text(self, value: str) -> str:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """A setting that is true or false."""
+
+    attribute: str
+
+    def parse(self, text: str, name: str) -> bool:
+        word = text.strip().lower()
+        if word not in ("true", "false"):
+            raise self.refused(text, name)
+        return word == "true"
+
+    def allows(self, value: object) -> bool:
+        return isinstance(value, bool)
+
+    def refused(self, got: object, name: str) -> InvalidConfig:
+        return InvalidConfig(f"{name} must be 'true' or 'false', got {got!r}")
+
+    def text(self, value: bool) -> str:
+        return str(value).lower()
+
+
+def _kind_of(attribute: str, hint: Any) -> _Number | _Choice | _Flag:
+    if hint is bool:
+        return _Flag(attribute)
+    if get_origin(hint) is Literal:
+        return _Choice(attribute, get_args(hint))
+    return _Number(attribute, *get_args(hint))
+
+
+def _closest(word: str, known: tuple[str, ...]) -> str:
+    lowered = {choice.lower(): choice for choice in known}
+    near = difflib.get_close_matches(word.lower().replace("_", "."), lowered, n=1)
+    return f"; did you mean {lowered[near[0]]!r}?" if near else ""
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    return ", ".join(repr(word) for word in words)
