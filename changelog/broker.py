@@ -74,6 +74,18 @@ class Broker(Protocol):
         """One topic. Raises UnknownTopic."""
         ...
 
+    def describe_config(self) -> dict[str, str]:
+        """What is set for the log as a whole, by the names of `changelog.log_config`."""
+        ...
+
+    def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
+        """Change that, durably (None takes a setting back); what is set then.
+
+        It counts at once, in every topic on which nothing else is set. Raises InvalidConfig, also
+        if a topic's settings would contradict the log's; nothing has changed then.
+        """
+        ...
+
     # The log --------------------------------------------------------------------------
 
     def append(self, appends: Sequence[Append]) -> list[Appended]:

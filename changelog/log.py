@@ -15,6 +15,7 @@ from changelog.client.consumer import Consumer
 from changelog.client.producer import BatchMetadata, Producer
 from changelog.clock import Clock, SystemClock
 from changelog.errors import InvalidRequest
+from changelog.log_config import LogConfig
 from changelog.records import (
     HEADERS_TYPE,
     Batch,
@@ -77,6 +78,21 @@ class Log:
     ) -> TopicInfo:
         """Change settings, add partitions, or extend the schema (see `Broker.alter_topic`)."""
         return self.broker.alter_topic(name, config=config, partitions=partitions, schema=schema)
+
+    def config(self) -> LogConfig:
+        """The settings of the log as a whole: defaults for topics, and the cleaner's."""
+        return LogConfig(self.broker.describe_config())
+
+    def alter_config(self, changes: Mapping[str, str | None]) -> LogConfig:
+        """Change them, durably and at once; None takes one back. Raises InvalidConfig.
+
+        >>> import changelog, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, changelog.open(folder) as log:
+        ...     _ = log.alter_config({"log.retention.hours": "24"})
+        ...     log.create_topic("t").effective.retention_ms
+        86400000
+        """
+        return LogConfig(self.broker.alter_config(changes))
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its records and committed offsets. Raises UnknownTopic."""

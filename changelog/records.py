@@ -17,6 +17,8 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from changelog.arrays import int64_range
+from changelog.config import TopicConfig
+from changelog.settings import Setting
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 Headers = Sequence[tuple[str, bytes | None]]
@@ -176,12 +178,30 @@ class TopicInfo:
     topic_id: str
     partitions: int
     config: Mapping[str, str]
-    """What was set explicitly, by Kafka's names; see `changelog.config` for the defaults."""
+    """What was set on it, by Kafka's names; see `effective`."""
     schema: pa.Schema | None = None
     """The latest schema of a typed topic's values; None: values are bytes."""
     schema_id: int = 0
     """1, 2, 3 … for each version of the schema; 0 for bytes."""
     internal: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """What is set for the log as a whole, by the same names: where `config` says nothing."""
+
+    @property
+    def effective(self) -> TopicConfig:
+        """What counts for the topic: its settings, the log's, and built-in ones for the rest."""
+        return TopicConfig.parse({**self.defaults, **self.config})
+
+    def settings(self) -> list[Setting]:
+        """Every setting, with its value and where that comes from."""
+        return [
+            Setting(
+                name,
+                value,
+                "topic" if name in self.config else "log" if name in self.defaults else "default",
+            )
+            for name, value in self.effective.as_strings().items()
+        ]
 
 
 class CommittedOffset(NamedTuple):

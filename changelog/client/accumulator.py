@@ -21,7 +21,6 @@ from changelog.client.partitioner import (
     partition_for,
     partitions_for,
 )
-from changelog.config import TopicConfig
 from changelog.errors import InvalidRecord, RecordTooLarge, UnknownPartition
 from changelog.records import Headers, TopicInfo, TopicPartition
 
@@ -105,7 +104,7 @@ class Target:
 
     def __init__(self, info: TopicInfo, batch_bytes: int, seed: str) -> None:
         self.info = info
-        self.config = TopicConfig.parse(info.config)
+        self.config = info.effective
         self._required = [] if info.schema is None else required(info.schema)
         self.frame_bytes = min(MAX_FRAME_BYTES, self.config.max_message_bytes)
         self.sticky = StickyPartitioner(info.partitions, batch_bytes, f"{seed}/{info.name}")

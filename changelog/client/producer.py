@@ -42,8 +42,10 @@ from changelog.client.sender import Outgoing, Sender
 from changelog.client.standing import Standing, State
 from changelog.clock import Clock, SystemClock
 from changelog.errors import (
+    InvalidRecord,
     InvalidTxnState,
     ProducerFenced,
+    RecordTooLarge,
     Retriable,
     SchemaMismatch,
     StorageFailed,
@@ -171,7 +173,11 @@ class Producer:
         heads = checked_headers(headers, topic) if headers else ()
         when = self._clock.now_ms() if timestamp is None else timestamp
         size = record_size(key_bytes, content, heads)
-        target.check_record(key_bytes, when, size)
+        try:
+            target.check_record(key_bytes, when, size)
+        except (InvalidRecord, RecordTooLarge):
+            target = self._target(topic, fresh=True)  # the settings may have been changed
+            target.check_record(key_bytes, when, size)
         return self._outbox.put(Waiting(target, partition, key_bytes, content, when, heads, size))
 
     # Many records ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What every part of one open log shares: files, time, durability, the bell for readers, counters."""
+"""What every part of one open log shares: files, time, durability, settings, the bell for readers, counters."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from changelog.clock import Clock
 from changelog.embedded.metrics import LogCounters
+from changelog.log_config import LogConfig
 from changelog.storage import Storage
 
 Durability = Literal["fsync", "os"]
@@ -46,6 +47,8 @@ class Environment:
     clock: Clock
     durability: Durability = "fsync"
     """fsync: an acknowledged append survives a power cut; os: it survives `kill -9`."""
+    config: LogConfig = field(default_factory=LogConfig)
+    """What is set for the log as a whole, at the moment; changed by the catalog."""
     signal: Signal = field(default_factory=Signal)
     counters: LogCounters = field(default_factory=LogCounters)
     pool: ThreadPoolExecutor = field(

@@ -1,4 +1,4 @@
-"""What a log folder says of itself: which log it is, how it was closed, who has it open."""
+"""What a log folder says of itself: which log it is, its settings, how it was closed, who has it open."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import msgspec
 
 from changelog.embedded import document
 from changelog.embedded.environment import Environment
-from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META
-from changelog.errors import REPAIR, CorruptLog
+from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOG_CONFIG
+from changelog.errors import REPAIR, CorruptLog, InvalidConfig
+from changelog.log_config import LogConfig
 from changelog.storage import Storage
 
 FOLDER_KIND = "log"
 CLEAN_KIND = "clean"
+CONFIG_KIND = "config"
 
 ClosedSizes = dict[str, int]
 """By partition folder, how large the active segment was when the log was closed in order."""
@@ -40,6 +42,21 @@ def folder_meta(environment: Environment) -> FolderMeta:
         meta = FolderMeta(clock.new_id(), clock.now_ms())
         document.save(storage, FOLDER_META, FOLDER_KIND, meta)
         return meta
+
+
+def log_config(storage: Storage) -> LogConfig:
+    """What is set for the log as a whole. Raises CorruptLog, FutureFormat."""
+    try:
+        return LogConfig(document.load(storage, LOG_CONFIG, CONFIG_KIND, dict[str, str]))
+    except FileNotFoundError:
+        return LogConfig()
+    except InvalidConfig as error:
+        raise CorruptLog(f"{LOG_CONFIG}: {error}; {REPAIR}") from error
+
+
+def save_log_config(storage: Storage, config: LogConfig) -> None:
+    """Keep these settings, durably."""
+    document.save(storage, LOG_CONFIG, CONFIG_KIND, dict(config.given))
 
 
 def closed_sizes(storage: Storage) -> ClosedSizes | None:

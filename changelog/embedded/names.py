@@ -5,6 +5,7 @@ lock                            flock of the owner; says its pid and start time
 owner.json  owner.sock          where the owner listens (changelog/flight)
 owner.log                       what background owners have said
 topics.meta                     the catalog: topics, their configs and schemas
+config.meta                     the settings of the log as a whole; missing while there are none
 clean                           how the log was closed, in order; removed at opening
 topics/<topic id>/topic.meta    the topic's entry of the catalog once more, for repair
 topics/<topic id>/<partition>/
@@ -26,6 +27,7 @@ from typing import NamedTuple
 FOLDER_META = "strandline.meta"
 LOCK = "lock"
 CATALOG = "topics.meta"
+LOG_CONFIG = "config.meta"
 CLEAN = "clean"
 TOPICS = "topics"
 TOPIC = "topic.meta"

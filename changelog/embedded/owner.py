@@ -18,12 +18,11 @@ import pyarrow as pa
 
 from changelog.cleaning import CleaningStatus
 from changelog.clock import Clock, SystemClock
-from changelog.embedded import reading, retention
+from changelog.embedded import folder, reading, retention
 from changelog.embedded.admission import admitted
 from changelog.embedded.cleaning.schedule import Cleaners
 from changelog.embedded.coordinator import Coordinator
 from changelog.embedded.environment import Durability, Environment
-from changelog.embedded.folder import closed_sizes, folder_meta, lock_note, save_closed_sizes
 from changelog.embedded.groups.groups import Groups
 from changelog.embedded.metrics import log_readings
 from changelog.embedded.names import (
@@ -35,6 +34,7 @@ from changelog.embedded.names import (
 )
 from changelog.embedded.offsets import GroupOffsets, check_commit
 from changelog.embedded.partition import Partition, sync_all
+from changelog.embedded.recovery import begin_epoch
 from changelog.embedded.segment import Segment
 from changelog.embedded.topic import Catalog, Topic
 from changelog.embedded.transaction_log import TransactionLog
@@ -96,7 +96,7 @@ class Owner:
         self._stop = threading.Event()
         self._admin_lock = threading.RLock()
         storage.make_dir("")
-        self._lock = storage.lock(LOCK, lock_note(role))
+        self._lock = storage.lock(LOCK, folder.lock_note(role))
         try:
             self._open()
         except BaseException:
@@ -108,9 +108,10 @@ class Owner:
 
     def _open(self) -> None:
         environment, storage = self._environment, self._environment.storage
-        self.meta = folder_meta(environment)
-        closed = closed_sizes(storage)
+        self.meta = folder.folder_meta(environment)
+        closed = folder.closed_sizes(storage)
         storage.sync_dir("")  # the names found are durable before anything is built on them
+        environment.config = folder.log_config(storage)
         self._catalog = Catalog(environment, closed)
         self._upkeep = Upkeep(environment, self._catalog)
         self._cleaners = Cleaners(
@@ -124,7 +125,7 @@ class Owner:
         self._coordinator.recover(self._catalog.partition_by_id, self._partitions)
         if closed is None:
             # Only now: committed markers that were seen and lost must stay in the old epoch.
-            environment.at_once(_begin_epoch, list(self._partitions()))
+            environment.at_once(begin_epoch, list(self._partitions()))
         offsets.load()
         self._offsets = offsets
         self._groups = Groups(environment.clock, self._partition_count)
@@ -173,7 +174,7 @@ class Owner:
                 partition.shut()
         if known and all(synced) and all(p.log_end == p.synced_end for p in written):
             sizes = {partition.folder: partition.segments[-1].size for partition in written}
-            save_closed_sizes(self._environment.storage, sizes)
+            folder.save_closed_sizes(self._environment.storage, sizes)
 
     def _start_ticking(self) -> threading.Thread:
         thread = threading.Thread(target=self._tick_until_stopped, name="strandline-owner")
@@ -245,6 +246,14 @@ class Owner:
     def topic(self, name: str) -> TopicInfo:
         self._check_open()
         return self._catalog.get(name).info()
+
+    def describe_config(self) -> dict[str, str]:
+        self._check_open()
+        return dict(self._environment.config.given)
+
+    def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
+        with self._admin():
+            return dict(self._catalog.alter_log(changes).given)
 
     @contextlib.contextmanager
     def _admin(self) -> Iterator[None]:
@@ -497,13 +506,6 @@ def _identity(producer: ProducerIdentity | None) -> ProducerIdentity:
     if producer is None:
         raise InvalidRecord("a transactional append needs a producer; call init_producer first")
     return producer
-
-
-def _begin_epoch(partition: Partition) -> None:
-    if not partition.segments or partition.epoch_begun:
-        return
-    if partition.manifest.epochs[-1][1] < partition.log_end:
-        partition.begin_epoch(partition.log_end)
 
 
 def _sync_quietly(partition: Partition) -> bool:

@@ -69,6 +69,14 @@ def open_partition(
     return partition
 
 
+def begin_epoch(partition: Partition) -> None:
+    """Raise the leader epoch after an unclean stop, if that was not done when it was opened."""
+    if not partition.segments or partition.epoch_begun:
+        return
+    if partition.manifest.epochs[-1][1] < partition.log_end:
+        partition.begin_epoch(partition.log_end)
+
+
 def _check_never_written(environment: Environment, folder: str, closed_size: int | None) -> None:
     """Without a manifest there may be a first segment, empty: the crash came in between."""
     if closed_size:

@@ -8,13 +8,14 @@ from typing import Annotated
 import msgspec
 import pyarrow as pa
 
-from changelog.config import TopicConfig, check_topic_name
+from changelog.config import check_topic_name
 from changelog.embedded import document
 from changelog.embedded.environment import Environment
-from changelog.embedded.folder import ClosedSizes
+from changelog.embedded.folder import ClosedSizes, save_log_config
 from changelog.embedded.manifest import Manifest
 from changelog.embedded.names import (
     CATALOG,
+    SYSTEM_TOPICS,
     TOPICS,
     partition_folder,
     topic_copy,
@@ -32,6 +33,7 @@ from changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from changelog.log_config import LogConfig
 from changelog.records import TopicInfo
 from changelog.schema import BYTES, ValueSchemas, decode_schemas, encode_schemas
 from changelog.storage import Storage
@@ -72,7 +74,10 @@ class Topic:
     ) -> None:
         self._environment = environment
         self.meta = meta
-        self.config = TopicConfig.parse(meta.config)
+        try:
+            self.config = environment.config.topic(meta.config)
+        except InvalidConfig as error:
+            raise CorruptLog(f"{CATALOG}, topic {meta.name}: {error}; {REPAIR}") from error
         self.schemas = decode_schemas(meta.schemas, f"{CATALOG}, topic {meta.name}")
         self.partitions: list[Partition] = []
         self.open_partitions(closed)
@@ -103,12 +108,17 @@ class Topic:
     def apply(self, meta: TopicMeta) -> None:
         """Take over a changed entry of the catalog, for what is written from now on."""
         self.meta = meta
-        self.config = TopicConfig.parse(meta.config)
         self.schemas = decode_schemas(meta.schemas, f"{CATALOG}, topic {meta.name}")
         for partition in self.partitions:
-            partition.config = self.config
             partition.schemas = self.schemas
+        self.apply_config()
         self.open_partitions({})
+
+    def apply_config(self) -> None:
+        """Take over what is set on the topic, and for the log, for what is done from now on."""
+        self.config = self._environment.config.topic(self.meta.config)
+        for partition in self.partitions:
+            partition.config = self.config
 
     def info(self) -> TopicInfo:
         """The topic as it is described to users."""
@@ -120,6 +130,7 @@ class Topic:
             self.schemas.latest,
             self.schemas.latest_id,
             self.meta.internal,
+            dict(self._environment.config.topic_defaults),
         )
 
 
@@ -189,7 +200,7 @@ class Catalog:
         if name in self._topics:
             raise TopicExists(f"there is a topic {name!r} already")
         _check_count(name, partitions)
-        TopicConfig.parse(config)
+        self._check_config(name, config, self._environment.config)
         schemas = ValueSchemas() if schema is None else ValueSchemas().extended(schema, name)
         meta = TopicMeta(
             name=name,
@@ -216,7 +227,7 @@ class Catalog:
         topic = self.get(name)
         merged = {**topic.meta.config, **(config or {})}
         settings = {key: value for key, value in merged.items() if value is not None}
-        TopicConfig.parse(settings)
+        self._check_config(name, settings, self._environment.config)
         if partitions is not None:
             _check_count(name, partitions, topic.meta.partitions)
         schemas = topic.schemas
@@ -236,6 +247,29 @@ class Catalog:
         self._save([changed if other is topic else other.meta for other in self])
         topic.apply(changed)
         return topic
+
+    def alter_log(self, changes: Mapping[str, str | None]) -> LogConfig:
+        """Change the settings of the log as a whole, for all topics. Raises InvalidConfig."""
+        config = self._environment.config.altered(changes)
+        for topic in self:
+            self._check_config(topic.meta.name, topic.meta.config, config)
+        save_log_config(self._environment.storage, config)
+        self._environment.config = config
+        for topic in self:
+            topic.apply_config()
+        return config
+
+    @staticmethod
+    def _check_config(name: str, settings: Mapping[str, str], log: LogConfig) -> None:
+        try:
+            config = log.topic(settings)
+        except InvalidConfig as error:
+            raise InvalidConfig(f"topic {name!r}: {error}") from error
+        if name in SYSTEM_TOPICS and config.cleanup_policy != "compact":
+            raise InvalidConfig(
+                f"topic {name!r} belongs to the log itself and is always compacted; leave its "
+                f"cleanup.policy at compact"
+            )
 
     def delete(self, name: str) -> Topic:
         """Take a topic out of the catalog, then remove its files. Raises UnknownTopic."""

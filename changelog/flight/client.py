@@ -109,6 +109,14 @@ class FlightBroker:
         found: TopicInfo = self._ask(messages.Topic(name))
         return found
 
+    def describe_config(self) -> dict[str, str]:
+        given: dict[str, str] = self._ask(messages.DescribeConfig())
+        return given
+
+    def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
+        given: dict[str, str] = self._ask(messages.AlterConfig(dict(changes)))
+        return given
+
     # The log --------------------------------------------------------------------------
 
     def append(self, appends: Sequence[Append]) -> list[Appended]:

@@ -163,6 +163,12 @@ class FailoverBroker:
     def topic(self, name: str) -> TopicInfo:
         return self._repeated(lambda attempt: attempt.broker.topic(name))
 
+    def describe_config(self) -> dict[str, str]:
+        return self._repeated(lambda attempt: attempt.broker.describe_config())
+
+    def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
+        return self._repeated(lambda attempt: attempt.broker.alter_config(changes))
+
     # The log --------------------------------------------------------------------------
 
     def append(self, appends: Sequence[Append]) -> list[Appended]:

@@ -369,6 +369,21 @@ class LeaveGroup(Request, frozen=True):
         broker.leave_group(self.member)
 
 
+class DescribeConfig(Request, frozen=True):
+    answer = dict[str, str]
+
+    def run(self, broker: Broker) -> dict[str, str]:
+        return broker.describe_config()
+
+
+class AlterConfig(Request, frozen=True):
+    answer = dict[str, str]
+    changes: dict[str, str | None]
+
+    def run(self, broker: Broker) -> dict[str, str]:
+        return broker.alter_config(self.changes)
+
+
 REQUESTS: Mapping[str, type[Request]] = {kind.__name__: kind for kind in Request.__subclasses__()}
 
 

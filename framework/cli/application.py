@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 from changelog.errors import StrandlineError
 from framework.cli import (
     check,
+    config,
     consume,
     describe,
     groups,
@@ -61,6 +62,7 @@ def strandline() -> typer.Typer:
     application.command("needs", hidden=True)(needs.needs)
     application.command("serve")(serve.serve)
     application.add_typer(topics.commands, name="topics")
+    application.add_typer(config.commands, name="config")
     application.command("produce")(produce.produce)
     application.command("consume")(consume.consume)
     application.add_typer(groups.commands, name="groups")

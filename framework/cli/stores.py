@@ -17,7 +17,6 @@ import typer
 
 from changelog.broker import Broker
 from changelog.clock import SystemClock
-from changelog.config import TopicConfig
 from changelog.errors import InvalidRecord, InvalidRequest, StrandlineError
 from framework.cli import output
 from framework.cli.forms import ValueForm, json_line, plain, show_value
@@ -134,7 +133,7 @@ def stores_of(broker: Broker) -> list[StoreName]:
     return sorted(
         _name(info.name, groups)
         for info in broker.topics()
-        if info.name.endswith(CHANGELOG) and TopicConfig.parse(info.config).compact
+        if info.name.endswith(CHANGELOG) and info.effective.compact
     )
 
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import typer
 
 from changelog.broker import Broker
-from changelog.config import TopicConfig
 from changelog.errors import InvalidConfig, SchemaMismatch
 from changelog.records import PartitionOffsets, TopicInfo, TopicPartition
 from framework.cli import output
+from framework.cli.config import settings_table
 from framework.cli.loading import opened
 from framework.cli.options import (
     ConfigOption,
@@ -69,7 +69,7 @@ def describe_topic(topic: TopicArgument, log: LogOption = None, json: JsonOption
         output.table("columns", ("column", "type", "may be null"), columns)
     names = ("partition", "start", "end", "stable end", "leader epoch")
     output.table("partitions", names, [_ends_row(tp, end) for tp, end in sorted(ends.items())])
-    output.table("settings", ("setting", "value", "from"), _settings(info))
+    settings_table(info.settings())
 
 
 @commands.command("create")
@@ -156,7 +156,7 @@ def _summary(broker: Broker, info: TopicInfo) -> dict[str, Any]:
         "topic": info.name,
         "partitions": info.partitions,
         "offsets": sum(end.high_watermark - end.log_start for end in ends.values()),
-        "cleanup": TopicConfig.parse(info.config).cleanup_policy,
+        "cleanup": info.effective.cleanup_policy,
         "values": _values(info),
         "internal": info.internal,
     }
@@ -166,7 +166,7 @@ def _described(info: TopicInfo, ends: dict[TopicPartition, PartitionOffsets]) ->
     names = ("partition", "log_start", "high_watermark", "last_stable_offset", "leader_epoch")
     rows = [_ends_row(tp, end) for tp, end in sorted(ends.items())]
     return _plain(info) | {
-        "effective_config": TopicConfig.parse(info.config).as_strings(),
+        "effective_config": info.effective.as_strings(),
         "partition_offsets": [dict(zip(names, row, strict=True)) for row in rows],
     }
 
@@ -194,14 +194,6 @@ def _ends_row(tp: TopicPartition, end: PartitionOffsets) -> list[int]:
         end.last_stable_offset,
         end.leader_epoch,
     ]
-
-
-def _settings(info: TopicInfo) -> list[list[str]]:
-    effective = TopicConfig.parse(info.config).as_strings()
-    rows = [
-        [name, value, "" if name in info.config else "default"] for name, value in effective.items()
-    ]
-    return sorted(rows, key=lambda row: (row[2], row[0]))
 
 
 def _values(info: TopicInfo) -> str:

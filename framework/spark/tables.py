@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from changelog.broker import Broker
 from changelog.clock import SystemClock
-from changelog.config import TopicConfig
 from changelog.errors import InvalidConfig
 from changelog.records import Batch, TopicInfo
 from framework.spark import decoding
@@ -44,7 +43,7 @@ def table_topic(broker: Broker, options: SourceOptions) -> TopicInfo:
     Raises UnknownTopic, and InvalidConfig for a topic that is not compacted.
     """
     topic = broker.topic(options.table)
-    if not TopicConfig.parse(topic.config).compact:
+    if not topic.effective.compact:
         raise InvalidConfig(
             f"topic {topic.name!r} is not compacted, so it is no table; read its records with "
             f".option('subscribe', {topic.name!r}), or set its cleanup.policy to compact"

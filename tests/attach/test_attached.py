@@ -13,6 +13,7 @@ from pyarrow import flight
 
 from changelog import errors
 from changelog.errors import (
+    InvalidConfig,
     InvalidRecord,
     InvalidRequest,
     InvalidTxnState,
@@ -68,6 +69,18 @@ def test_topics_are_administered(attached, owner):
     attached.delete_topic("t")
     with pytest.raises(UnknownTopic, match="t"):
         attached.topic("t")
+
+
+def test_settings_of_the_log_are_administered(attached, owner):
+    attached.create_topic("t")
+    given = attached.alter_config({"log.retention.hours": "2", "log.cleaner.threads": "3"})
+    assert given == owner.describe_config() == attached.describe_config()
+    assert given == {"log.retention.ms": "7200000", "log.cleaner.threads": "3"}
+    assert attached.topic("t") == owner.topic("t")
+    assert attached.topic("t").effective.retention_ms == 7_200_000
+    with pytest.raises(InvalidConfig, match=r"did you mean 'log\.retention\.ms'"):
+        attached.alter_config({"retention.ms": "1", "log.roll.ms": "5"})
+    assert attached.alter_config({"log.retention.ms": None}) == {"log.cleaner.threads": "3"}
 
 
 def test_what_is_appended_attached_is_fetched_by_the_owner_and_the_other_way_round(

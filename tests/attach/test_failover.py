@@ -207,6 +207,15 @@ def test_topics_are_created_and_deleted_once(folder, broker, moment):
         broker.delete_topic("new")
 
 
+@pytest.mark.parametrize("moment", ["lose_before", "lose_after"])
+def test_settings_of_the_log_are_changed_whoever_owns_it(folder, broker, moment):
+    setattr(folder, moment, "alter_config")
+    assert broker.alter_config({"log.retention.ms": "5"}) == {"log.retention.ms": "5"}
+    folder.lose_before = "describe_config"
+    assert broker.describe_config() == {"log.retention.ms": "5"}
+    assert broker.topic("t").effective.retention_ms == 5
+
+
 def test_a_topic_that_was_there_in_another_form_is_not_taken_for_the_new_one(folder, broker):
     folder.lose_before = "create_topic"
     with pytest.raises(TopicExists):

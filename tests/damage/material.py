@@ -56,6 +56,7 @@ def make(*, closed: bool, rounds: int = 8) -> Material:
     world.owner.create_topic("plain", 2, config=SMALL)
     settings = {**SMALL, "compression.type": "zstd"}
     world.owner.create_topic("typed", 2, config=settings, schema=TYPED)  # nothing goes to typed-1
+    world.owner.alter_config({"log.cleaner.delete.retention.ms": "5000"})
     _fill(world, rounds)
     world.owner.delete_records(TopicPartition("plain", 1), 6)
     folders = {

@@ -19,7 +19,7 @@ from changelog.clock import ManualClock
 from changelog.config import TopicConfig
 from changelog.embedded import document, offsets, transaction_log
 from changelog.embedded.document import pack
-from changelog.embedded.folder import CLEAN_KIND, FOLDER_KIND, ClosedSizes, FolderMeta
+from changelog.embedded.folder import CLEAN_KIND, CONFIG_KIND, FOLDER_KIND, ClosedSizes, FolderMeta
 from changelog.embedded.format import HEADER_SIZE, MAGIC, Kind, unpack_header, unpack_marker
 from changelog.embedded.frame import decode, encode, encode_marker, frame_parts, payload_bytes
 from changelog.embedded.manifest import KIND as MANIFEST_KIND
@@ -34,6 +34,7 @@ from changelog.embedded.topic import COPY_KIND, TopicMeta
 from changelog.embedded.topic import KIND as CATALOG_KIND
 from changelog.errors import CorruptLog, StrandlineError
 from changelog.flight import batches, endpoint, messages
+from changelog.log_config import LogConfig
 from changelog.records import (
     Append,
     CommittedOffset,
@@ -304,6 +305,8 @@ def request_seeds() -> list[bytes]:
         "JoinGroup": ["g", {"topics": ["t"], "assignor": "range", "instance": None}],
         "BeatGroup": [["g", "m"], 1, 0, [tp], 0.5],
         "LeaveGroup": [["g", "m"]],
+        "DescribeConfig": [],
+        "AlterConfig": [{"log.retention.ms": None, "log.roll.ms": "5"}],
     }
     assert filled.keys() == messages.REQUESTS.keys()
     numbered = {name: number for number, name in enumerate(messages.REQUESTS)}
@@ -478,6 +481,7 @@ def targets() -> dict[str, Target]:
         ),
         "topic": read_document(COPY_KIND, TopicMeta, use_topic),
         "clean": read_document(CLEAN_KIND, ClosedSizes),
+        "config": read_document(CONFIG_KIND, dict[str, str], LogConfig),
         "log": read_document(FOLDER_KIND, FolderMeta),
         "aborted": read_document(ABORTED_KIND, list[tuple[int, int, int]]),
         "producers": read_document(SNAPSHOT_KIND, list[tuple[int, ProducerEntry]], dict),
@@ -486,6 +490,7 @@ def targets() -> dict[str, Target]:
         ),
         "opening-manifest": open_with(MANIFEST_KIND),
         "opening-catalog": open_with(CATALOG_KIND),
+        "opening-config": open_with(CONFIG_KIND),
         "opening-producers": open_with(SNAPSHOT_KIND),
         "opening-aborted": open_with(ABORTED_KIND),
         "opening-index": open_with(INDEX_KIND),

@@ -8,10 +8,10 @@ import pytest
 from changelog.embedded import document
 from changelog.embedded.checking.findings import AT_MOST, Severity
 from changelog.embedded.checking.folder import check_log
-from changelog.embedded.folder import CLEAN_KIND
+from changelog.embedded.folder import CLEAN_KIND, CONFIG_KIND
 from changelog.embedded.frame import encode, encode_marker, frame_parts
 from changelog.embedded.manifest import Manifest
-from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, topic_copy
+from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOG_CONFIG, topic_copy
 from changelog.embedded.producer_state import ProducerStates
 from changelog.embedded.scanning import CHUNK
 from changelog.embedded.topic import COPY_KIND, TopicMeta
@@ -706,6 +706,31 @@ def test_a_copy_that_is_missing_or_older_is_a_note_and_a_damaged_one_repairable(
     assert document.load(world.storage, CATALOG, CATALOG_KIND, list[TopicMeta])
     world.crash()
     assert document.unpack(COPY_KIND, bytes(files(world)[path]), path)
+
+
+def test_settings_of_the_log_that_cannot_be_read() -> None:
+    world = a_log()
+    world.owner.alter_config({"log.retention.ms": "5"})
+    assert found(world) == []
+    files(world)[LOG_CONFIG][-3] ^= 1
+    assert found(world) == [("damage", "settings")]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"log.retention.ms": "soon"}, "whole number"),
+        ({"log.from.later": "1"}, "no log setting is called"),
+        ({"log.cleaner.max.compaction.lag.ms": "9"}, "contradicts the settings of topic 't'"),
+    ],
+)
+def test_settings_of_the_log_that_are_not_allowed(given: dict[str, str], said: str) -> None:
+    world = a_log()
+    world.owner.alter_topic("t", config={"min.compaction.lag.ms": "10"})
+    document.save(world.storage, LOG_CONFIG, CONFIG_KIND, given)
+    damage = only(world, Severity.DAMAGE)
+    assert damage.kind == "settings"
+    assert said in damage.what
 
 
 def test_a_folder_beyond_the_partitions_of_its_topic() -> None:

@@ -10,11 +10,13 @@ import pytest
 
 from changelog.embedded.checking.findings import Severity
 from changelog.embedded.checking.folder import check_log
+from changelog.embedded.folder import save_log_config
 from changelog.embedded.manifest import Manifest
-from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, REPAIRED, topic_copy
+from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOG_CONFIG, REPAIRED, topic_copy
 from changelog.embedded.repairing.folder import LEFT, plan_of
 from changelog.embedded.repairing.plan import Plan, carry_out
 from changelog.errors import CorruptLog, StrandlineError
+from changelog.log_config import LogConfig
 from changelog.records import CommittedOffset, TopicPartition
 from changelog.storage import MemoryStorage
 from tests.log.damage import SMALL, change_manifest, files, folder_of, log_file, paths, positions
@@ -519,6 +521,17 @@ def test_a_topic_whose_copy_is_lost_too_keeps_its_records_and_loses_its_settings
     assert all_values(world) == values
 
 
+def test_settings_of_the_log_that_are_lost_let_nothing_be_deleted() -> None:
+    world = a_log()
+    world.owner.alter_config({"log.retention.ms": "1000", "log.segment.bytes": "5000"})
+    files(world)[LOG_CONFIG][-2] ^= 1
+    made = repair(world)
+    assert any("strandline config set" in loss for loss in made.losses)
+    assert world.owner.describe_config() == {"log.retention.ms": "-1"}
+    kept = [path for path in files(world) if path.startswith(REPAIRED)]
+    assert [path.rpartition("/")[2] for path in kept] == [LOG_CONFIG]
+
+
 def test_a_topic_that_was_deleted_does_not_come_back() -> None:
     world = a_log()
     world.owner.create_topic("gone")
@@ -616,6 +629,19 @@ def test_a_repair_that_dies_anywhere_can_be_run_again(death: str) -> None:
     assert deaths > 20
 
 
+def unreadable(world: World) -> None:
+    """The settings of the log."""
+    world.owner.alter_config({"log.retention.ms": "5"})
+    files(world)[LOG_CONFIG][-2] ^= 1
+
+
+def contradicted(world: World) -> None:
+    """Of a topic and the log, by a settings document from elsewhere."""
+    world.owner.alter_topic("t", config={"min.compaction.lag.ms": "10"})
+    config = LogConfig({"log.cleaner.max.compaction.lag.ms": "9"})
+    save_log_config(world.storage, config)
+
+
 def wounds() -> list[Callable[[World], object]]:
     """Damage that keeps a log from opening, one for each way it can be said."""
 
@@ -631,6 +657,8 @@ def wounds() -> list[Callable[[World], object]]:
         flip(lambda _: FOLDER_META, 0),
         lambda world: files(world).pop(CATALOG),
         flip(lambda _: CATALOG, -2),
+        unreadable,
+        contradicted,
         lambda world: files(world).pop(f"{folder_of(world)}/manifest.meta"),
         flip(lambda world: f"{folder_of(world)}/manifest.meta", -2),
         lambda world: files(world).pop(paths(world, ".log")[0]),

@@ -26,12 +26,19 @@ from changelog.embedded.checking.transactions import (
     check_transactions,
     read_transactions,
 )
-from changelog.embedded.folder import CLEAN_KIND, FOLDER_KIND, ClosedSizes, FolderMeta
+from changelog.embedded.folder import (
+    CLEAN_KIND,
+    FOLDER_KIND,
+    ClosedSizes,
+    FolderMeta,
+    log_config,
+)
 from changelog.embedded.names import (
     CATALOG,
     CLEAN,
     CONSUMER_OFFSETS,
     FOLDER_META,
+    LOG_CONFIG,
     TOPICS,
     TRANSACTION_STATE,
     partition_folder,
@@ -63,6 +70,8 @@ class Checked:
     catalog: RebuiltCatalog | None = None
     """How the catalog was made up, if it is lost."""
     clean_wrong: bool = False
+    config_lost: bool = False
+    """Whether the settings of the log as a whole cannot be used."""
     bad_copies: list[TopicMeta] = field(default_factory=list)
 
     def named(self, topic: str, number: int = 0) -> ScannedPartition | None:
@@ -87,6 +96,7 @@ def check_log(
     _check_meta(storage, checked)
     closed = _read_closed(storage, checked)
     checked.metas = _read_catalog(storage, checked)
+    _check_config(storage, checked)
     _check_folders(storage, checked, closed)
     total = sum(_log_bytes(storage, meta) for meta in checked.metas)
     done = 0
@@ -188,6 +198,25 @@ def _read_catalog(storage: Storage, checked: Checked) -> list[TopicMeta]:
     for folder, why in rebuilt.left.items():
         checked.report.add(Severity.DAMAGE, "topic", folder, f"cannot be in the catalog: {why}")
     return rebuilt.metas
+
+
+def _check_config(storage: Storage, checked: Checked) -> None:
+    """The settings of the log as a whole, and that no topic's contradict them."""
+    try:
+        config = log_config(storage)
+        for meta in checked.metas:
+            config.topic(meta.config)
+    except FutureFormat:
+        raise
+    except CorruptLog as error:
+        problem = f"cannot be read: {cause(error)}"
+    except InvalidConfig as error:
+        problem = f"contradicts the settings of topic {meta.name!r}: {error}"
+    else:
+        return
+    checked.config_lost = True
+    what = f"{problem}; the settings of the log as a whole are lost"
+    checked.report.add(Severity.DAMAGE, "settings", LOG_CONFIG, what)
 
 
 def _check_folders(storage: Storage, checked: Checked, closed: ClosedSizes | None) -> None:

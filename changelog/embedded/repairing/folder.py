@@ -14,12 +14,13 @@ from changelog.embedded import document
 from changelog.embedded.checking.folder import Checked
 from changelog.embedded.checking.rebuilding import partition_numbers
 from changelog.embedded.checking.transactions import Place, Reach
-from changelog.embedded.folder import FOLDER_KIND, FolderMeta
+from changelog.embedded.folder import CONFIG_KIND, FOLDER_KIND, FolderMeta
 from changelog.embedded.frame import Payload, encode
 from changelog.embedded.names import (
     CATALOG,
     CLEAN,
     FOLDER_META,
+    LOG_CONFIG,
     TRANSACTION_STATE,
     partition_folder,
     topic_copy,
@@ -36,6 +37,9 @@ from changelog.storage import Storage
 
 IDS_SKIPPED = 1_000_000
 """Producer ids that are stepped over where the record of those given out is lost."""
+
+SAFE_CONFIG = {"log.retention.ms": "-1"}
+"""What takes the place of a log's settings that are lost: perhaps they kept records for ever."""
 
 LEFT = (
     "producer",
@@ -88,6 +92,9 @@ def _add_folder(plan: Plan, checked: Checked, storage: Storage, clock: Clock) ->
         meta = FolderMeta(clock.new_id(), clock.now_ms())
         save = partial(_save, FOLDER_META, FOLDER_KIND, meta)
         plan.add(f"make {FOLDER_META} anew", save, [FOLDER_META])
+    if checked.config_lost:
+        what = f"make {LOG_CONFIG} anew, so that nothing is deleted for its age"
+        plan.add(what, partial(_save, LOG_CONFIG, CONFIG_KIND, SAFE_CONFIG), [LOG_CONFIG])
     for topic in checked.bad_copies:
         path = topic_copy(topic.topic_id)
         what = f"write the copy of topic {topic.name!r} anew"

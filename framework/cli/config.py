@@ -1,0 +1,83 @@
+"""`strandline config`: the settings of a log as a whole; show, set, unset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+import typer
+
+from changelog.log_config import LogConfig
+from changelog.settings import Setting
+from framework.cli import output
+from framework.cli.loading import opened
+from framework.cli.options import JsonOption, LogOption, settings
+
+commands = typer.Typer(
+    help="Show and change the settings of a log as a whole: defaults for topics, and the cleaner.",
+    no_args_is_help=True,
+)
+
+
+@commands.command("show")
+def show(
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="What counts for this topic instead.")
+    ] = None,
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show every setting, and where its value comes from: topic, log or default."""
+    with opened(log) as where:
+        if topic is None:
+            shown = LogConfig(where.broker.describe_config()).settings()
+        else:
+            shown = where.broker.topic(topic).settings()
+    if json:
+        output.document([setting._asdict() for setting in shown])
+    else:
+        settings_table(shown)
+
+
+@commands.command("set")
+def set_(
+    pairs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME=VALUE…", help="Settings by Kafka's names, as log.retention.hours=24."
+        ),
+    ],
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Change settings, at once and for good. Makes the log if there is none."""
+    _alter(settings(pairs), log, json=json, create=True)
+
+
+@commands.command("unset")
+def unset(
+    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Back to the built-in one.")],
+    log: LogOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Take settings back, so that the built-in ones count again."""
+    _alter(dict.fromkeys(names), log, json=json)
+
+
+def settings_table(shown: Iterable[Setting]) -> None:
+    """Print settings: those of the topic, those of the log, and the rest."""
+    order = ("topic", "log", "default")
+    rows = sorted(shown, key=lambda setting: (order.index(setting.source), setting.name))
+    output.table("settings", ("setting", "value", "from"), rows)
+
+
+def _alter(
+    changes: Mapping[str, str | None], log: str | None, *, json: bool, create: bool = False
+) -> None:
+    with opened(log, create=create) as where:
+        given = where.broker.alter_config(changes)
+    if json:
+        output.document(given)
+    else:
+        said = ", ".join(f"{name}={value}" for name, value in sorted(given.items()))
+        output.note(f"set for the log: {said or 'nothing'}")
