@@ -10,7 +10,7 @@ import msgspec
 from changelog.embedded import document
 from changelog.embedded.environment import Environment
 from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOG_CONFIG
-from changelog.errors import REPAIR, CorruptLog, InvalidConfig
+from changelog.errors import REPAIR, CorruptLog, FutureFormat, InvalidConfig
 from changelog.log_config import LogConfig
 from changelog.storage import Storage
 
@@ -27,6 +27,8 @@ class FolderMeta(msgspec.Struct):
 
     log_id: str
     created_ms: int
+    configured: bool = False
+    """Whether there must be a document of the log's settings: they could not be lost unnoticed."""
 
 
 def folder_meta(environment: Environment) -> FolderMeta:
@@ -49,14 +51,33 @@ def log_config(storage: Storage) -> LogConfig:
     try:
         return LogConfig(document.load(storage, LOG_CONFIG, CONFIG_KIND, dict[str, str]))
     except FileNotFoundError:
+        if _is_configured(storage):
+            raise CorruptLog(
+                f"{LOG_CONFIG} is missing though there were settings; {REPAIR}"
+            ) from None
         return LogConfig()
     except InvalidConfig as error:
         raise CorruptLog(f"{LOG_CONFIG}: {error}; {REPAIR}") from error
 
 
 def save_log_config(storage: Storage, config: LogConfig) -> None:
-    """Keep these settings, durably."""
+    """Keep these settings, durably. Raises DiskFull: nothing has changed then."""
+    if not _is_configured(storage):
+        if not storage.exists(LOG_CONFIG):
+            document.save(storage, LOG_CONFIG, CONFIG_KIND, {})
+        meta = document.load(storage, FOLDER_META, FOLDER_KIND, FolderMeta)
+        meta.configured = True
+        document.save(storage, FOLDER_META, FOLDER_KIND, meta)
     document.save(storage, LOG_CONFIG, CONFIG_KIND, dict(config.given))
+
+
+def _is_configured(storage: Storage) -> bool:
+    try:
+        return document.load(storage, FOLDER_META, FOLDER_KIND, FolderMeta).configured
+    except FutureFormat:
+        raise
+    except (FileNotFoundError, CorruptLog):
+        return False  # which is said by whoever needs the document
 
 
 def closed_sizes(storage: Storage) -> ClosedSizes | None:

@@ -252,6 +252,12 @@ class Actors:
             self.world.owner.alter_topic(name, partitions=partitions, config=config)
             self.ledger.topic_is(name, settings)
 
+    def alter_config(self, changes: dict[str, str | None]) -> None:
+        """Change the settings of the log as a whole."""
+        self.ledger.settings_change(changes)
+        with self.tolerant():
+            self.ledger.settings_are(self.world.owner.alter_config(changes))
+
     def delete_topic(self, name: str) -> None:
         self.ledger.topic_changes(name, None)
         with self.tolerant():

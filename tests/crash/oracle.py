@@ -7,7 +7,7 @@ each opening it is held against what readers see:
   its offsets; an aborted or unfinished one is nowhere; what was in doubt is decided once;
 - no transaction is left open, no offset shows two records, no producer identity is given
   twice, and no position that a reader had reached counts as diverged (KIP-320);
-- topics are there or not as was last said, and no topic id is given twice.
+- topics are there or not as was last said, and no topic id is given twice; so are settings.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PROMISES: dict[Promise, str] = {
     "offsets": "no offset shows two records, no position that was read diverges",
     "identities": "no producer id and epoch is given twice",
     "groups": "a group is where it last committed",
-    "topics": "topics are as they were last made, changed or deleted",
+    "topics": "topics and settings are as they were last made, changed or deleted",
     "state": "stores equal the fold of the committed input",
     "outputs": "each output is there once",
     "goes on": "producers, consumers and tasks go on",
@@ -102,6 +102,8 @@ class Ledger:
     """Those that it watches."""
     topics: dict[str, set[Settings | None]] = field(default_factory=dict)
     """By name, what each topic may be; None: it is not there."""
+    settings: list[dict[str, str]] = field(default_factory=lambda: [{}])
+    """What may be set for the log as a whole."""
     topic_ids: dict[str, str] = field(default_factory=dict)
     """Which topic was seen under an id."""
     certain: dict[bytes, tuple[TopicPartition, int]] = field(default_factory=dict)
@@ -135,7 +137,7 @@ class Ledger:
     def marks(self) -> list[object]:
         """Changes whenever anything becomes known."""
         sizes = [len(getattr(self, known.name)) for known in fields(self)]
-        return [*sizes, repr((self.topics, self.open, self.offsets, self.starts))]
+        return [*sizes, repr((self.topics, self.settings, self.open, self.offsets, self.starts))]
 
     def copy(self) -> Ledger:
         """What is promised at this moment."""
@@ -197,11 +199,22 @@ class Ledger:
     def topic_is(self, name: str, settings: Settings | None) -> None:
         self.topics[name] = {settings}
 
+    def settings_change(self, changes: dict[str, str | None]) -> None:
+        """Somebody asked for that; `settings_are` says that it was done."""
+        changed = [{**given, **changes} for given in self.settings]
+        kept = [{k: v for k, v in given.items() if v is not None} for given in changed]
+        self.settings += [given for given in kept if given not in self.settings]
+
+    def settings_are(self, given: dict[str, str]) -> None:
+        check("topics", given in self.settings, f"what is set is {given}")
+        self.settings = [given]
+
     # After an opening -----------------------------------------------------------------
 
     def judge(self, world: World) -> None:
         """Hold an opened log against the promises, and settle what was in doubt."""
         self._judge_topics(world)
+        self.settings_are(world.owner.describe_config())
         there = self._there(world)
         ends = world.owner.offsets([*there, *SYSTEM])
         for tp, end in ends.items():

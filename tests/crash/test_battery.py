@@ -98,6 +98,7 @@ def first_broken(point: str, storage: PowerStorage | None = None) -> set[Promise
     [
         ("fsync", f"topics/{4:032x}/.*log", "append.segment.fsync", "acknowledged"),
         ("fsync", "topics/", "prepare.transactions.append", "opens"),
+        ("fsync", "config", "config.root.sync_dir", "opens"),
         ("sync_dir", "topics/", "roll.manifest.append", "identities"),
         ("sync_dir", "", "checkpoint.store.append", "opens"),
     ],

@@ -90,6 +90,7 @@ class Scene:
         actors.create_topic("gone", 1, {})
         actors.create_topic("aged", 1, AGES)
         actors.alter_topic("t", 2, {**SEGMENTS, "compression.type": "lz4"})
+        actors.alter_config({"log.cleaner.threads": "2", "log.cleaner.backoff.ms": "5"})
         self.task()  # which makes its topics
         self._words(6)
         self.task()
@@ -99,6 +100,7 @@ class Scene:
         self.task()  # with checkpoints
         self._rolls()
         actors.delete_topic("gone")
+        actors.alter_config({"log.cleaner.delete.retention.ms": "5", "log.cleaner.threads": None})
         self._words(2)
         self.task()
         self._takeover()
@@ -115,6 +117,7 @@ class Scene:
         self.task()
         self._ensure("t", 2, SEGMENTS)
         self._ensure("aged", 1, AGES)
+        actors.alter_config({"log.cleaner.threads": "3"})
         for number in range(2):
             self._append(number, T0)
             self._append(number, T1)

@@ -714,6 +714,8 @@ def test_settings_of_the_log_that_cannot_be_read() -> None:
     assert found(world) == []
     files(world)[LOG_CONFIG][-3] ^= 1
     assert found(world) == [("damage", "settings")]
+    del files(world)[LOG_CONFIG]
+    assert found(world) == [("damage", "settings")]
 
 
 @pytest.mark.parametrize(

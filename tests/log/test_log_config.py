@@ -11,7 +11,7 @@ import pytest
 
 from changelog.client.accumulator import RecordMetadata
 from changelog.client.producer import Producer
-from changelog.embedded.names import LOG_CONFIG
+from changelog.embedded.names import FOLDER_META, LOG_CONFIG
 from changelog.embedded.owner import Owner
 from changelog.embedded.upkeep import RETENTION_CHECK_MS
 from changelog.errors import DiskFull, InvalidConfig, InvalidRecord, RecordTooLarge
@@ -220,17 +220,24 @@ class TestOfALog:
                     world.owner.create_topic("u", config={"min.compaction.lag.ms": "21"})
         assert effective(world)["min.compaction.lag.ms"] == "10"
 
+    @pytest.mark.parametrize(
+        ("file", "first"), [(LOG_CONFIG, True), (FOLDER_META, True), (LOG_CONFIG, False)]
+    )
     @pytest.mark.parametrize("kind", ["create", "append", "fsync", "rename"])
-    def test_a_change_that_finds_no_room_has_not_happened(self, kind: Kind) -> None:
+    def test_a_change_that_finds_no_room_has_not_happened(
+        self, kind: Kind, file: str, first: bool
+    ) -> None:
         world = PowerWorld()
         world.owner.create_topic("t")
-        world.owner.alter_config({"log.retention.ms": "7"})
-        world.storage.hook = failing(kind, LOG_CONFIG, error=DiskFull("full"), times=1)
+        before: dict[str, str] = {}
+        if not first:
+            before = world.owner.alter_config({"log.retention.ms": "7"})
+        world.storage.hook = failing(kind, file, error=DiskFull("full"), times=1)
         with pytest.raises(DiskFull):
             world.owner.alter_config({"log.retention.ms": "5"})
-        assert effective(world)["retention.ms"] == "7"
+        assert list(world.owner.topic("t").defaults.values()) == list(before.values())
         world.crash()
-        assert world.owner.describe_config() == {"log.retention.ms": "7"}
+        assert world.owner.describe_config() == before
         world.owner.alter_config({"log.retention.ms": "5"})
         world.power_cut()
         assert effective(world)["retention.ms"] == "5"

@@ -532,6 +532,17 @@ def test_settings_of_the_log_that_are_lost_let_nothing_be_deleted() -> None:
     assert [path.rpartition("/")[2] for path in kept] == [LOG_CONFIG]
 
 
+def test_a_lost_folder_meta_forgets_no_settings() -> None:
+    world = a_log()
+    world.owner.alter_config({"log.retention.ms": "1000"})
+    del files(world)[FOLDER_META]
+    repair(world)
+    assert world.owner.describe_config() == {"log.retention.ms": "1000"}
+    del files(world)[LOG_CONFIG]
+    with pytest.raises(CorruptLog, match="missing though there were settings"):
+        world.crash()
+
+
 def test_a_topic_that_was_deleted_does_not_come_back() -> None:
     world = a_log()
     world.owner.create_topic("gone")
@@ -635,6 +646,12 @@ def unreadable(world: World) -> None:
     files(world)[LOG_CONFIG][-2] ^= 1
 
 
+def unconfigured(world: World) -> None:
+    """The settings of the log, deleted."""
+    world.owner.alter_config({"log.retention.ms": "5"})
+    del files(world)[LOG_CONFIG]
+
+
 def contradicted(world: World) -> None:
     """Of a topic and the log, by a settings document from elsewhere."""
     world.owner.alter_topic("t", config={"min.compaction.lag.ms": "10"})
@@ -658,6 +675,7 @@ def wounds() -> list[Callable[[World], object]]:
         lambda world: files(world).pop(CATALOG),
         flip(lambda _: CATALOG, -2),
         unreadable,
+        unconfigured,
         contradicted,
         lambda world: files(world).pop(f"{folder_of(world)}/manifest.meta"),
         flip(lambda world: f"{folder_of(world)}/manifest.meta", -2),

@@ -89,7 +89,8 @@ def plan_of(
 
 def _add_folder(plan: Plan, checked: Checked, storage: Storage, clock: Clock) -> None:
     if checked.meta_lost:
-        meta = FolderMeta(clock.new_id(), clock.now_ms())
+        configured = checked.config_lost or storage.exists(LOG_CONFIG)
+        meta = FolderMeta(clock.new_id(), clock.now_ms(), configured)
         save = partial(_save, FOLDER_META, FOLDER_KIND, meta)
         plan.add(f"make {FOLDER_META} anew", save, [FOLDER_META])
     if checked.config_lost:
