@@ -74,3 +74,14 @@ class Environment:
             except RuntimeError:
                 pass  # no new threads while the interpreter shuts down
         return [call(item) for item in items]
+
+    def waited(self, look: Callable[[], R], is_new: Callable[[R], bool], seconds: float) -> R:
+        """What `look` finds, as soon as something in it is new, at the latest after `seconds`."""
+        deadline = self.clock.monotonic() + seconds
+        while True:
+            seen = self.signal.version
+            found = look()
+            remaining = deadline - self.clock.monotonic()
+            if remaining <= 0 or is_new(found):
+                return found
+            self.signal.wait(seen, remaining)

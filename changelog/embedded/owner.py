@@ -36,6 +36,7 @@ from changelog.embedded.offsets import GroupOffsets, check_commit
 from changelog.embedded.partition import Partition, sync_all
 from changelog.embedded.recovery import begin_epoch
 from changelog.embedded.segment import Segment
+from changelog.embedded.ticking import Ticking
 from changelog.embedded.topic import Catalog, Topic
 from changelog.embedded.transaction_log import TransactionLog
 from changelog.embedded.upkeep import Upkeep
@@ -67,8 +68,6 @@ _log = logging.getLogger("strandline")
 
 T = TypeVar("T")
 
-TICK_SECONDS = 0.5
-
 
 class Owner:
     """An open log. Implements Broker.
@@ -93,7 +92,6 @@ class Owner:
         self._background = background
         self._closed = False
         self._pid = os.getpid()
-        self._stop = threading.Event()
         self._admin_lock = threading.RLock()
         storage.make_dir("")
         self._lock = storage.lock(LOCK, folder.lock_note(role))
@@ -102,7 +100,7 @@ class Owner:
         except BaseException:
             self._lock.release()
             raise
-        self._thread: threading.Thread | None = self._start_ticking() if background else None
+        self._ticking = Ticking(self.tick) if background else None
 
     # Opening and closing --------------------------------------------------------------
 
@@ -147,9 +145,8 @@ class Owner:
         if self._closed:
             return
         self._closed = True
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._ticking is not None:
+            self._ticking.stop()
         self._cleaners.stop()
         try:
             self._close_in_order()
@@ -175,19 +172,6 @@ class Owner:
         if known and all(synced) and all(p.log_end == p.synced_end for p in written):
             sizes = {partition.folder: partition.segments[-1].size for partition in written}
             folder.save_closed_sizes(self._environment.storage, sizes)
-
-    def _start_ticking(self) -> threading.Thread:
-        thread = threading.Thread(target=self._tick_until_stopped, name="strandline-owner")
-        thread.daemon = True
-        thread.start()
-        return thread
-
-    def _tick_until_stopped(self) -> None:
-        while not self._stop.wait(TICK_SECONDS):
-            try:
-                self.tick()
-            except Exception:
-                _log.exception("the log's periodic work failed; it goes on")
 
     def tick(self) -> None:
         """The periodic work: transaction timeouts, markers to disk, retention, expiry."""
@@ -315,7 +299,7 @@ class Owner:
             partition = self._partition(tp)
             return reading.fetch(partition, offset, max_bytes=max_bytes, isolation=isolation)
 
-        return self._of_each(positions, fetch, lambda one: bool(one.batches), timeout)
+        return self._waited(positions, fetch, lambda one: bool(one.batches), timeout)
 
     def locate(
         self,
@@ -334,9 +318,9 @@ class Owner:
             partition = self._partition(tp)
             return reading.view(partition, offset, max_bytes=max_bytes, isolation=isolation)
 
-        return self._of_each(positions, locate, lambda view: bool(view.pieces), timeout)
+        return self._waited(positions, locate, lambda view: bool(view.pieces), timeout)
 
-    def _of_each(
+    def _waited(
         self,
         positions: Mapping[TopicPartition, int],
         look: Callable[[TopicPartition, int], T],
@@ -344,16 +328,15 @@ class Owner:
         timeout: float,
     ) -> dict[TopicPartition, T]:
         """What `look` finds in each partition; waits until something in it is new."""
-        clock, signal = self._environment.clock, self._environment.signal
-        deadline = clock.monotonic() + (timeout if self._thread else 0.0)
-        while True:
+
+        def look_at_all() -> dict[TopicPartition, T]:
             self._check_open()
-            seen = signal.version
-            found = {tp: look(tp, offset) for tp, offset in positions.items()}
-            remaining = deadline - clock.monotonic()
-            if remaining <= 0 or any(map(is_new, found.values())):
-                return found
-            signal.wait(seen, remaining)
+            return {tp: look(tp, offset) for tp, offset in positions.items()}
+
+        seconds = timeout if self._ticking else 0.0
+        return self._environment.waited(
+            look_at_all, lambda found: any(map(is_new, found.values())), seconds
+        )
 
     def offsets(
         self, partitions: Collection[TopicPartition]
@@ -476,7 +459,7 @@ class Owner:
         timeout: float = 0.0,
     ) -> Grant:
         self._check_open()
-        return self._groups.beat(member, call, seen, holds, timeout if self._thread else 0.0)
+        return self._groups.beat(member, call, seen, holds, timeout if self._ticking else 0.0)
 
     def leave_group(self, member: GroupMember) -> None:
         self._check_open()

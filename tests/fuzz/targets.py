@@ -26,10 +26,10 @@ from changelog.embedded.manifest import KIND as MANIFEST_KIND
 from changelog.embedded.manifest import Manifest
 from changelog.embedded.names import SegmentName
 from changelog.embedded.owner import Owner
-from changelog.embedded.side_files import ABORTED_KIND, SNAPSHOT_KIND
 from changelog.embedded.producer_state import ProducerEntry
 from changelog.embedded.scanning import Whole, durable_end_behind, scan
 from changelog.embedded.segment import INDEX_KIND, Segment, SparseIndex
+from changelog.embedded.side_files import ABORTED_KIND, SNAPSHOT_KIND
 from changelog.embedded.topic import COPY_KIND, TopicMeta
 from changelog.embedded.topic import KIND as CATALOG_KIND
 from changelog.errors import CorruptLog, StrandlineError
@@ -295,6 +295,8 @@ def request_seeds() -> list[bytes]:
         "Offsets": [[tp]],
         "OffsetForTime": [tp, 5, "read_committed"],
         "DeleteRecords": [tp, 5],
+        "Clean": [["t"]],
+        "Cleaning": [],
         "InitProducer": ["tx", 10_000],
         "AddOffsets": [[7, 0], "g", {tp: [5, "m", ""]}],
         "EndTransaction": [[7, 0], True],

@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 
+import changelog.embedded.ticking
 import changelog.embedded.upkeep
 from changelog.clock import SystemClock
 from changelog.embedded.owner import Owner
@@ -194,7 +195,7 @@ def switching(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealWorld]:
     """A log of small segments whose periodic work never rests."""
-    monkeypatch.setattr(changelog.embedded.owner, "TICK_SECONDS", 0.001)
+    monkeypatch.setattr(changelog.embedded.ticking, "TICK_SECONDS", 0.001)
     monkeypatch.setattr(changelog.embedded.upkeep, "RETENTION_CHECK_MS", 1)
     world = RealWorld(LocalStorage(tmp_path))
     config = {"segment.bytes": "4096"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -202,21 +202,27 @@ def _read_catalog(storage: Storage, checked: Checked) -> list[TopicMeta]:
 
 def _check_config(storage: Storage, checked: Checked) -> None:
     """The settings of the log as a whole, and that no topic's contradict them."""
-    try:
-        config = log_config(storage)
-        for meta in checked.metas:
-            config.topic(meta.config)
-    except FutureFormat:
-        raise
-    except CorruptLog as error:
-        problem = f"cannot be read: {cause(error)}"
-    except InvalidConfig as error:
-        problem = f"contradicts the settings of topic {meta.name!r}: {error}"
-    else:
+    problem = _config_problem(storage, checked.metas)
+    if problem is None:
         return
     checked.config_lost = True
     what = f"{problem}; the settings of the log as a whole are lost"
     checked.report.add(Severity.DAMAGE, "settings", LOG_CONFIG, what)
+
+
+def _config_problem(storage: Storage, metas: Sequence[TopicMeta]) -> str | None:
+    try:
+        config = log_config(storage)
+    except FutureFormat:
+        raise
+    except CorruptLog as error:
+        return f"cannot be read: {cause(error)}"
+    for meta in metas:
+        try:
+            config.topic(meta.config)
+        except InvalidConfig as error:
+            return f"contradicts the settings of topic {meta.name!r}: {error}"
+    return None
 
 
 def _check_folders(storage: Storage, checked: Checked, closed: ClosedSizes | None) -> None:

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from changelog.cleaning import Cleaned, CleaningState, CleaningStatus
 from changelog.embedded.cleaning.bounds import Bounds, active_is_due, bounds_of
 from changelog.embedded.cleaning.cleaner import Pass, clean
-from changelog.embedded.cleaning.settings import CleanerSettings
 from changelog.embedded.cleaning.throttle import Throttle
 from changelog.embedded.environment import Environment
 from changelog.embedded.partition import Partition
 from changelog.embedded.segment import Segment
 from changelog.embedded.topic import Catalog, Topic
 from changelog.errors import InvalidTopic, OwnerUnavailable, StrandlineError, UnknownTopic
+from changelog.log_config import CleanerConfig
 
 _log = logging.getLogger("strandline")
 
@@ -56,7 +56,6 @@ class Cleaners:
     def __init__(
         self, environment: Environment, catalog: Catalog, doom: Doom, *, background: bool
     ) -> None:
-        self.settings = CleanerSettings()
         self._environment = environment
         self._catalog = catalog
         self._doom = doom
@@ -70,14 +69,18 @@ class Cleaners:
         self._look_ms = 0
         self._throttle = Throttle(environment.clock, self._stopping)
 
+    @property
+    def _settings(self) -> CleanerConfig:
+        return self._environment.config.cleaner
+
     def tick(self) -> None:
         """Clean what is due by now."""
         with self._looking:
             now = self._environment.steady_ms()
             if now < self._look_ms or self._stopping.is_set():
                 return
-            self._look_ms = now + self.settings.backoff_ms
-            while self._busy < self.settings.threads and (found := self._filthiest(now)):
+            self._look_ms = now + self._settings.backoff_ms
+            while self._busy < self._settings.threads and (found := self._filthiest(now)):
                 self._begin(*found)
 
     def request(self, topics: Collection[str] | None) -> None:
@@ -118,13 +121,13 @@ class Cleaners:
                 if course.running or steady_ms < course.retry_ms or not partition.usable:
                     continue
                 wanted = course.wanted
-            if self.settings.enable and active_is_due(partition, now):
+            if self._settings.enable and active_is_due(partition, now):
                 with contextlib.suppress(StrandlineError), partition.lock:
                     partition.roll()
             bounds = bounds_of(partition, now)
             if wanted and not (bounds.dirty_bytes or bounds.expired):
                 course.wanted = False
-            elif wanted or (self.settings.enable and bounds.due):
+            elif wanted or (self._settings.enable and bounds.due):
                 rank = wanted, bounds.ratio
                 if best is None or rank > best[0]:
                     best = rank, topic, partition, bounds
@@ -168,10 +171,10 @@ class Cleaners:
                 raise OwnerUnavailable("the log is being closed")
             partition.check_usable()
             course.done_bytes += nbytes
-            self._throttle.take(nbytes, self.settings.io_max_bytes_per_second)
+            self._throttle.take(nbytes, self._settings.io_max_bytes_per_second)
 
         with partition.cleaning:
-            memory = self.settings.dedupe_buffer_size // self.settings.threads
+            memory = self._settings.dedupe_buffer_size // self._settings.threads
             done = clean(partition, memory=memory, pace=pace, now_ms=started_ms)
         self._doom(topic, done.replaced)
         seconds = clock.monotonic() - begun
@@ -179,7 +182,7 @@ class Cleaners:
         course.wanted = course.wanted and not done.whole
 
     def _failed(self, partition: Partition, course: _Course, error: Exception) -> None:
-        wait = min(LONGEST_WAIT_MS, self.settings.backoff_ms << min(course.failures, 20))
+        wait = min(LONGEST_WAIT_MS, self._settings.backoff_ms << min(course.failures, 20))
         course.failures += 1
         course.wanted = False
         course.retry_ms = self._environment.steady_ms() + wait

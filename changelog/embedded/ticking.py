@@ -1,0 +1,33 @@
+"""The thread on which an open log does its periodic work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+_log = logging.getLogger("strandline")
+
+TICK_SECONDS = 0.5
+
+
+class Ticking:
+    """Calls `tick` every half second until it is stopped, whatever that raises."""
+
+    def __init__(self, tick: Callable[[], None]) -> None:
+        self._tick = tick
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="strandline-owner", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return when it has ended."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(TICK_SECONDS):
+            try:
+                self._tick()
+            except Exception:
+                _log.exception("the log's periodic work failed; it goes on")
