@@ -17,7 +17,7 @@ from changelog.clock import ManualClock
 from changelog.errors import StorageFailed
 from changelog.records import TopicPartition
 from tests.crash.actors import TIMEOUT_MS, Actors
-from tests.crash.oracle import PARTITIONS, T0, T1, Ledger, check
+from tests.crash.oracle import KEPT, PARTITIONS, T0, T1, Ledger, check
 from tests.crash.tally import CHECKPOINT_MS, WORDS, Runner, TwinFolders
 from tests.crash.twin import PowerStorage
 from tests.log.kit import START_MS
@@ -26,6 +26,7 @@ from tests.log.power import PowerWorld
 AGED = TopicPartition("aged", 0)
 SEGMENTS = {"segment.bytes": "4096"}
 AGES = {"segment.bytes": "4096", "retention.ms": "60000", "file.delete.delay.ms": "1000"}
+COMPACTED = {"segment.bytes": "4096", "cleanup.policy": "compact", "file.delete.delay.ms": "1000"}
 KEYS = (b"ebb", b"flow", b"tide")
 FIRST_WORD = 1_000
 LARGE = b"." * 1_500
@@ -63,7 +64,7 @@ class Scene:
         durability: str = "fsync",
         may_fail: Callable[[], bool] = never,
     ) -> None:
-        past = past or Past(Actors(None, Ledger((*PARTITIONS, AGED, *WORDS)), never), _clock())
+        past = past or Past(Actors(None, Ledger((*PARTITIONS, AGED, KEPT, *WORDS)), never), _clock())
         self.clock = copy.copy(past.clock)
         self.actors = past.actors.copy(None, may_fail)
         self.runner: Runner | None = None
@@ -89,11 +90,13 @@ class Scene:
         actors.create_topic("t", 1, SEGMENTS)
         actors.create_topic("gone", 1, {})
         actors.create_topic("aged", 1, AGES)
+        actors.create_topic("kept", 1, COMPACTED)
         actors.alter_topic("t", 2, {**SEGMENTS, "compression.type": "lz4"})
         actors.alter_config({"log.cleaner.threads": "2", "log.cleaner.backoff.ms": "5"})
         self.task()  # which makes its topics
         self._words(6)
         self.task()
+        self._compaction()
         self._transactions()
         self._wait(CHECKPOINT_MS)
         self._words(3)
@@ -106,6 +109,7 @@ class Scene:
         self._takeover()
         if self._reopen():
             self._deletions()
+            self._compaction()
             self._words(2)
             self.task()  # restored: checkpoints, and what came after them
             self._transactions()
@@ -117,6 +121,7 @@ class Scene:
         self.task()
         self._ensure("t", 2, SEGMENTS)
         self._ensure("aged", 1, AGES)
+        self._ensure("kept", 1, COMPACTED)
         actors.alter_config({"log.cleaner.threads": "3"})
         for number in range(2):
             self._append(number, T0)
@@ -127,7 +132,9 @@ class Scene:
             actors.add_offsets(number)
             actors.commit(number)
             self._expect(actors.producers[number], "a transaction failed")
+            self._append(number, KEPT)
         actors.commit_offsets()
+        actors.clean()
         self._wait(MINUTE_MS)
         self._words(2)
         self.task()
@@ -204,6 +211,21 @@ class Scene:
         actors.delete_records(T1, ends[T1].last_stable_offset)
         self._wait(MINUTE_MS)
         actors.tick()  # the files go
+
+    def _compaction(self) -> None:
+        """Of plain records, committed and aborted ones, in several segments, and of the log's own topics."""
+        actors = self.actors
+        for number, filling in enumerate((LARGE, LARGE, b"", LARGE)):
+            actors.append(number % 2, self._value() + filling, KEPT, key=KEYS[number % 2])
+            actors.append_in_transaction(number % 2, self._value(), KEPT)
+            if number > 1:
+                actors.abort(0)
+                actors.commit(1)
+        actors.clean()
+        actors.append(0, self._value(), KEPT, key=KEYS[0])
+        actors.clean()  # what is clean already, with what is not
+        self._wait(MINUTE_MS)
+        actors.tick()  # the old files go
 
     def task(self) -> None:
         """Let the task handle all there is; if the disk fails, it is gone."""

@@ -182,7 +182,7 @@ class _Cleaning:
         if segment.end_offset > survivors.start:
             return []
         expired = NO_HORIZON < segment.delete_horizon <= self._now_ms
-        if survivors.known.keys == 0 and not expired:
+        if survivors.known.keys == 0 and not expired and not survivors.reach_back:
             return None
         verdicts, changes = [], False
         for frame in self._frames(segment):

@@ -136,6 +136,9 @@ class Survivors:
 
     def __post_init__(self) -> None:
         self._latest = self.known.latest()
+        ended = self.aborted.ending_in(self.start, self.end)
+        self.reach_back = any(one.first_offset < self.start for one in ended)
+        """Whether below `start` there is something whose abort marker is found only now."""
 
     def judge(self, frame: LocatedFrame) -> Verdict:
         """What becomes of a frame. Raises CorruptLog."""
