@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from changelog.arrays import int64_range
@@ -111,6 +112,15 @@ class Batch:
             None if sparse is None else sparse.slice(start, length),
         )
 
+    def clip(self, start: int, end: int) -> Batch:
+        """The records with offsets in [`start`, `end`), without copying."""
+        if start <= self.base_offset and self.last_offset < end:
+            return self
+        first, behind = np.searchsorted(self.offsets.to_numpy(), [start, end])
+        if first >= behind:
+            return Batch(self.topic, self.partition, start, self.columns.slice(0, 0))
+        return self.slice(int(first), int(behind - first))
+
     def records(self) -> Iterator[ConsumerRecord]:
         """The same as single records."""
         columns = self.columns
@@ -155,7 +165,39 @@ class PartitionOffsets:
     epochs: tuple[tuple[int, int], ...] = ()
     """(leader epoch, its first offset), in order: what KIP-320 checks for divergence."""
     purged_end: int = 0
-    """Below it tombstones may be gone: who builds state and has read less than that starts over."""
+    """Below it tombstones may be gone: see `must_start_over`."""
+    clean_end: int = 0
+    """Below it no key has two records."""
+    superseding_end: int = 0
+    """Who stops before it may lack values that later ones have replaced: read on to here."""
+
+    @property
+    def settled_end(self) -> int:
+        """Who begins with nothing now needs no tombstone below this: nothing older of its key is left."""
+        # purged_end is the higher one after a pass that was cut short: up to there it had come.
+        # (Or after a lost manifest was made up again: then it has to be taken on trust.)
+        return max(self.clean_end, self.purged_end)
+
+    def must_start_over(self, position: int, settled_end: int = 0) -> bool:
+        """Whether who builds state from the log may have missed a deletion, and must build it anew.
+
+        The state has all that was there below `position`, and is to go on from there; or has just
+        fetched from there: ask *after* the fetch, with the position from *before* it, since
+        tombstones may go in between, and before anything of it is kept. `settled_end` is that of
+        the log when the state was begun with nothing (0: not known).
+
+        Why that is enough: a tombstone below `settled_end` deletes nothing that was to be read by
+        then. Any other is gone only if it is below `purged_end`, and is missed only by who had
+        not come to it: if it is not below `position`. Tombstones stay for `delete.retention.ms`
+        after what they delete is gone, so whoever builds state in less time never starts over.
+
+        >>> offsets = PartitionOffsets(0, 50, 50, "t", 0, purged_end=20, clean_end=30)
+        >>> offsets.must_start_over(20), offsets.must_start_over(19)
+        (False, True)
+        >>> offsets.must_start_over(0, settled_end=20), offsets.must_start_over(0, settled_end=15)
+        (False, True)
+        """
+        return self.purged_end > max(position, settled_end)
 
     def epoch_end(self, leader_epoch: int) -> int:
         """Where the records of `leader_epoch` end (Kafka's OffsetForLeaderEpoch).

@@ -1,7 +1,8 @@
 """Checking the stores of a log folder: each engine against the fold of its changelog.
 
 Nothing is changed: the engine is opened read-only. Its content and the fold of the committed
-changelog up to its position are compared in one pass over both, sorted. The fold is kept in
+changelog up to its position are compared in one pass over both, sorted. Keys whose earlier records
+may have been removed because of later ones, behind that position, are left out. A fold is kept in
 memory up to FOLD_BYTES of keys and values, beyond that in a RocksDB in a temporary folder.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -131,13 +132,20 @@ class _StoreCheck:
     ) -> None:
         with ExitStack() as closing:
             fold = _Fold(self._fold_bytes, closing)
-            fold.add(changelog.committed(position.offset), position)
+            fold.add(_clipped(changelog, 0, position.offset), position)
             plan = plan_restore(position, _offsets(changelog), fold.epoch_before(position.offset))
             if plan.action == "rebuild":
                 self._note(f"is made anew when its app starts: {plan.reason}")
                 return
+            later = _Fold(self._fold_bytes, closing)
+            cleaned = _clipped(changelog, position.offset, changelog.manifest.superseding_end)
+            later.add(map(_keys_only, cleaned), position)
             partial = changelog.manifest.log_start > 0
-            difference = _difference(entries, fold.entries(), partial=partial)
+            difference = _difference(
+                _without(entries, later.entries()),
+                _without(fold.entries(), later.entries()),
+                partial=partial,
+            )
         if difference is not None:
             self._bad(f"differs from its changelog up to offset {position.offset}: {difference}")
 
@@ -224,7 +232,32 @@ def _offsets(changelog: ScannedPartition) -> PartitionOffsets:
         manifest.topic_id,
         manifest.leader_epoch,
         tuple(manifest.epochs),
+        manifest.purged_end,
+        manifest.clean_end,
+        manifest.superseding_end,
     )
+
+
+def _clipped(changelog: ScannedPartition, start: int, end: int) -> Iterator[Batch]:
+    """The committed records with offsets in [`start`, `end`); cleaning makes one batch of several."""
+    clipped = (batch.clip(start, end) for batch in changelog.committed(end))
+    return (batch for batch in clipped if len(batch))
+
+
+def _keys_only(batch: Batch) -> Batch:
+    """The same keys, deleted ones too, all with an empty value."""
+    empty = pa.repeat(pa.scalar(b"", pa.binary()), len(batch))
+    return replace(batch, columns=batch.columns.set_column(2, "value", empty))
+
+
+def _without(entries: Iterator[Entry], left_out: Iterator[Entry]) -> Iterator[Entry]:
+    """Sorted entries whose key is not among the others."""
+    other = next(left_out, None)
+    for entry in entries:
+        while other is not None and other[0] < entry[0]:
+            other = next(left_out, None)
+        if other is None or other[0] != entry[0]:
+            yield entry
 
 
 def _difference(held: Iterator[Entry], folded: Iterator[Entry], *, partial: bool) -> str | None:

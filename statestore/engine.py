@@ -15,8 +15,9 @@ import msgspec
 
 from changelog.errors import UNREADABLE, CorruptLog, FutureFormat
 
-FORMAT = 1
-"""Version of what an engine holds: key and value encodings, and the position's own."""
+FORMAT = 2
+"""Version of what an engine holds: key and value encodings, and the position's own. 1 had no
+`settled_end` in the position."""
 
 POSITION_KEY = b"\x00position"
 """Where an engine keeps its position: below every key of a store."""
@@ -27,23 +28,32 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Up to where an engine holds a changelog partition."""
+    """Up to where an engine holds a changelog partition.
+
+    The offset alone would be enough to see that a deletion may be missing: whoever writes a
+    position has looked that none is missing up to there. `settled_end` lets a restore that was
+    cut short below the log's `purged_end` go on all the same, instead of beginning anew.
+    """
 
     topic_id: str
     leader_epoch: int
     offset: int
     """Everything committed before this offset is in the engine, nothing from it on."""
+    settled_end: int = 0
+    """`PartitionOffsets.settled_end` of the changelog when the engine was empty; 0: not known."""
 
     def to_bytes(self) -> bytes:
-        """MessagePack of [format, topic id, leader epoch, offset]."""
-        return msgspec.msgpack.encode((FORMAT, self.topic_id, self.leader_epoch, self.offset))
+        """MessagePack of [format, topic id, leader epoch, offset, settled end]."""
+        return msgspec.msgpack.encode(
+            (FORMAT, self.topic_id, self.leader_epoch, self.offset, self.settled_end)
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Position:
         """Raises FutureFormat, CorruptLog.
 
         >>> Position.from_bytes(Position("t1", 0, 7).to_bytes())
-        Position(topic_id='t1', leader_epoch=0, offset=7)
+        Position(topic_id='t1', leader_epoch=0, offset=7, settled_end=0)
         """
         try:
             version, *rest = msgspec.msgpack.decode(data)
@@ -52,8 +62,8 @@ class Position:
                     f"a state folder has format {version}, this version reads up to {FORMAT}; "
                     "upgrade, or delete the folder: it is rebuilt from the changelog"
                 )
-            topic_id, leader_epoch, offset = rest
-            return cls(str(topic_id), int(leader_epoch), int(offset))
+            topic_id, leader_epoch, offset, settled_end = rest if version > 1 else (*rest, 0)
+            return cls(str(topic_id), int(leader_epoch), int(offset), int(settled_end))
         except (TypeError, *UNREADABLE) as error:
             raise CorruptLog(f"a state folder's position is damaged: {data!r}") from error
 

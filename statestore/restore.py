@@ -3,22 +3,25 @@
     1  look at the engine's position and at the changelog; decide what to do    plan_restore
     2  wipe the engine if its content cannot be continued
     3  replay committed records up to the captured end, chunk by chunk          replay
+       after each fetch: is a deletion missing from it? before any of it is kept
     4  look at the changelog once more: what was decided must still hold
 
-The end is where the reader's position arrives, not a record's offset: the last records before
-it may be markers, aborted, or compacted away. Each chunk is reduced to the last record of each
-key, sorted, and written together with the position it reaches, so a restore that is cut short
-goes on from there. Writing a chunk, sorting the next and reading the one after that run beside
-each other: reading and sorting work on columns, without the interpreter, and keys and values
-become objects of Python only where they are written, which cannot do without it. Reading has a
-thread of its own because it needs the interpreter often, and waits for it up to 5 ms each time.
+What does not hold begins again. The end is where the reader's position arrives, not a record's
+offset: the last records before it may be markers, aborted, or compacted away. Each chunk is
+reduced to the last record of each key, sorted, and written together with the position it reaches,
+so a restore that is cut short goes on from there. Writing a chunk, sorting the next and reading
+the one after that run beside each other: reading and sorting work on columns, without the
+interpreter, and keys and values become objects of Python only where they are written, which
+cannot do without it. Reading has a thread of its own because it needs the interpreter often, and
+waits for it up to 5 ms each time.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from statestore.store import PartitionStore
 
 T = TypeVar("T")
+
+_log = logging.getLogger("strandline")
 
 CHUNK_BYTES = 64 << 20
 """Of keys and values that are sorted and written at once; three chunks are in memory."""
@@ -134,6 +139,11 @@ def _why_not(found: Position, log: PartitionOffsets, epoch_before: int | None) -
         return f"it reaches to offset {found.offset}, the log begins at {log.log_start}"
     if epoch_before is not None and epoch_before > found.leader_epoch:
         return f"before offset {found.offset} the log was written anew in epoch {epoch_before}"
+    if log.must_start_over(found.offset, found.settled_end):
+        return (
+            f"it reaches to offset {found.offset}, and deletions from there to offset "
+            f"{log.purged_end} may be gone from the log"
+        )
     return ""
 
 
@@ -160,15 +170,18 @@ def restore(
         first = first or plan
         if plan.action == "rebuild":
             state.wipe()
-        replay = _Replay(broker, partition, plan.start, log, progress, clock)
+        replay = _Replay(broker, partition, _origin(state, plan, log), log, progress, clock)
         try:
             state.refill(_ahead(replay.chunks()))
         except OffsetOutOfRange:
             if broker.offsets([partition])[partition].log_start <= replay.position:
                 raise
             continue  # retention overtook us: the plan is made again
+        except _Overtaken as overtaken:
+            _log.warning("restoring %s begins anew: %s", partition, overtaken)
+            continue
         records += replay.records
-        reached = Position(log.topic_id, log.leader_epoch, replay.position)
+        reached = replay.reached
         state.advance(reached)
         if _still_holds(broker.offsets([partition])[partition], reached):
             return Restored(first, records, clock.monotonic() - begun, reached)
@@ -192,26 +205,40 @@ def restore_all(
         return [future.result() for future in running]
 
 
+class _Overtaken(Exception):
+    """What was read can't be kept; why."""
+
+
 class _Replay:
-    """Reads a changelog partition from `position` to the end of `log`."""
+    """Reads a changelog partition from a position to the end of `log`.
+
+    And on to the log's `superseding_end`: what was removed because of records behind the end is
+    missing before it, and with those records it is right again.
+    """
 
     def __init__(
         self,
         broker: Broker,
         partition: TopicPartition,
-        start: int,
+        origin: Position,
         log: PartitionOffsets,
         progress: OnProgress | None,
         clock: Clock,
     ) -> None:
         self._broker = broker
         self._partition = partition
-        self._log = log
+        self._origin = origin
+        self._end = log.last_stable_offset
         self._progress = progress
         self._clock = clock
         self._begun = clock.monotonic()
-        self.position = start
+        self.position = origin.offset
         self.records = 0
+
+    @property
+    def reached(self) -> Position:
+        """What a state has come up to that has taken in everything."""
+        return replace(self._origin, offset=self.position)
 
     def chunks(self) -> Iterator[tuple[SortedChanges, Position]]:
         """What is read, as sorted chunks with the position each of them reaches."""
@@ -220,7 +247,7 @@ class _Replay:
     def _stretches(self) -> Iterator[tuple[list[Batch], int]]:
         """What is read, in stretches that are sorted at once, with the offset behind each."""
         pending: list[Batch] = []
-        while self.position < self._log.last_stable_offset:
+        while self.position < self._end:
             pending += self._fetch()
             if _is_full(pending):
                 yield pending, self.position
@@ -236,12 +263,26 @@ class _Replay:
             wait = 1.0 if attempt else 0.0
             fetched = self._broker.fetch(at, max_bytes=FETCH_BYTES, timeout=wait)[self._partition]
             if fetched.next_offset > self.position:
+                self._check_complete()
                 self.position = fetched.next_offset
                 return fetched.batches
         raise RequestTimedOut(
             f"restoring {self._partition} stands still at offset {self.position}, before its "
-            f"end {self._log.last_stable_offset}; is the log's owner alive?"
+            f"end {self._end}; is the log's owner alive?"
         )
+
+    def _check_complete(self) -> None:
+        """Whether what was fetched from `position` lacks nothing that the state needs."""
+        now = self._broker.offsets([self._partition])[self._partition]
+        if now.topic_id != self._origin.topic_id:
+            raise _Overtaken("its topic was deleted, and made anew")
+        if now.must_start_over(self.position, self._origin.settled_end):
+            raise _Overtaken(
+                f"deletions up to offset {now.purged_end} were removed from the log when it had "
+                f"come to offset {self.position}; the topic's delete.retention.ms should be longer "
+                "than it takes to read it"
+            )
+        self._end = max(self._end, now.superseding_end)
 
     def _chunk(self, batches: list[Batch], end: int) -> tuple[SortedChanges, Position]:
         keys = _column(batches, "key")
@@ -253,13 +294,13 @@ class _Replay:
             )
         self.records += len(keys)
         self._report(end)
-        position = Position(self._log.topic_id, self._log.leader_epoch, end)
+        position = replace(self._origin, offset=end)
         names, latest = latest_per_key(keys, values)
         return (ArrowColumn[bytes](names), ArrowColumn[bytes | None](latest)), position
 
     def _report(self, end: int) -> None:
         if self._progress is not None:
-            remaining = max(0, self._log.last_stable_offset - end)
+            remaining = max(0, self._end - end)
             seconds = self._clock.monotonic() - self._begun
             self._progress(Progress(self._partition, self.records, remaining, seconds))
 
@@ -298,6 +339,13 @@ def _column(batches: list[Batch], name: str) -> pa.Array:
 def _is_full(batches: list[Batch]) -> bool:
     records = sum(map(len, batches))
     return records >= CHUNK_RECORDS or sum(b.columns.nbytes for b in batches) >= CHUNK_BYTES
+
+
+def _origin(state: Changelogged, plan: Plan, log: PartitionOffsets) -> Position:
+    """Where the replay begins: with what the engine holds, or with nothing."""
+    held = state.position
+    settled_end = log.settled_end if held is None else held.settled_end
+    return Position(log.topic_id, log.leader_epoch, plan.start, settled_end)
 
 
 def _epoch_before(

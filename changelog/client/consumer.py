@@ -45,6 +45,7 @@ from changelog.records import (
     CommittedOffset,
     ConsumerRecord,
     Isolation,
+    PartitionOffsets,
     TopicPartition,
 )
 
@@ -361,6 +362,16 @@ class Consumer:
         return {
             tp: self._beginning.end(ends) for tp, ends in self._broker.offsets(partitions).items()
         }
+
+    def offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, PartitionOffsets]:
+        """All that is known of where partitions begin and end.
+
+        Who builds a table from a compacted topic asks for it after each poll, with the position
+        from before it: `PartitionOffsets.must_start_over` says whether a deletion was missed.
+        """
+        return self._broker.offsets(partitions)
 
     def lag(self) -> dict[TopicPartition, int]:
         """How many offsets each assigned partition is ahead of its position."""

@@ -54,8 +54,12 @@ class Manifest(msgspec.Struct, kw_only=True):
     segments: list[SegmentEntry] = msgspec.field(default_factory=list)
     clean_end: Count = 0
     """Below it no key has two records: how far cleaning has come (Kafka's cleaner-offset-checkpoint)."""
+    superseding_end: Count = 0
+    """Because of no record from here on another one is gone; saved with the segments from which it is gone.
+
+    Above `clean_end` while a pass is under way, or after it was cut short."""
     purged_end: Count = 0
-    """Below it tombstones may have been removed: who has read less than that starts over."""
+    """Below it tombstones may have been removed: `PartitionOffsets.must_start_over`. Saved likewise."""
 
     @property
     def leader_epoch(self) -> int:

@@ -136,6 +136,8 @@ class Partition:
                 self.manifest.leader_epoch,
                 tuple(self.manifest.epochs),
                 self.manifest.purged_end,
+                self.manifest.clean_end,
+                self.manifest.superseding_end,
             )
 
     # Appending ------------------------------------------------------------------------
@@ -403,12 +405,17 @@ class Partition:
         return name
 
     def replace_segments(
-        self, old: Sequence[Segment], new: Sequence[Segment], purged_end: int
+        self,
+        old: Sequence[Segment],
+        new: Sequence[Segment],
+        *,
+        superseding_end: int,
+        purged_end: int,
     ) -> bool:
         """Put `new`, closed and durable, in the place of `old`, durably, which stay on the disk.
 
-        False if `old` are not all in the log any more: then nothing is changed. `purged_end` is one
-        past the last tombstone that is only in `old`.
+        False if `old` are not all in the log any more: then nothing is changed. What is only in `old`
+        was superseded by records below `superseding_end`, or is a tombstone below `purged_end`.
         """
         with self.lock:
             self.check_usable()
@@ -418,8 +425,11 @@ class Partition:
                 return False
             entries = list(self.manifest.segments)
             entries[at:behind] = [segment.entry() for segment in new]
-            purged_end = max(self.manifest.purged_end, purged_end)
-            self._change_manifest(segments=entries, purged_end=purged_end)
+            self._change_manifest(
+                segments=entries,
+                superseding_end=max(self.manifest.superseding_end, superseding_end),
+                purged_end=max(self.manifest.purged_end, purged_end),
+            )
             self.segments = (*self.segments[:at], *new, *self.segments[behind:])
         self.environment.signal.ring()
         return True

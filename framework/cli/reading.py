@@ -1,4 +1,4 @@
-"""Records of a topic: up to where it ends now, or as they come."""
+"""Records of a topic: up to where it ends now, or as they come; or what is left of them all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from changelog.broker import Broker
 from changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
+from statestore.changelogged import Changelogged
+from statestore.engines.memory import MemoryEngine
+from statestore.restore import restore
 
 POLL_SECONDS = 0.5
 """How long one request waits for something new; `follow` is asked in between."""
@@ -48,24 +51,14 @@ def read(
         for tp, fetched in broker.fetch(at, isolation=isolation, timeout=timeout).items():
             at[tp] = fetched.next_offset
             for batch in fetched.batches:
-                wanted = up_to(batch, ends[tp]) if follow is None else batch
+                wanted = batch.clip(0, ends[tp]) if follow is None else batch
                 if len(wanted):
                     yield wanted
 
 
-def up_to(batch: Batch, end: int) -> Batch:
-    """The records of `batch` below offset `end`."""
-    if batch.last_offset < end:
-        return batch
-    return batch.slice(0, sum(1 for offset in batch.offsets.to_pylist() if offset < end))
-
-
 def latest_of(broker: Broker, topic: str) -> Iterator[tuple[int, dict[bytes, bytes]]]:
-    """The latest committed value of each key in each partition of a compacted topic."""
+    """The latest committed value of each key in each partition of a changelog."""
     for tp in partitions_of(broker, topic):
-        start = broker.offsets([tp])[tp].log_start
-        latest: dict[bytes, bytes | None] = {}
-        for batch in read(broker, {tp: start}):
-            keys, values = (batch.columns.column(i).to_pylist() for i in (1, 2))
-            latest.update(zip(keys, values, strict=True))
-        yield tp.partition, {key: value for key, value in latest.items() if value is not None}
+        state = Changelogged(MemoryEngine())
+        restore(state, broker, tp)
+        yield tp.partition, dict(state.scan((), b"", None, reverse=False))

@@ -7,8 +7,6 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 import changelog
 from changelog.broker import Broker
 from changelog.errors import InvalidConfig, OffsetOutOfRange
@@ -78,20 +76,10 @@ def read_range(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) 
             return
         fetched = broker.fetch({tp: position}, max_bytes=FETCH_BYTES)[tp]
         for batch in fetched.batches:
-            inside = clip(batch, position, range_.end)
+            inside = batch.clip(position, range_.end)
             if len(inside):
                 yield inside
         position = fetched.next_offset
-
-
-def clip(batch: Batch, start: int, end: int) -> Batch:
-    """The records of a batch with offsets in [start, end)."""
-    if start <= batch.base_offset and batch.last_offset < end:
-        return batch
-    first, last = np.searchsorted(batch.offsets.to_numpy(), [start, end])
-    if first == last:
-        return Batch(batch.topic, batch.partition, start, batch.columns.slice(0, 0))
-    return batch.slice(int(first), int(last - first))
 
 
 def _lost(range_: OffsetRange, position: int, now: PartitionOffsets) -> list[str]:

@@ -4,6 +4,10 @@ A compacted topic is a table written as changes: the last record of a key is its
 null value deletes it. One task reads one partition, up to an end that planning captures, and
 drops what is superseded as it goes, so that it holds about as much as the table has, not the log.
 
+What cleaning removes because of records behind that end is missing before it. So where that has
+happened meanwhile, the task reads on to those records: what it gives is always all of one moment,
+that of planning or a later one. Attempts of one task may differ in that moment.
+
 A store has the columns `key` and `value`, of the types that its newest records show (`decoding`);
 `.schema(…)` given to Spark is taken instead of looking, and `.option("decode", "false")` leaves
 both binary. A compacted topic that is not a store's has its columns as they are, `key` before them.
@@ -11,7 +15,9 @@ both binary. A compacted topic that is not a store's has its columns as they are
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +25,7 @@ import pyarrow as pa
 from changelog.broker import Broker
 from changelog.clock import SystemClock
 from changelog.errors import InvalidConfig
-from changelog.records import Batch, TopicInfo
+from changelog.records import Batch, TopicInfo, TopicPartition
 from framework.spark import decoding
 from framework.spark.columns import fit, topic_schema
 from framework.spark.options import SourceOptions
@@ -33,6 +39,8 @@ COMPACT_ROWS = 1 << 20
 """How many rows may pile up before superseded ones are dropped."""
 
 BATCH_ROWS = 1 << 16
+
+_log = logging.getLogger(__name__)
 
 BINARY = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 
@@ -76,13 +84,39 @@ def read_store(
     broker: Broker, range_: OffsetRange, target: pa.Schema, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
     """The latest value of each key in one partition."""
-    table = latest_by_key(read_range(broker, range_, fail_on_data_loss=options.fail_on_data_loss))
+    table = _table(broker, range_, fail_on_data_loss=options.fail_on_data_loss)
     now = SystemClock().now_ms()
     for batch in table.to_batches(max_chunksize=BATCH_ROWS) if table else ():
         if options.decode:
             yield decoding.decode(decoding.without_expired(batch, now), target, range_.topic)
         else:
             yield _plain(batch, target, range_)
+
+
+def _table(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) -> pa.Table | None:
+    """The latest state; read again if it took so long that a deletion may have been missed."""
+    tp = TopicPartition(range_.topic, range_.partition)
+    while True:
+        settled_end = broker.offsets([tp])[tp].settled_end
+        table = latest_by_key(_changes(broker, range_, fail_on_data_loss=fail_on_data_loss))
+        now = broker.offsets([tp])[tp]
+        if not now.must_start_over(range_.start, settled_end):
+            return table
+        _log.warning(
+            "%s is read again: deletions up to offset %d were removed meanwhile; its topic's "
+            "delete.retention.ms should be longer than it takes to read it",
+            *(tp, now.purged_end),
+        )
+
+
+def _changes(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[Batch]:
+    """The records of the range, and those behind it that have replaced some of it."""
+    tp = TopicPartition(range_.topic, range_.partition)
+    position, end = range_.start, range_.end
+    while position < end:
+        stretch = replace(range_, start=position, end=end)
+        yield from read_range(broker, stretch, fail_on_data_loss=fail_on_data_loss)
+        position, end = end, max(end, broker.offsets([tp])[tp].superseding_end)
 
 
 def latest_by_key(batches: Iterable[Batch]) -> pa.Table | None:

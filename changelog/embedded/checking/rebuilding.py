@@ -64,6 +64,9 @@ def rebuilt_manifest(
         next_generation=next_generation,
         epochs=[*epochs, (epochs[-1][0] + 1, end)] if end > epochs[-1][1] else epochs,
         segments=[one.entry(last=one is spans[-1]) for one in spans],
+        # Nobody knows what was cleaned away: all but what concerns the active segment.
+        superseding_end=spans[-1].name.base_offset if spans else 0,
+        purged_end=spans[-1].name.base_offset if spans else 0,
     )
 
 

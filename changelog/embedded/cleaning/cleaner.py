@@ -206,7 +206,12 @@ class _Cleaning:
             return True
         new = writer.finish()
         try:
-            swapped = self._partition.replace_segments(old, new, survivors.tally.purged_end)
+            swapped = self._partition.replace_segments(
+                old,
+                new,
+                superseding_end=survivors.end,
+                purged_end=survivors.tally.purged_end,
+            )
         except UNDONE:
             _remove(new)
             raise

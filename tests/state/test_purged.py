@@ -1,0 +1,411 @@
+"""A deleted key stays deleted, also for who was away while its tombstone was removed."""
+
+from __future__ import annotations
+
+import logging
+import random
+from bisect import bisect_right
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from changelog.embedded.owner import Owner
+from changelog.errors import StorageFailed
+from changelog.records import PartitionOffsets
+from statestore import PartitionStore, Plan, Position, StoreSpec, open_store, plan_restore
+from statestore import restore as restore_module
+from statestore.engine import FORMAT
+from tests.cleaning import CutShort, clean, close_segment
+from tests.state.kit import Change, Changelog
+
+SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
+IN_MEMORY: StoreSpec[str, int] = StoreSpec("s", key=str, value=int, engine="memory")
+LOG = PartitionOffsets(0, 100, 100, "t1", 0, purged_end=40, clean_end=60)
+
+
+@pytest.fixture(params=[True, False], ids=["looked at", "not looked at"])
+def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether purged tombstones are looked at: where they are not, there must be zombies."""
+    if not request.param:
+        ignore(monkeypatch, "purged_end")
+    return bool(request.param)
+
+
+def ignore(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    """The log does not tell how far that is."""
+    told = Owner.offsets
+    monkeypatch.setattr(
+        Owner,
+        "offsets",
+        lambda *args: {tp: replace(ends, **{field: 0}) for tp, ends in told(*args).items()},
+    )
+
+
+@pytest.fixture
+def piecemeal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch gives one batch, and it is written at once."""
+    monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
+    monkeypatch.setattr(restore_module, "CHUNK_RECORDS", 1)
+
+
+class Segments(Changelog):
+    """A changelog with a segment for each commit, and what it comes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: dict[str, int] = {}
+        self.ends = [0]
+        self.models: list[dict[str, int]] = [{}]
+        """As of each of `ends`."""
+
+    def change(self, key: str, value: int | None) -> None:
+        """One commit."""
+        data: Change = (b"Q" + key.encode(), None if value is None else bytes((value,)))
+        end = self.append([data])
+        close_segment(self.owner, self.partition)
+        if value is None:
+            self.model.pop(key, None)
+        else:
+            self.model[key] = value
+        self.ends.append(end)
+        self.models.append(dict(self.model))
+
+    def abort_one(self) -> None:
+        """A transaction that comes to nothing."""
+        self.append([(b"Qaborted", b"\x01")], commit=False)
+        close_segment(self.owner, self.partition)
+
+    def clean(self, *, purge: bool = False) -> int:
+        """How many tombstones were removed."""
+        return clean(self.owner, self.partition, purge=purge).tally.tombstones
+
+    def as_of(self, offset: int) -> dict[str, int]:
+        """What all that was committed before `offset` comes to."""
+        return self.models[bisect_right(self.ends, offset) - 1]
+
+    @property
+    def log(self) -> PartitionOffsets:
+        return self.owner.offsets([self.partition])[self.partition]
+
+
+@pytest.fixture
+def changelog() -> Segments:
+    return Segments()
+
+
+class Meanwhile:
+    """A broker; `action` comes before one of the calls, the n-th of that name."""
+
+    def __init__(self, broker: Any, call: str, nth: int, action: Callable[[], object]) -> None:
+        self._broker, self._call, self._left, self._action = broker, call, nth, action
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._call:
+            self._left -= 1
+            if self._left == 0:
+                self._action()
+        return getattr(self._broker, name)
+
+
+def entries(store: PartitionStore[Any, Any]) -> dict[Any, Any]:
+    return dict(store.all())
+
+
+def delete_and_purge(changelog: Segments, key: str) -> None:
+    """A key is deleted, and delete.retention.ms passes."""
+    changelog.change(key, None)
+    changelog.abort_one()
+    changelog.clean()
+    assert changelog.clean(purge=True) == 1
+
+
+# What is decided ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "action"),
+    [
+        (Position("t1", 0, 39), "rebuild"),
+        (Position("t1", 0, 40), "resume"),
+        (Position("t1", 0, 5, settled_end=39), "rebuild"),
+        (Position("t1", 0, 5, settled_end=40), "resume"),
+        (None, "fresh"),
+    ],
+)
+def test_who_has_not_come_to_a_purged_tombstone_that_he_needs_starts_over(
+    found: Position | None, action: str
+) -> None:
+    assert plan_restore(found, LOG).action == action
+
+
+def test_the_reason_is_told_in_plain_words() -> None:
+    assert plan_restore(Position("t1", 0, 12), LOG) == Plan(
+        "rebuild",
+        0,
+        "it reaches to offset 12, and deletions from there to offset 40 may be gone from the log",
+    )
+
+
+def test_a_position_of_the_first_format_is_read() -> None:
+    assert FORMAT == 2
+    first = b"\x94\x01\xa2t1\x00\x07"
+    assert Position.from_bytes(first) == Position("t1", 0, 7, settled_end=0)
+    second = Position("t1", 3, 7, settled_end=5)
+    assert Position.from_bytes(second.to_bytes()) == second
+
+
+# Stores -----------------------------------------------------------------------------------
+
+
+def test_an_engine_that_was_away_for_too_long_is_made_anew(
+    changelog: Segments, tmp_path: Path, *, guarded: bool
+) -> None:
+    changelog.change("zombie", 1)
+    changelog.change("other", 2)
+    store = changelog.open(SPEC, tmp_path)
+    store.checkpoint()
+    store.close()
+    delete_and_purge(changelog, "zombie")
+    changelog.change("new", 3)
+    store = open_store(SPEC, tmp_path, clock=changelog.clock)
+    restored = changelog.restore(store)
+    assert ("zombie" in store) is not guarded
+    if guarded:
+        assert restored.plan.action == "rebuild"
+        assert entries(store) == changelog.model
+        assert changelog.restore(store).plan.action == "resume"
+    store.close()
+
+
+def test_an_engine_that_was_away_for_less_goes_on(changelog: Segments, tmp_path: Path) -> None:
+    changelog.change("a", 1)
+    changelog.change("b", 1)
+    changelog.change("a", None)
+    changelog.abort_one()
+    store = changelog.open(SPEC, tmp_path)
+    store.checkpoint()
+    store.close()
+    changelog.clean()
+    assert changelog.clean(purge=True)  # of what the engine knows
+    changelog.change("b", None)
+    changelog.clean()  # its tombstone is still there
+    store = open_store(SPEC, tmp_path, clock=changelog.clock)
+    restored = changelog.restore(store)
+    assert (restored.plan.action, restored.records) == ("resume", 1)
+    assert entries(store) == {}
+    store.close()
+
+
+@pytest.mark.usefixtures("piecemeal")
+@pytest.mark.parametrize("engine", ["rocksdb", "memory"])
+def test_who_is_stopped_while_restoring_looks_once_more(
+    changelog: Segments, tmp_path: Path, engine: Any, *, guarded: bool
+) -> None:
+    """SIGSTOP for more than delete.retention.ms: what is read next lacks the tombstone."""
+    for number, key in enumerate(["zombie", "a", "b", "c"]):
+        changelog.change(key, number)
+    spec: StoreSpec[str, int] = StoreSpec("s", key=str, value=int, engine=engine)
+    store = open_store(spec, tmp_path, clock=changelog.clock)
+    broker = Meanwhile(changelog.owner, "fetch", 3, lambda: delete_and_purge(changelog, "zombie"))
+    restored = store.restore(broker, changelog.partition)
+    assert ("zombie" in store) is not guarded
+    if guarded:
+        assert restored.plan == Plan("fresh", 0)  # what was decided first
+        assert entries(store) == changelog.model
+    store.close()
+
+
+def test_a_tail_of_nothing_but_purged_tombstones_is_looked_at(
+    changelog: Segments, tmp_path: Path, *, guarded: bool
+) -> None:
+    changelog.change("zombie", 1)
+    store = changelog.open(SPEC, tmp_path)
+    changelog.change("zombie", None)
+    changelog.abort_one()
+    changelog.clean()
+    broker = Meanwhile(changelog.owner, "fetch", 1, lambda: changelog.clean(purge=True))
+    restored = store.restore(broker, changelog.partition)
+    assert restored.plan.action == "resume"
+    assert restored.records == 0
+    assert entries(store) == ({} if guarded else {"zombie": 1})
+    store.close()
+
+
+@pytest.mark.usefixtures("piecemeal")
+def test_a_crash_before_it_has_looked_leaves_nothing_that_lacks_a_deletion(
+    changelog: Segments, tmp_path: Path, *, guarded: bool
+) -> None:
+    """What is written says up to where it is complete; the next to open it has only that."""
+    for key in ("zombie", "a", "b", "c"):
+        changelog.change(key, 1)
+
+    def purge() -> None:
+        delete_and_purge(changelog, "zombie")
+        for key in ("d", "e"):
+            changelog.change(key, 1)
+
+    def die() -> None:
+        raise StorageFailed("the process is gone")
+
+    stopped = Meanwhile(changelog.owner, "fetch", 3, purge)
+    # It gets so far that it has read beyond the tombstone, if nobody keeps it from it.
+    dying = Meanwhile(stopped, "fetch", 5, die)
+    store = open_store(SPEC, tmp_path, clock=changelog.clock)
+    reached: list[int] = []
+    write = store._committed.engine.write
+
+    def noted(keys: Any, values: Any, position: Position) -> None:
+        write(keys, values, position)
+        reached.append(position.offset)
+
+    store._committed.engine.write = noted  # type: ignore[method-assign]
+    with pytest.raises(StorageFailed):
+        store.restore(dying, changelog.partition)
+    assert reached
+    store.close()
+    store = open_store(SPEC, tmp_path, clock=changelog.clock)
+    changelog.restore(store)
+    assert ("zombie" in store) is not guarded
+    store.close()
+
+
+@pytest.mark.usefixtures("piecemeal")
+def test_what_was_settled_at_the_beginning_may_be_purged_meanwhile(
+    changelog: Segments, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a restore would never end in a log where tombstones are removed all the time."""
+    for key in "abcdef":
+        changelog.change(key, 1)
+    changelog.change("e", None)
+    changelog.abort_one()
+    changelog.clean()
+    store = open_store(IN_MEMORY, clock=changelog.clock)
+    broker = Meanwhile(changelog.owner, "fetch", 2, lambda: changelog.clean(purge=True))
+    restored = store.restore(broker, changelog.partition)
+    assert changelog.log.purged_end > 10
+    assert restored.records == 5
+    assert entries(store) == changelog.model
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("piecemeal")
+def test_a_restore_that_was_cut_short_below_the_purged_end_goes_on(
+    changelog: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in "abcdef":
+        changelog.change(key, 1)
+    delete_and_purge(changelog, "e")
+    store = open_store(SPEC, tmp_path, clock=changelog.clock)
+
+    def fail() -> None:
+        raise StorageFailed("the process is gone")
+
+    with pytest.raises(StorageFailed):
+        store.restore(Meanwhile(changelog.owner, "fetch", 4, fail), changelog.partition)
+    store.close()
+    store = open_store(SPEC, tmp_path, clock=changelog.clock)
+    assert store.position is not None
+    assert 0 < store.position.offset < changelog.log.purged_end
+    restored = changelog.restore(store)
+    assert restored.plan.action == "resume"
+    assert entries(store) == changelog.model
+    store.close()
+
+
+def test_begun_anew_is_told(changelog: Segments, caplog: pytest.LogCaptureFixture) -> None:
+    changelog.change("zombie", 1)
+    store = changelog.open(IN_MEMORY)
+    changelog.change("zombie", None)
+    changelog.abort_one()
+    changelog.clean()
+    broker = Meanwhile(changelog.owner, "fetch", 1, lambda: changelog.clean(purge=True))
+    with caplog.at_level(logging.WARNING, logger="strandline"):
+        store.restore(broker, changelog.partition)
+    assert "begins anew: deletions up to offset 3 were removed" in caplog.text
+    assert "delete.retention.ms should be longer" in caplog.text
+
+
+@pytest.mark.usefixtures("piecemeal")
+@pytest.mark.parametrize("goes_on", [True, False], ids=["", "without reading on"])
+def test_what_is_read_while_it_is_cleaned_is_of_one_moment(
+    changelog: Segments, monkeypatch: pytest.MonkeyPatch, *, goes_on: bool
+) -> None:
+    """A value that was superseded behind the captured end is gone before it: neither would be seen."""
+    for key in "akz":
+        changelog.change(key, 1)
+    if not goes_on:
+        ignore(monkeypatch, "superseding_end")
+
+    def supersede() -> None:
+        changelog.change("b", 1)  # who reads on only for a marker gets this
+        changelog.change("k", 2)
+        changelog.change("c", 1)
+        changelog.clean()
+
+    store = open_store(IN_MEMORY, clock=changelog.clock)
+    store.restore(Meanwhile(changelog.owner, "fetch", 2, supersede), changelog.partition)
+    assert store.position is not None
+    assert ("k" in store) is goes_on
+    if goes_on:
+        assert entries(store) == changelog.as_of(store.position.offset) == changelog.model
+
+
+# At random --------------------------------------------------------------------------------
+
+
+class Busy:
+    """A broker; before any call of a restore anything may happen to the changelog."""
+
+    def __init__(self, changelog: Segments, chance: random.Random) -> None:
+        self._changelog, self._chance = changelog, chance
+        self.left = 25
+
+    def __getattr__(self, name: str) -> Any:
+        while self.left and self._chance.random() < 0.5:
+            self.left -= 1
+            happen(self._changelog, self._chance)
+        return getattr(self._changelog.owner, name)
+
+
+def happen(changelog: Segments, chance: random.Random) -> None:
+    key = chance.choice("abcd")
+    what = chance.choice(["put", "put", "delete", "clean", "purge"])
+    if what == "put":
+        changelog.change(key, chance.randrange(100))
+    elif what == "delete":
+        changelog.change(key, None)
+    else:
+        frames = chance.choice([None, chance.randrange(60)])
+        with suppress(CutShort):
+            clean(changelog.owner, changelog.partition, purge=what == "purge", frames=frames)
+
+
+def wrong(seed: int) -> str:
+    """What is wrong with a state that is restored now and then while all of it goes on."""
+    chance = random.Random(seed)
+    changelog = Segments()
+    store = open_store(IN_MEMORY, clock=changelog.clock)
+    for _ in range(4):
+        for _ in range(chance.randrange(6)):
+            happen(changelog, chance)
+        reached = store.restore(Busy(changelog, chance), changelog.partition).position  # type: ignore[arg-type]
+        expected = changelog.as_of(reached.offset)
+        if (found := entries(store)) != expected:
+            return f"seed {seed}, offset {reached.offset}: {found}, not {expected}"
+    return ""
+
+
+@pytest.mark.usefixtures("piecemeal")
+def test_whatever_happens_meanwhile_a_state_is_that_of_one_moment() -> None:
+    assert [told for seed in range(150) if (told := wrong(seed))] == []
+
+
+@pytest.mark.usefixtures("piecemeal")
+@pytest.mark.parametrize("ignored", ["purged_end", "superseding_end"])
+def test_without_either_rule_it_is_not(monkeypatch: pytest.MonkeyPatch, ignored: str) -> None:
+    ignore(monkeypatch, ignored)
+    assert any(map(wrong, range(150)))
