@@ -177,6 +177,7 @@ class _FrameCheck:
             one = ScannedSegment(entry)
             scanned.segments.append(one)
             self._scene.report.segments += 1
+            self._rules.skipped(self._end, entry.base_offset)
             self._check_snapshot(one)
             self._check_segment(one)
         rules.finish()
