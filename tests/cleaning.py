@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from copy import copy
+from dataclasses import replace
+
+import pytest
 
 from changelog.embedded.cleaning import cleaner
 from changelog.embedded.owner import Owner
-from changelog.records import TopicPartition
+from changelog.records import PartitionOffsets, TopicPartition
+from tests.state.kit import Change, Changelog
 
 MEMORY = 1 << 20
 RETENTION_MS = 86_400_000
@@ -15,6 +20,16 @@ RETENTION_MS = 86_400_000
 
 class CutShort(Exception):
     """A pass ends before it is done."""
+
+
+def ignore(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    """The log does not tell how far that is."""
+    told = Owner.offsets
+    monkeypatch.setattr(
+        Owner,
+        "offsets",
+        lambda *args: {tp: replace(ends, **{field: 0}) for tp, ends in told(*args).items()},
+    )
 
 
 def close_segment(owner: Owner, tp: TopicPartition) -> None:
@@ -34,7 +49,7 @@ def clean(
     """One pass over what is closed; see `changelog.embedded.cleaning.cleaner.clean`.
 
     With `purge` it goes by a clock that is RETENTION_MS ahead, so the tombstones that earlier passes have
-    left are removed. After so many `frames` it is cut short.
+    left are removed. After so many `frames` it is cut short. What was replaced is deleted at once.
     """
     partition = owner._partition(tp)
     left = iter(range(frames)) if frames is not None else None
@@ -45,9 +60,59 @@ def clean(
 
     now_ms = partition.environment.clock.now_ms()
     with partition.cleaning:
-        return cleaner.clean(
+        done = cleaner.clean(
             partition,
             memory=MEMORY,
             pace=pace,
             now_ms=now_ms + RETENTION_MS + 1 if purge else now_ms,
         )
+    for segment in done.replaced:
+        segment.remove()
+    return done
+
+
+class Segments(Changelog):
+    """A changelog with a segment for each commit, and what it comes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: dict[str, int] = {}
+        self.ends = [0]
+        self.models: list[dict[str, int]] = [{}]
+        """As of each of `ends`."""
+
+    def change(self, key: str, value: int | None) -> None:
+        """One commit."""
+        data: Change = (b"Q" + key.encode(), None if value is None else bytes((value,)))
+        end = self.append([data])
+        close_segment(self.owner, self.partition)
+        if value is None:
+            self.model.pop(key, None)
+        else:
+            self.model[key] = value
+        self.ends.append(end)
+        self.models.append(dict(self.model))
+
+    def abort_one(self) -> None:
+        """A transaction that comes to nothing."""
+        self.append([(b"Qaborted", b"\x01")], commit=False)
+        close_segment(self.owner, self.partition)
+
+    def clean(self, *, purge: bool = False) -> int:
+        """How many tombstones were removed."""
+        return clean(self.owner, self.partition, purge=purge).tally.tombstones
+
+    def delete_and_purge(self, key: str) -> None:
+        """A key is deleted, and delete.retention.ms passes."""
+        self.change(key, None)
+        self.abort_one()
+        self.clean()
+        assert self.clean(purge=True) == 1
+
+    def as_of(self, offset: int) -> dict[str, int]:
+        """What all that was committed before `offset` comes to."""
+        return self.models[bisect_right(self.ends, offset) - 1]
+
+    @property
+    def log(self) -> PartitionOffsets:
+        return self.owner.offsets([self.partition])[self.partition]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,20 @@ class Changelog:
 
     def restore(self, store: PartitionStore[Any, Any]) -> Restored:
         return store.restore(self.owner, self.partition)
+
+
+class Meanwhile:
+    """A broker; `action` comes before one of the calls, the n-th of that name."""
+
+    def __init__(self, broker: Any, call: str, nth: int, action: Callable[[], object]) -> None:
+        self._broker, self._call, self._left, self._action = broker, call, nth, action
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._call:
+            self._left -= 1
+            if self._left == 0:
+                self._action()
+        return getattr(self._broker, name)
 
 
 def columns(keys: list[bytes], values: list[bytes | None]) -> pa.RecordBatch:

@@ -18,6 +18,7 @@ from statestore.checking import check_stores
 from statestore.engine import Position
 from statestore.engines.rocksdb import RocksEngine
 from statestore.ordered import encode_str
+from tests.cleaning import clean, close_segment
 from tests.state.kit import Changelog
 
 pytestmark = pytest.mark.damages
@@ -161,6 +162,27 @@ def test_of_a_changelog_whose_beginning_is_gone_the_rest_is_compared(shop: Shop)
     assert shop.report().findings == []
     shop.change([encode_str("k9")], [b"\x63"])
     assert "'k9'" in shop.finding().what
+
+
+def test_what_was_superseded_behind_its_position_may_be_gone_from_the_changelog(shop: Shop) -> None:
+    """The store is as of the 28th change; the one after it has replaced the one of k9."""
+    close_segment(shop.owner, shop.partition)
+    assert clean(shop.owner, shop.partition).tally.superseded > 0
+    assert shop.report().findings == []
+    shop.change([encode_str("k1")], [b"\x63"])
+    assert "another value for the key 'k1'" in shop.finding().what
+
+
+def test_a_store_that_may_lack_a_deletion_is_a_note(shop: Shop) -> None:
+    shop.append([(encode_str("k1"), None)])
+    close_segment(shop.owner, shop.partition)
+    clean(shop.owner, shop.partition)
+    assert shop.report().findings == []
+    shop.owner = Owner(LocalStorage(shop.root), clock=shop.clock, background=False)
+    assert clean(shop.owner, shop.partition, purge=True).tally.tombstones == 2  # of k3 too
+    finding = shop.finding()
+    assert finding.severity.name == "NOTE"
+    assert "deletions from there to offset" in finding.what
 
 
 @pytest.mark.parametrize("damage", ["CURRENT", "MANIFEST", ".sst"])

@@ -37,7 +37,7 @@ from statestore import (
 )
 from statestore import restore as restore_module
 from statestore.latest import latest_per_key
-from tests.state.kit import Changelog, columns
+from tests.state.kit import Changelog, Meanwhile, columns
 
 SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
 
@@ -350,27 +350,15 @@ def test_a_restore_that_was_cut_short_goes_on(
     store.close()
 
 
-class Moving:
-    """A broker that passes calls on, and does something of its own before one of them."""
-
-    def __init__(self, broker: Any, call: str, action: Any) -> None:
-        self._broker, self._call, self._action = broker, call, action
-
-    def __getattr__(self, name: str) -> Any:
-        if name == self._call and self._action is not None:
-            action, self._action = self._action, None
-            action()
-        return getattr(self._broker, name)
-
-
 def test_deletion_that_overtakes_the_replay_begins_it_anew(
     changelog: Changelog, tmp_path: Path
 ) -> None:
     filled(changelog, tmp_path)
     end = changelog.append([(b"Qz", b"\x01")])
-    broker = Moving(
+    broker = Meanwhile(
         changelog.owner,
         "fetch",
+        1,
         lambda: changelog.owner.delete_records(changelog.partition, end - 1),
     )
     store = open_store(SPEC, tmp_path, clock=changelog.clock)
@@ -429,7 +417,7 @@ def test_an_offset_out_of_range_that_is_no_deletion_is_passed_on(changelog: Chan
 
     store = in_memory()
     with pytest.raises(OffsetOutOfRange):
-        store.restore(Moving(changelog.owner, "fetch", fail), changelog.partition)
+        store.restore(Meanwhile(changelog.owner, "fetch", 1, fail), changelog.partition)
 
 
 def test_several_partitions_are_restored_together(tmp_path: Path) -> None:
