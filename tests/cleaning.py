@@ -74,8 +74,8 @@ def clean(
 class Segments(Changelog):
     """A changelog with a segment for each commit, and what it comes to."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, owner: Owner | None = None) -> None:
+        super().__init__(owner=owner)
         self.model: dict[str, int] = {}
         self.ends = [0]
         self.models: list[dict[str, int]] = [{}]

@@ -37,6 +37,9 @@ from changelog.records import (
     ProducerIdentity,
     TopicPartition,
 )
+from statestore import StoreSpec, open_store, restore
+from tests.cleaning import Segments, ignore
+from tests.state.kit import Meanwhile
 
 T0 = TopicPartition("t", 0)
 
@@ -100,6 +103,33 @@ def test_what_is_appended_attached_is_fetched_by_the_owner_and_the_other_way_rou
     assert attached.offset_for_time(T0, middle) == owner.offset_for_time(T0, middle) == 1
     assert attached.offset_for_time(T0, 10**15) is None
     assert attached.delete_records(T0, 2) == owner.offsets([T0])[T0].log_start
+
+
+def test_how_far_a_partition_was_cleaned_is_told(attached, owner):
+    changelog = Segments(owner)
+    changelog.change("a", 1)
+    changelog.delete_and_purge("a")
+    told = attached.offsets([changelog.partition])[changelog.partition]
+    assert told == changelog.log
+    assert (told.purged_end, told.clean_end, told.superseding_end) == (3, 6, 6)
+
+
+@pytest.mark.parametrize("looked_at", [True, False])
+def test_a_deleted_key_does_not_come_back_in_a_store_that_is_restored_attached(
+    attached, owner, monkeypatch, looked_at
+):
+    """The files that it reads are replaced, and gone, while it reads."""
+    monkeypatch.setattr(restore, "FETCH_BYTES", 1)
+    changelog = Segments(owner)
+    for key in ("zombie", "a", "b", "c"):
+        changelog.change(key, 1)
+    if not looked_at:
+        ignore(monkeypatch, "purged_end")
+    store = open_store(StoreSpec("s", key=str, value=int, engine="memory"))
+    purge = Meanwhile(attached, "fetch", 3, lambda: changelog.delete_and_purge("zombie"))
+    store.restore(purge, changelog.partition)
+    wanted = changelog.model if looked_at else changelog.model | {"zombie": 1}
+    assert dict(store.all()) == wanted
 
 
 def test_one_call_appends_to_topics_of_different_schemas_in_order(attached, owner, columns):

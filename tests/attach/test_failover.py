@@ -17,6 +17,7 @@ from changelog.errors import (
 from changelog.flight.failover import FailoverBroker, Link
 from changelog.records import Append, CommittedOffset, TopicPartition
 from changelog.storage import MemoryStorage
+from tests.cleaning import Segments
 
 T0 = TopicPartition("t", 0)
 
@@ -244,3 +245,15 @@ def goes_on(broker, columns):
     broker.append([Append("t", 0, columns(3), producer, 0, transactional=True)])
     broker.end_transaction(producer, commit=True)
     assert committed(broker) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("moment", ["lose_before", "lose_after"])
+def test_how_far_a_partition_was_cleaned_is_known_to_every_owner(folder, broker, moment):
+    broker.topics()
+    changelog = Segments(folder.owner)
+    changelog.change("a", 1)
+    changelog.delete_and_purge("a")
+    setattr(folder, moment, "offsets")
+    told = broker.offsets([changelog.partition])[changelog.partition]
+    assert folder.connections == 2
+    assert (told.purged_end, told.clean_end, told.superseding_end) == (3, 6, 6)

@@ -20,10 +20,11 @@ Change = tuple[bytes, bytes | None]
 class Changelog:
     """Partition 0 of a compacted topic, and a transactional producer that writes to it."""
 
-    def __init__(self, topic: str = "app-store-changelog", partitions: int = 1) -> None:
-        self.storage = MemoryStorage()
+    def __init__(
+        self, topic: str = "app-store-changelog", partitions: int = 1, owner: Owner | None = None
+    ) -> None:
         self.clock = ManualClock(1_000_000)
-        self.owner = Owner(self.storage, clock=self.clock, background=False)
+        self.owner = owner or Owner(MemoryStorage(), clock=self.clock, background=False)
         self.owner.create_topic(topic, partitions, config={"cleanup.policy": "compact"})
         self.partition = TopicPartition(topic, 0)
         self.producer: ProducerIdentity = self.owner.init_producer("app-0")

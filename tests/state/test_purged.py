@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from changelog.client.consumer import Consumer
 from changelog.errors import StorageFailed
 from changelog.records import PartitionOffsets
 from statestore import PartitionStore, Plan, Position, StoreSpec, open_store, plan_restore
@@ -276,6 +277,47 @@ def test_what_is_read_while_it_is_cleaned_is_of_one_moment(
     assert ("k" in store) is goes_on
     if goes_on:
         assert entries(store) == changelog.as_of(store.position.offset) == changelog.model
+
+
+# A table of one's own --------------------------------------------------------------------
+
+
+def follow(consumer: Consumer, changelog: Segments) -> dict[bytes, bytes]:
+    """What a plain consumer comes to; as docs/guide/clients.md says."""
+    tp = changelog.partition
+    table: dict[bytes, bytes] = {}
+    settled = consumer.offsets([tp])[tp].settled_end
+    while consumer.lag()[tp]:
+        before = consumer.position(tp)
+        batches = consumer.poll()
+        ends = consumer.offsets([tp])[tp]
+        if ends.must_start_over(before, settled):
+            table, settled = {}, ends.settled_end
+            consumer.seek_to_beginning(tp)
+            continue
+        for batch in batches:
+            for record in batch.records():
+                if record.value is None:
+                    table.pop(record.key or b"", None)
+                else:
+                    table[record.key or b""] = record.value
+    return table
+
+
+def test_a_consumer_is_told_and_not_stopped(changelog: Segments, *, guarded: bool) -> None:
+    for number, key in enumerate(["a", "zombie", "b", "c", "d"]):
+        changelog.change(key, number)
+
+    def purge() -> None:
+        changelog.delete_and_purge("zombie")
+
+    broker: Any = Meanwhile(changelog.owner, "fetch", 4, purge)
+    with Consumer(broker, max_bytes=1, max_partition_bytes=1, clock=changelog.clock) as consumer:
+        consumer.assign([changelog.partition])
+        table = follow(consumer, changelog)
+    assert (b"Qzombie" in table) is not guarded
+    if guarded:
+        assert table == {b"Q" + k.encode(): bytes((v,)) for k, v in changelog.model.items()}
 
 
 # At random --------------------------------------------------------------------------------

@@ -1,0 +1,175 @@
+"""Whoever builds state from a changelog while it is cleaned: copies, views, queries, the command line."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from changelog.embedded.owner import Owner
+from changelog.records import TopicPartition
+from changelog.storage import MemoryStorage
+from framework.cli.reading import latest_of
+from framework.container.folders import StoreFolders
+from framework.container.standbys import Standbys
+from framework.querying.folded import Folded
+from statestore import StoreSpec
+from statestore import restore as restore_module
+from statestore.reader import Bounds
+from tests.cleaning import Segments, clean, close_segment, ignore
+from tests.state.kit import Meanwhile
+
+Eventually = Callable[..., None]
+
+SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
+
+
+@pytest.fixture(params=[True, False], ids=["looked at", "not looked at"])
+def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether purged tombstones are looked at: where they are not, there must be zombies."""
+    if not request.param:
+        ignore(monkeypatch, "purged_end")
+    return bool(request.param)
+
+
+@pytest.fixture
+def changelog(monkeypatch: pytest.MonkeyPatch) -> Segments:
+    """Some keys, one of them to be deleted; fetched one by one."""
+    monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
+    monkeypatch.setattr(restore_module, "CHUNK_RECORDS", 1)
+    made = Segments()
+    for number, key in enumerate(["a", "zombie", "b", "c"]):
+        made.change(key, number)
+    return made
+
+
+class Stopped:
+    """A stop by SIGSTOP, as it looks to those who go on."""
+
+    def __init__(self) -> None:
+        self.reached, self.continued = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.reached.set()
+        assert self.continued.wait(30)
+
+
+@pytest.fixture
+def stopped() -> Iterator[Stopped]:
+    made = Stopped()
+    yield made
+    made.continued.set()
+
+
+@pytest.mark.parametrize("on_disk", [True, False], ids=["on disk", "in memory"])
+def test_a_copy_that_was_stopped_for_longer_than_tombstones_stay_begins_anew(
+    changelog: Segments,
+    tmp_path: Path,
+    stopped: Stopped,
+    eventually: Eventually,
+    *,
+    on_disk: bool,
+    guarded: bool,
+) -> None:
+    folders = StoreFolders(tmp_path if on_disk else None, changelog.clock)
+    broker: Any = Meanwhile(changelog.owner, "fetch", 3, stopped)
+    standbys = Standbys(broker, changelog.clock, folders)
+    standbys.follow({changelog.partition: SPEC})
+    assert stopped.reached.wait(30)
+    changelog.delete_and_purge("zombie")
+    changelog.change("d", 4)
+    stopped.continued.set()
+    end = changelog.log.last_stable_offset
+    eventually(lambda: standbys.positions().get(changelog.partition) == end, what="a warm copy")
+    with standbys._at_work:
+        copy = standbys._copies[changelog.partition]
+        assert ("zombie" in copy.store) is not guarded
+        if guarded:
+            assert dict(copy.store.all()) == changelog.model
+    standbys.close()
+
+
+def test_a_copy_that_has_nothing_to_follow_for_long_notices_as_well(
+    changelog: Segments, tmp_path: Path, eventually: Eventually, *, guarded: bool
+) -> None:
+    """It is let go, and another worker that opens its files afterwards finds them too old."""
+    folders = StoreFolders(tmp_path, changelog.clock)
+    standbys = Standbys(changelog.owner, changelog.clock, folders)
+    standbys.follow({changelog.partition: SPEC})
+    end = changelog.log.last_stable_offset
+    eventually(lambda: standbys.positions().get(changelog.partition) == end, what="a warm copy")
+    standbys.let_go([changelog.partition])
+    standbys.close()
+    changelog.delete_and_purge("zombie")
+    store = folders.open(SPEC, 0)
+    restored = store.restore(changelog.owner, changelog.partition)
+    assert restored.plan.action == ("rebuild" if guarded else "resume")
+    assert ("zombie" in store) is not guarded
+    store.close()
+
+
+def test_a_query_of_the_changelogs_never_finds_what_is_deleted(
+    changelog: Segments, *, guarded: bool
+) -> None:
+    folded = Folded(changelog.owner, changelog.partition.topic, 1)
+    assert folded.read([0], [b"Qzombie"]) == {0: [b"\x01"]}
+    changelog.delete_and_purge("zombie")
+    assert folded.read([0], [b"Qzombie"]) == {0: [None if guarded else b"\x01"]}
+    entries, _ = folded.page(0, Bounds(), 10)
+    assert (b"Qzombie" in dict(entries)) is not guarded
+
+
+def test_strandline_stores_shows_nothing_that_is_deleted(
+    changelog: Segments, *, guarded: bool
+) -> None:
+    def purge() -> None:
+        changelog.delete_and_purge("zombie")
+        changelog.change("d", 4)
+
+    broker: Any = Meanwhile(changelog.owner, "fetch", 3, purge)
+    [(number, values)] = latest_of(broker, changelog.partition.topic)
+    assert number == 0
+    assert (b"Qzombie" in values) is not guarded
+    if guarded:
+        wanted = {b"Q" + k.encode(): bytes((v,)) for k, v in changelog.model.items()}
+        assert values == wanted
+
+
+def test_a_view_that_is_kept_forgets_what_was_deleted(
+    storage: MemoryStorage, *, guarded: bool
+) -> None:
+    owner = Owner(storage, background=False)
+    app = sl.App("app", log=owner)
+    events = app.topic("events", key=str, value=int)
+    last = app.store("last", key=str, value=int)
+
+    @app.task(events, stores=[last])
+    def remember(record: sl.Record[str, int]) -> None:
+        if record.value:
+            last[record.key] = record.value
+        else:
+            last.delete(record.key)
+
+    tp = TopicPartition("app-last-changelog", 0)
+
+    def handle(*records: tuple[str, int]) -> None:
+        events.append(list(records))
+        app.run(until="idle", progress=False)
+        close_segment(owner, tp)
+
+    with app:
+        handle(("a", 1), ("zombie", 2))
+        view = app.query(last)
+        assert view.to_dict() == {"a": 1, "zombie": 2}
+        handle(("zombie", 0))
+        handle(("b", 3))
+        clean(owner, tp)
+        assert clean(owner, tp, purge=True).tally.tombstones == 1
+        zombie = {} if guarded else {"zombie": 2}
+        assert view.refresh().to_dict() == {"a": 1, "b": 3} | zombie
+        assert app.query(last).to_dict() == {"a": 1, "b": 3}
+    owner.close()
