@@ -282,6 +282,19 @@ def test_a_segment_that_is_missing_with_the_manifest_is_named(number: int) -> No
     assert Client(world).append(b"new").base_offset > max(before)
 
 
+def test_of_a_lost_manifest_it_is_taken_that_everything_may_have_been_cleaned_away() -> None:
+    """Else a store that had been away would go on, and keep what was deleted meanwhile."""
+    world = a_log()
+    active = int(paths(world, ".log")[-1].rpartition("/")[2].partition("-")[0])
+    del files(world)[f"{folder_of(world)}/manifest.meta"]
+    repair(world)
+    made = world.owner.offsets([T0])[T0]
+    assert made.purged_end == made.superseding_end == active > 0
+    assert made.must_start_over(active - 1)
+    assert not made.must_start_over(active)
+    assert not made.must_start_over(0, made.settled_end), "who begins with nothing is not held up"
+
+
 def test_a_partition_of_which_nothing_is_left_is_missed_after_an_orderly_end() -> None:
     world = World()
     world.owner.create_topic("t")

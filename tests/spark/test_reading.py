@@ -16,10 +16,12 @@ from changelog.storage import MemoryStorage
 from framework.spark.options import SourceOptions
 from framework.spark.planning import OffsetRange
 from framework.spark.reading import describe, ends_of, read_range
-from framework.spark.tables import latest_by_key, plan_store, read_store, store_schema
+from framework.spark.tables import BINARY, latest_by_key, plan_store, read_store, store_schema
 from statestore.keys import key_codec
 from statestore.values import ValueCodec
+from tests.cleaning import Segments, ignore
 from tests.spark.writing import Writer, write_store
+from tests.state.kit import Meanwhile
 
 T = TopicPartition("t", 0)
 
@@ -135,6 +137,78 @@ def test_superseded_rows_are_dropped_as_the_log_is_read(
     assert table is not None
     found = dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
     assert found == {key: value for key, value in model.items() if value is not None}
+
+
+def changes(kind: Segments, *keys: str) -> None:
+    for number, key in enumerate(keys):
+        kind.change(key, number)
+
+
+@pytest.fixture
+def cleaned(monkeypatch: pytest.MonkeyPatch) -> Segments:
+    """A changelog that is read one commit at a time."""
+    monkeypatch.setattr("framework.spark.reading.FETCH_BYTES", 1)
+    return Segments()
+
+
+def planned(cleaned: Segments) -> OffsetRange:
+    [found] = plan_store(cleaned.owner, STATE)
+    return found
+
+
+def read(broker: object, range_: OffsetRange) -> dict[bytes, bytes]:
+    rows = read_store(broker, range_, BINARY, STATE)  # type: ignore[arg-type]
+    return {row["key"]: row["value"] for batch in rows for row in batch.to_pylist()}
+
+
+def stored(model: dict[str, int]) -> dict[bytes, bytes]:
+    return {b"Q" + key.encode(): bytes((value,)) for key, value in model.items()}
+
+
+STATE = SourceOptions.parse({"path": "/log", "store": "app/store", "decode": "false"})
+
+
+@pytest.mark.parametrize("looked_at", [True, False])
+def test_a_table_that_takes_longer_than_tombstones_stay_is_read_again(
+    cleaned: Segments, monkeypatch: pytest.MonkeyPatch, *, looked_at: bool
+) -> None:
+    changes(cleaned, "a", "zombie", "b", "c")
+    if not looked_at:
+        ignore(monkeypatch, "purged_end")
+    purge = Meanwhile(cleaned.owner, "fetch", 3, lambda: cleaned.delete_and_purge("zombie"))
+    found = read(purge, planned(cleaned))
+    assert (b"Qzombie" in found) is not looked_at
+    if looked_at:
+        assert found == stored(cleaned.model)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("when", ["between planning and reading", "while it is read"])
+def test_a_table_is_that_of_one_moment_though_its_topic_is_cleaned(
+    cleaned: Segments, monkeypatch: pytest.MonkeyPatch, when: str, *, goes_on: bool
+) -> None:
+    """What was replaced behind the planned end is gone before it: else neither value is read."""
+    changes(cleaned, "a", "k", "b")
+
+    def supersede() -> None:
+        changes(cleaned, "c", "k", "d")
+        cleaned.clean()
+
+    range_ = planned(cleaned)
+    before = dict(cleaned.model)
+    assert read(cleaned.owner, range_) == stored(before)
+    if not goes_on:
+        ignore(monkeypatch, "superseding_end")
+    broker = cleaned.owner
+    if when == "while it is read":
+        broker = Meanwhile(cleaned.owner, "fetch", 2, supersede)  # type: ignore[assignment]
+    else:
+        supersede()
+    found = read(broker, range_)
+    assert (b"Qk" in found) is goes_on
+    if goes_on:
+        assert found == stored(cleaned.model)
+        assert read(cleaned.owner, range_) == found  # a task that is tried again
 
 
 def test_tuple_keys_become_structs_and_mixed_numbers_doubles(
