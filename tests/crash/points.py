@@ -47,6 +47,7 @@ STEPS = {
     "GroupCommit._mark": "mark",
     "Changelogged.checkpoint": "checkpoint",
     "Changelogged.refill": "restore",
+    "Changelogged.wipe": "wipe",
     "SnapshotEngine.__init__": "store",
     "open_partition": "partition",
     "folder_meta": "folder",
@@ -203,6 +204,7 @@ _KINDS = {
     "tick.offsets": "fsync",
     "tick.segment": "fsync",
     "tick.transactions": "fsync",
+    "wipe.store": "unlink sync_dir",
 }
 
 POINTS = frozenset(f"{place}.{kind}" for place, kinds in _KINDS.items() for kind in kinds.split())
