@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-CleaningState = Literal["idle", "waiting", "running", "failed"]
+CleaningState = Literal["idle", "waiting", "requested", "running", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ class CleaningStatus:
     first_dirty: int
     """Below this offset no key has two records."""
     state: CleaningState
-    """waiting: it is due; running: a pass is at it; failed: the last pass failed; else idle."""
+    """waiting: it is due; requested: somebody asked for it; running: a pass is at it; failed: the last
+    pass failed; else idle."""
     done_bytes: int = 0
     """Read and written by the pass that runs."""
     total_bytes: int = 0

@@ -468,7 +468,7 @@ class Owner:
     def metrics(self) -> list[Reading]:
         """What it has counted since it was opened, and how things stand."""
         counters, open_ = self._environment.counters, self._coordinator.open_transactions
-        return list(log_readings(self._catalog, counters, open_))
+        return [*log_readings(self._catalog, counters, open_), *self._cleaners.readings()]
 
     def _located(self, tp: TopicPartition, offset: CommittedOffset) -> CommittedOffset:
         """The offset with the id of its topic. Raises UnknownTopic, UnknownPartition."""

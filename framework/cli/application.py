@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 from changelog.errors import StrandlineError
 from framework.cli import (
     check,
+    cleaner,
     config,
     consume,
     describe,
@@ -67,6 +68,8 @@ def strandline() -> typer.Typer:
     application.command("consume")(consume.consume)
     application.add_typer(groups.commands, name="groups")
     application.command("segments")(segments.segments)
+    application.command("cleaner")(cleaner.cleaner)
+    application.command("clean")(cleaner.clean)
     application.add_typer(stores.commands, name="stores")
     application.command("reset")(reset.reset)
     application.command("describe")(describe.describe)

@@ -64,7 +64,9 @@ class Scene:
         durability: str = "fsync",
         may_fail: Callable[[], bool] = never,
     ) -> None:
-        past = past or Past(Actors(None, Ledger((*PARTITIONS, AGED, KEPT, *WORDS)), never), _clock())
+        past = past or Past(
+            Actors(None, Ledger((*PARTITIONS, AGED, KEPT, *WORDS)), never), _clock()
+        )
         self.clock = copy.copy(past.clock)
         self.actors = past.actors.copy(None, may_fail)
         self.runner: Runner | None = None

@@ -24,11 +24,44 @@ from changelog.embedded.segment import Segment
 from changelog.embedded.topic import Catalog, Topic
 from changelog.errors import InvalidTopic, OwnerUnavailable, StrandlineError, UnknownTopic
 from changelog.log_config import CleanerConfig
+from changelog.metrics import Metric, Reading
 
 _log = logging.getLogger("strandline")
 
 LONGEST_WAIT_MS = 60 * 60 * 1000
 """Between two tries of a partition whose passes fail."""
+
+PASSES = Metric(
+    "strandline_log_cleaner_passes_total",
+    "counter",
+    "Passes of the cleaner over a partition.",
+    ("topic", "outcome"),
+)
+REMOVED = Metric(
+    "strandline_log_cleaner_removed_records_total",
+    "counter",
+    "Records that cleaning has removed.",
+    ("topic",),
+)
+FREED = Metric(
+    "strandline_log_cleaner_freed_bytes_total",
+    "counter",
+    "Bytes by which cleaning has made segments smaller.",
+    ("topic",),
+)
+FAILING = Metric(
+    "strandline_log_cleaner_failing_partitions",
+    "gauge",
+    "Partitions whose last pass failed.",
+    ("topic",),
+)
+DIRTY = Metric(
+    "strandline_log_dirty_ratio",
+    "gauge",
+    "Dirty bytes / all bytes of the topic's dirtiest partition.",
+    ("topic",),
+)
+METRICS = (PASSES, REMOVED, FREED, FAILING, DIRTY)
 
 Doom = Callable[[Topic, Sequence[Segment]], None]
 """Is told of segments that have left the log: their files go in a while."""
@@ -48,6 +81,12 @@ class _Course:
     retry_ms: int = 0
     """When it may be tried again, elapsed ms."""
     last: Cleaned | None = None
+    passes: int = 0
+    failed_passes: int = 0
+    removed: int = 0
+    """Records, in all passes."""
+    freed: int = 0
+    """Bytes, in all passes."""
 
 
 class Cleaners:
@@ -104,6 +143,22 @@ class Cleaners:
         now, steady = self._environment.clock.now_ms(), self._environment.steady_ms()
         return [self._status(partition, now, steady) for _, partition in _compacted(self._catalog)]
 
+    def readings(self) -> Iterator[Reading]:
+        """What it has counted, and how dirty it is, by topic."""
+        now = self._environment.clock.now_ms()
+        by_topic: dict[str, list[Partition]] = {}
+        for topic, partition in _compacted(self._catalog):
+            by_topic.setdefault(topic.meta.name, []).append(partition)
+        for name, partitions in by_topic.items():
+            with self._lock:
+                courses = [self._course(partition) for partition in partitions]
+            yield Reading(PASSES, (name, "done"), sum(c.passes for c in courses))
+            yield Reading(PASSES, (name, "failed"), sum(c.failed_passes for c in courses))
+            yield Reading(REMOVED, (name,), sum(c.removed for c in courses))
+            yield Reading(FREED, (name,), sum(c.freed for c in courses))
+            yield Reading(FAILING, (name,), sum(c.failures > 0 for c in courses))
+            yield Reading(DIRTY, (name,), max(bounds_of(p, now).ratio for p in partitions))
+
     def stop(self) -> None:
         """Return when no pass is running any more; they end soon, with nothing lost."""
         self._stopping.set()
@@ -118,9 +173,9 @@ class Cleaners:
         for topic, partition in _compacted(self._catalog):
             with self._lock:
                 course = self._course(partition)
+                course.wanted = wanted = course.wanted and partition.usable
                 if course.running or steady_ms < course.retry_ms or not partition.usable:
                     continue
-                wanted = course.wanted
             if self._settings.enable and active_is_due(partition, now):
                 with contextlib.suppress(StrandlineError), partition.lock:
                     partition.roll()
@@ -160,6 +215,8 @@ class Cleaners:
                 course.running = False
                 self._busy -= 1
             self._look_ms = 0  # perhaps there is more to do
+            if self._background:
+                self.tick()
 
     def _clean(self, topic: Topic, partition: Partition, course: _Course) -> None:
         clock = self._environment.clock
@@ -180,10 +237,14 @@ class Cleaners:
         seconds = clock.monotonic() - begun
         course.last = _told(done, started_ms, seconds, self._throttle.waited - waited)
         course.wanted = course.wanted and not done.whole
+        course.passes += 1
+        course.removed += done.tally.read - done.tally.kept
+        course.freed += done.bytes_before - done.bytes_after
 
     def _failed(self, partition: Partition, course: _Course, error: Exception) -> None:
         wait = min(LONGEST_WAIT_MS, self._settings.backoff_ms << min(course.failures, 20))
         course.failures += 1
+        course.failed_passes += 1
         course.wanted = False
         course.retry_ms = self._environment.steady_ms() + wait
         course.reason = str(error) or type(error).__name__
@@ -227,9 +288,11 @@ class Cleaners:
 def _state(course: _Course, bounds: Bounds) -> CleaningState:
     if course.running:
         return "running"
+    if course.wanted:
+        return "requested"
     if course.failures:
         return "failed"
-    return "waiting" if course.wanted or bounds.due else "idle"
+    return "waiting" if bounds.due else "idle"
 
 
 def _compacted(topics: Iterable[Topic]) -> Iterator[tuple[Topic, Partition]]:
