@@ -166,6 +166,7 @@ def _described(info: TopicInfo, ends: dict[TopicPartition, PartitionOffsets]) ->
     names = ("partition", "log_start", "high_watermark", "last_stable_offset", "leader_epoch")
     rows = [_ends_row(tp, end) for tp, end in sorted(ends.items())]
     return _plain(info) | {
+        "log_defaults": dict(info.defaults),
         "effective_config": info.effective.as_strings(),
         "partition_offsets": [dict(zip(names, row, strict=True)) for row in rows],
     }

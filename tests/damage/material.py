@@ -129,11 +129,11 @@ def opened(storage: MemoryStorage) -> Owner:
 
 
 def ask(owner: Owner, *, tolerant: bool = False) -> Answers:
-    """All that a user can ask: topics, offsets, records from any place and time, groups.
+    """All that a user can ask: settings, topics, offsets, records from any place and time, groups.
 
     `tolerant`: a partition that answers with an error has no records.
     """
-    answers: Answers = {}
+    answers: Answers = {("settings",): owner.describe_config()}
     for info in owner.topics():
         if info.internal:
             continue

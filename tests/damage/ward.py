@@ -164,7 +164,7 @@ def _is_wrong(finding: Any) -> bool:
 
 
 def _essence(answers: Answers) -> Answers:
-    return {q: a for q, a in answers.items() if q[0] in ("topic", "records", "group")}
+    return {q: a for q, a in answers.items() if q[0] in ("settings", "topic", "records", "group")}
 
 
 def _difference(material: Material, answers: Answers) -> str:

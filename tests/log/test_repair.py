@@ -158,7 +158,7 @@ def test_every_file_that_is_changed_or_removed_is_kept_as_it_was() -> None:
     assert changed
     assert changed <= kept.keys()
     assert all(kept[path] == before[path] for path in kept)
-    assert len(made.steps) == 3
+    assert len(made.steps) == 4
 
 
 def repair_only(world: World) -> Plan:

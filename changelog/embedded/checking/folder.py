@@ -142,6 +142,7 @@ def _check_meta(storage: Storage, checked: Checked) -> None:
     else:
         return
     checked.meta_lost = True
+    checked.config_lost = not storage.exists(LOG_CONFIG)  # there may have been one
     checked.report.add(
         Severity.REPAIRABLE,
         "folder",

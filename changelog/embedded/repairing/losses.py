@@ -79,7 +79,7 @@ def _groups(checked: Checked) -> Iterator[str]:
 def _topics(checked: Checked) -> Iterator[str]:
     if checked.config_lost:
         yield (
-            "the settings of the log as a whole: set them with `strandline config set`; until then "
+            "the settings of the log as a whole, if there were any: set them with `strandline config set`; until then "
             "topics without a retention.ms of their own keep their records for ever"
         )
     if checked.catalog is not None:
