@@ -25,7 +25,7 @@ class CleanerConfig:
     """How the cleaner works: `log.cleaner.…`. Raises InvalidConfig when built with a wrong value."""
 
     enable: bool = True
-    """Whether compacted topics are cleaned in the background."""
+    """Whether the cleaner runs by itself; on request it always does."""
     threads: Annotated[int, Range(1, _MOST_THREADS)] = 1
     """How many partitions are cleaned at once."""
     dedupe_buffer_size: Annotated[int, Range(_LEAST_BUFFER)] = 128 << 20
@@ -33,7 +33,7 @@ class CleanerConfig:
     io_max_bytes_per_second: Annotated[int, Range(1)] = LONG_MAX
     """What all threads together read and write at most, on average. (Kafka's may have a fraction.)"""
     backoff_ms: Annotated[int, Range(1)] = 15_000
-    """How long a thread waits that has found nothing to clean. (Kafka: also 0.)"""
+    """How long to wait when nothing is due, and after a first failure. (Kafka: also 0.)"""
 
     def __post_init__(self) -> None:
         _CLEANER.check(self)

@@ -116,9 +116,18 @@ class Topic:
 
     def apply_config(self) -> None:
         """Take over what is set on the topic, and for the log, for what is done from now on."""
+        was_compacted = self.config.compact
         self.config = self._environment.config.topic(self.meta.config)
         for partition in self.partitions:
             partition.config = self.config
+        if was_compacted and not self.config.compact:
+            self.wait_for_cleaning()
+
+    def wait_for_cleaning(self) -> None:
+        """Return when no partition is being rewritten: that ends at its next step if it need not be."""
+        for partition in self.partitions:
+            with partition.cleaning:
+                pass
 
     def info(self) -> TopicInfo:
         """The topic as it is described to users."""
@@ -278,9 +287,7 @@ class Catalog:
         del self._topics[name]
         for partition in topic.partitions:
             partition.retire()
-        for partition in topic.partitions:
-            with partition.cleaning:  # what is being rewritten ends at its next step
-                pass
+        topic.wait_for_cleaning()
         storage, folder = self._environment.storage, topic_folder(topic.meta.topic_id)
         storage.unlink(topic_copy(topic.meta.topic_id))  # first: nothing may bring it back
         storage.sync_dir(folder)

@@ -28,6 +28,7 @@ from changelog.metrics import Metric, Reading
 
 _log = logging.getLogger("strandline")
 
+NEVER = -(1 << 62)
 LONGEST_WAIT_MS = 60 * 60 * 1000
 """Between two tries of a partition whose passes fail."""
 
@@ -105,20 +106,23 @@ class Cleaners:
         self._lock = threading.Lock()
         self._courses: dict[Partition, _Course] = {}
         self._busy = 0
-        self._look_ms = 0
-        self._throttle = Throttle(environment.clock, self._stopping)
+        self._looked_ms = NEVER
+        self._throttle = Throttle(
+            environment.clock, self._stopping, lambda: self._settings.io_max_bytes_per_second
+        )
 
     @property
     def _settings(self) -> CleanerConfig:
+        """As they are at the moment: they may be changed while a pass is running."""
         return self._environment.config.cleaner
 
     def tick(self) -> None:
         """Clean what is due by now."""
         with self._looking:
             now = self._environment.steady_ms()
-            if now < self._look_ms or self._stopping.is_set():
+            if now - self._looked_ms < self._settings.backoff_ms or self._stopping.is_set():
                 return
-            self._look_ms = now + self._settings.backoff_ms
+            self._looked_ms = now
             while self._busy < self._settings.threads and (found := self._filthiest(now)):
                 self._begin(*found)
 
@@ -135,7 +139,7 @@ class Cleaners:
             with self._lock:
                 course = self._course(partition)
                 course.wanted, course.retry_ms = True, 0
-        self._look_ms = 0
+        self._looked_ms = NEVER
         self.tick()
 
     def status(self) -> list[CleaningStatus]:
@@ -206,15 +210,15 @@ class Cleaners:
         try:
             self._clean(topic, partition, course)
             course.failures, course.reason = 0, ""
-        except (UnknownTopic, OwnerUnavailable):
-            course.wanted = False  # deleted, or closed
+        except (UnknownTopic, InvalidTopic, OwnerUnavailable):
+            course.wanted = False  # deleted, not compacted any more, or closed
         except Exception as error:
             self._failed(partition, course, error)
         finally:
             with self._lock:
                 course.running = False
                 self._busy -= 1
-            self._look_ms = 0  # perhaps there is more to do
+            self._looked_ms = NEVER  # perhaps there is more to do
             if self._background:
                 self.tick()
 
@@ -223,15 +227,21 @@ class Cleaners:
         begun, started_ms = clock.monotonic(), clock.now_ms()
         waited = self._throttle.waited
 
-        def pace(nbytes: int) -> None:
+        def check() -> None:
             if self._stopping.is_set():
                 raise OwnerUnavailable("the log is being closed")
             partition.check_usable()
+            _check_compacted(topic)
+
+        def pace(nbytes: int) -> None:
+            check()
             course.done_bytes += nbytes
-            self._throttle.take(nbytes, self._settings.io_max_bytes_per_second)
+            self._throttle.take(nbytes, check)
 
         with partition.cleaning:
-            memory = self._settings.dedupe_buffer_size // self._settings.threads
+            check()
+            settings = self._settings
+            memory = settings.dedupe_buffer_size // settings.threads
             done = clean(partition, memory=memory, pace=pace, now_ms=started_ms)
         self._doom(topic, done.replaced)
         seconds = clock.monotonic() - begun
@@ -254,11 +264,7 @@ class Cleaners:
 
     def _named(self, name: str) -> Topic:
         topic = self._catalog.get(name)
-        if not topic.config.compact:
-            raise InvalidTopic(
-                f"topic {name!r} is not compacted (cleanup.policy={topic.config.cleanup_policy}), so there "
-                f"is nothing to clean; `strandline topics alter {name} --config cleanup.policy=compact`"
-            )
+        _check_compacted(topic)
         return topic
 
     def _course(self, partition: Partition) -> _Course:
@@ -293,6 +299,15 @@ def _state(course: _Course, bounds: Bounds) -> CleaningState:
     if course.failures:
         return "failed"
     return "waiting" if bounds.due else "idle"
+
+
+def _check_compacted(topic: Topic) -> None:
+    if not topic.config.compact:
+        name, policy = topic.meta.name, topic.config.cleanup_policy
+        raise InvalidTopic(
+            f"topic {name!r} is not compacted (cleanup.policy={policy}), so there is nothing to clean; "
+            f"`strandline topics alter {name} --config cleanup.policy=compact`"
+        )
 
 
 def _compacted(topics: Iterable[Topic]) -> Iterator[tuple[Topic, Partition]]:

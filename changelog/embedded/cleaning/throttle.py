@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from changelog.clock import Clock
 
+PIECE_S = 0.1
+"""How long who waits does not look whether that is still wanted."""
+
 
 class Throttle:
-    """Lets bytes pass at a rate, those of several threads together."""
+    """Lets bytes pass at a rate, those of several threads together.
 
-    def __init__(self, clock: Clock, stopping: threading.Event) -> None:
+    `rate` tells how many per second at the moment. A new one holds at once: for who waits, too.
+    """
+
+    def __init__(self, clock: Clock, stopping: threading.Event, rate: Callable[[], float]) -> None:
         self._clock = clock
         self._stopping = stopping
+        self._rate = rate
         self._lock = threading.Lock()
+        self._held_to = rate()
         self._free_at = 0.0
         self.waited = 0.0
         """Seconds, all threads together."""
 
-    def take(self, nbytes: int, rate: float) -> None:
-        """Return when `nbytes` may pass at `rate` bytes per second, or nothing matters any more."""
+    def take(self, nbytes: int, check: Callable[[], None]) -> None:
+        """Return when `nbytes` may pass, or nothing matters any more. Raises what `check` does."""
         with self._lock:
-            now = self._clock.monotonic()
+            now, rate = self._clock.monotonic(), self._rate()
+            if rate != self._held_to:
+                self._held_to, self._free_at = rate, now
             begins = max(now, self._free_at)
             self._free_at = begins + nbytes / rate
-            self.waited += begins - now
-        if begins > now:
-            self._stopping.wait(begins - now)
+        left = begins - now
+        while left > 0 and rate == self._rate() and not self._stopping.is_set():
+            check()
+            piece = min(left, PIECE_S)
+            self._stopping.wait(piece)
+            left -= piece
+            with self._lock:
+                self.waited += piece

@@ -1,0 +1,151 @@
+"""The cleaner goes by what is set at the moment, for the log and for a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from changelog.cleaning import CleaningStatus
+from changelog.client.producer import Producer
+from changelog.embedded.owner import Owner
+from changelog.log import Log
+from changelog.storage import MemoryStorage
+from tests.log.kit import START_MS, Client, World
+
+COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "4096", "retention.ms": "-1"}
+Eventually = Callable[..., None]
+
+
+def dirty(world: World, records: int = 40) -> Client:
+    """Many records of one key."""
+    world.owner.create_topic("c", config=COMPACTED)
+    client = Client(world)
+    for number in range(records):
+        client.append(b"%03d" % number * 100, topic="c")
+    return client
+
+
+def later(world: World, ms: int) -> int:
+    """How many records are left when so much time has gone by."""
+    world.clock.advance(ms)
+    world.owner.tick()
+    return len(world.values("c"))
+
+
+def test_it_can_be_turned_off_and_on(world: World) -> None:
+    world.owner.alter_config({"log.cleaner.enable": "false"})
+    dirty(world)
+    assert later(world, 60_000) == 40
+    world.owner.alter_config({"log.cleaner.enable": None})
+    assert later(world, 60_000) < 40
+
+
+def test_a_shorter_wait_counts_for_the_one_that_has_begun(world: World) -> None:
+    world.owner.alter_config({"log.cleaner.backoff.ms": "3600000"})
+    world.owner.tick()
+    dirty(world)
+    assert later(world, 60_000) == 40
+    world.owner.alter_config({"log.cleaner.backoff.ms": "50000"})
+    assert later(world, 0) < 40
+
+
+def test_the_memory_for_keys_bounds_a_pass(world: World) -> None:
+    world.owner.alter_config({"log.cleaner.dedupe.buffer.size": "4096"})
+    world.owner.create_topic("c", config=COMPACTED)
+    client = Client(world)
+    for number in range(600):
+        client.append(b"x" * 50, topic="c", key=b"%d" % (number % 300))
+    world.owner.clean(["c"])
+    last = status(world.owner).last
+    assert last is not None
+    assert last.start > 0, "there was room for all keys in one pass"
+    assert len(world.values("c")) == 300
+    world.owner.alter_config({"log.cleaner.dedupe.buffer.size": None})
+    for number in range(300):
+        client.append(b"y" * 50, topic="c", key=b"%d" % number)
+    world.owner.clean(["c"])
+    last = status(world.owner).last
+    assert last is not None
+    assert (last.whole, last.end - last.start, last.superseded) == (True, 300, 300)
+
+
+def test_the_ratio_of_the_log_counts_where_a_topic_has_none(world: World) -> None:
+    world.owner.alter_config({"log.cleaner.min.cleanable.ratio": "1.0"})
+    dirty(world)
+    assert later(world, 60_000) == 40
+    world.owner.alter_topic("c", config={"min.cleanable.dirty.ratio": "0.1"})
+    assert later(world, 60_000) < 40
+
+
+def test_from_delete_to_compact_records_without_a_key_go_and_are_counted(world: World) -> None:
+    world.owner.create_topic("c", config={"segment.bytes": "4096"})
+    client = Client(world)
+    for number in range(40):
+        client.append(b"x" * 300, topic="c", key=b"k" if number % 2 else None)
+    world.owner.alter_topic("c", config={"cleanup.policy": "compact"})
+    world.owner.clean(["c"])
+    last = status(world.owner).last
+    assert last is not None
+    assert (last.keyless, last.superseded) == (20, 19)
+    assert len(world.values("c")) == 1
+
+
+def test_once_a_topic_is_not_compacted_nothing_more_of_it_is_removed(
+    slowly_cleaned: Owner, eventually: Eventually
+) -> None:
+    owner = slowly_cleaned
+    owner.alter_topic("c", config={"cleanup.policy": "delete"})
+    assert not of_topic(owner)
+    owner.alter_config({"log.cleaner.io.max.bytes.per.second": None})
+    eventually(lambda: not owner._cleaners._busy)
+    assert left(owner) == 40
+    owner.alter_topic("c", config={"cleanup.policy": "compact"})
+    owner.clean(["c"])
+    eventually(lambda: left(owner) == 1)
+
+
+def test_a_brake_that_is_let_go_holds_nobody_any_more(
+    slowly_cleaned: Owner, eventually: Eventually
+) -> None:
+    owner = slowly_cleaned
+    owner.alter_config({"log.cleaner.io.max.bytes.per.second": None})
+    eventually(lambda: left(owner) == 1)
+
+
+def test_a_topic_is_deleted_though_the_cleaner_waits_in_it(
+    slowly_cleaned: Owner, eventually: Eventually
+) -> None:
+    owner = slowly_cleaned
+    owner.delete_topic("c")
+    assert not of_topic(owner)
+
+
+@pytest.fixture
+def slowly_cleaned(eventually: Eventually) -> Iterator[Owner]:
+    """A log whose cleaner is in the middle of the topic `c`, and would be for days."""
+    owner = Owner(MemoryStorage(), background=True)
+    try:
+        owner.alter_config({"log.cleaner.io.max.bytes.per.second": "1"})
+        owner.create_topic("c", config=COMPACTED)
+        with Producer(owner) as producer:
+            for number in range(40):
+                producer.append_columns("c", [b"k"], [b"%03d" % number * 100], [START_MS])
+        owner.clean(["c"])
+        eventually(lambda: status(owner).done_bytes > 0)
+        yield owner
+    finally:
+        owner.close()
+
+
+def left(owner: Owner) -> int:
+    return Log(owner).read("c").num_rows
+
+
+def of_topic(owner: Owner) -> list[CleaningStatus]:
+    return [one for one in owner.cleaning() if one.topic == "c"]
+
+
+def status(owner: Owner) -> CleaningStatus:
+    (one,) = of_topic(owner)
+    return one
