@@ -209,7 +209,7 @@ class Catalog:
         if name in self._topics:
             raise TopicExists(f"there is a topic {name!r} already")
         _check_count(name, partitions)
-        self._check_config(name, config, self._environment.config)
+        _check_config(name, config, self._environment.config)
         schemas = ValueSchemas() if schema is None else ValueSchemas().extended(schema, name)
         meta = TopicMeta(
             name=name,
@@ -236,7 +236,7 @@ class Catalog:
         topic = self.get(name)
         merged = {**topic.meta.config, **(config or {})}
         settings = {key: value for key, value in merged.items() if value is not None}
-        self._check_config(name, settings, self._environment.config)
+        _check_config(name, settings, self._environment.config)
         if partitions is not None:
             _check_count(name, partitions, topic.meta.partitions)
         schemas = topic.schemas
@@ -261,24 +261,12 @@ class Catalog:
         """Change the settings of the log as a whole, for all topics. Raises InvalidConfig."""
         config = self._environment.config.altered(changes)
         for topic in self:
-            self._check_config(topic.meta.name, topic.meta.config, config)
+            _check_config(topic.meta.name, topic.meta.config, config)
         save_log_config(self._environment.storage, config)
         self._environment.config = config
         for topic in self:
             topic.apply_config()
         return config
-
-    @staticmethod
-    def _check_config(name: str, settings: Mapping[str, str], log: LogConfig) -> None:
-        try:
-            config = log.topic(settings)
-        except InvalidConfig as error:
-            raise InvalidConfig(f"topic {name!r}: {error}") from error
-        if name in SYSTEM_TOPICS and config.cleanup_policy != "compact":
-            raise InvalidConfig(
-                f"topic {name!r} belongs to the log itself and is always compacted; leave its "
-                f"cleanup.policy at compact"
-            )
 
     def delete(self, name: str) -> Topic:
         """Take a topic out of the catalog, then remove its files. Raises UnknownTopic."""
@@ -305,6 +293,18 @@ def _copy_of(storage: Storage, topic_id: str) -> TopicMeta | None:
         raise
     except (FileNotFoundError, CorruptLog):
         return None
+
+
+def _check_config(name: str, settings: Mapping[str, str], log: LogConfig) -> None:
+    try:
+        config = log.topic(settings)
+    except InvalidConfig as error:
+        raise InvalidConfig(f"topic {name!r}: {error}") from error
+    if name in SYSTEM_TOPICS and config.cleanup_policy != "compact":
+        raise InvalidConfig(
+            f"topic {name!r} belongs to the log itself and is always compacted; set its "
+            f"cleanup.policy to compact"
+        )
 
 
 def _check_count(name: str, partitions: int, present: int = 0) -> None:
