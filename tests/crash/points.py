@@ -208,3 +208,7 @@ _KINDS = {
 }
 
 POINTS = frozenset(f"{place}.{kind}" for place, kinds in _KINDS.items() for kind in kinds.split())
+AFTERMATH = frozenset(
+    f"{place}.unlink" for place, kinds in _KINDS.items() if "create" in kinds.split()
+)
+"""What was left half is removed before it is made anew: any of these may come in a life after a failure."""
