@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 
-from benchmarks.harness import Figure, machine
+from benchmarks.harness import Figure, report
 
 WORKLOADS = (
     "standard_job",
@@ -33,29 +32,12 @@ def main() -> int:
     unknown = set(arguments.names) - set(WORKLOADS)
     if unknown:
         parser.error(f"no such workload: {', '.join(sorted(unknown))}; there are {WORKLOADS}")
-    print(f"# {machine()}", file=sys.stderr)
-    figures: list[Figure] = []
-    for name in arguments.names or WORKLOADS:
-        module = importlib.import_module(f"benchmarks.{name}")
-        for figure in module.run(quick=arguments.quick):
-            figures.append(figure)
-            print(json.dumps(asdict(figure)) if arguments.json else _line(figure), flush=True)
-    return 0 if all(figure.reached for figure in figures) else 1
+    return report(_figures(arguments.names or WORKLOADS, arguments.quick), arguments.json)
 
 
-def _line(figure: Figure) -> str:
-    verdict = ""
-    if figure.target is not None:
-        bound = "≤" if figure.at_most else "≥"
-        verdict = f"  target {bound} {figure.target:g} {'reached' if figure.reached else 'MISSED'}"
-    return (
-        f"{figure.name}: {_rate(figure.ours)} {figure.unit}, {figure.ratio:.2f} × "
-        f"{figure.peer_name} ({_rate(figure.peer)}; {figure.low:.2f}–{figure.high:.2f}){verdict}"
-    )
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+def _figures(names: Sequence[str], quick: bool) -> Iterator[Figure]:
+    for name in names:
+        yield from importlib.import_module(f"benchmarks.{name}").run(quick=quick)
 
 
 if __name__ == "__main__":

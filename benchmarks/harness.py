@@ -6,13 +6,15 @@ neighbours: when the machine slows down it slows down both.
 
 from __future__ import annotations
 
+import json
 import platform
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -66,6 +68,19 @@ def compare(
         ours()
         peer()
     pairs = [(ours(), peer()) for _ in range(rounds)]
+    return of_pairs(name, pairs, peer_name=peer_name, unit=unit, target=target, at_most=at_most)
+
+
+def of_pairs(
+    name: str,
+    pairs: Sequence[tuple[float, float]],
+    *,
+    peer_name: str,
+    unit: str,
+    target: float | None = None,
+    at_most: bool = False,
+) -> Figure:
+    """The figure of (ours, peer) that were measured in turn."""
     ratios = [mine / theirs for mine, theirs in pairs]
     return Figure(
         name,
@@ -79,6 +94,31 @@ def compare(
         target,
         at_most,
     )
+
+
+def report(figures: Iterable[Figure], as_json: bool) -> int:
+    """Print the machine, and each figure as it comes; 1 if a target was missed, else 0."""
+    print(f"# {machine()}", file=sys.stderr)
+    missed = False
+    for figure in figures:
+        missed |= not figure.reached
+        print(json.dumps(asdict(figure)) if as_json else _line(figure), flush=True)
+    return int(missed)
+
+
+def _line(figure: Figure) -> str:
+    verdict = ""
+    if figure.target is not None:
+        bound = "≤" if figure.at_most else "≥"
+        verdict = f"  target {bound} {figure.target:g} {'reached' if figure.reached else 'MISSED'}"
+    return (
+        f"{figure.name}: {_rate(figure.ours)} {figure.unit}, {figure.ratio:.2f} × "
+        f"{figure.peer_name} ({_rate(figure.peer)}; {figure.low:.2f}–{figure.high:.2f}){verdict}"
+    )
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 class Stopwatch:
@@ -98,6 +138,11 @@ def folder() -> Iterator[Path]:
     place = Path("/var/tmp") if Path("/var/tmp").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="strandline-bench-", dir=place) as path:
         yield Path(path)
+
+
+def pinned(core: int) -> list[str]:
+    """What to put before a command so that it, and all it starts, runs on one core."""
+    return ["taskset", "--cpu-list", str(core)]
 
 
 def machine() -> str:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 import strandline as sl
-from benchmarks.harness import Figure, compare, folder
+from benchmarks.harness import Figure, compare, folder, of_pairs
 from benchmarks.standard_job import app_on, fill
 
 INPUT_BATCH = 100_000
@@ -79,16 +79,12 @@ def run(*, quick: bool = False) -> list[Figure]:
 
 def _same_runs(figure: Figure, what: str, pairs: list[tuple[float, float]]) -> Figure:
     """The runs of `figure`, compared by something else."""
-    mine, theirs = (iter(values) for values in zip(*pairs, strict=True))
-    return compare(
+    return of_pairs(
         f"{figure.name}, {what}",
-        lambda: next(mine),
-        lambda: next(theirs),
+        pairs,
         peer_name=figure.peer_name,
         unit=figure.unit,
         at_most=True,
-        rounds=len(pairs),
-        warm_up=False,
     )
 
 

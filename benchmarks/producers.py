@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 import changelog
-from benchmarks.harness import Figure, compare, folder
+from benchmarks.harness import Figure, compare, folder, of_pairs
 from changelog.clock import SystemClock
 from changelog.log import Log
 from changelog.records import columns_schema
@@ -44,14 +44,11 @@ def run(*, quick: bool = False) -> list[Figure]:
         rounds=rounds,
         warm_up=False,
     )
-    fair = compare(
+    fair = of_pairs(
         f"{MANY} producers to one partition: the slowest",
-        iter([float(min(share)) for share in shares]).__next__,
-        iter([float(max(share)) for share in shares]).__next__,
+        [(float(min(share)), float(max(share))) for share in shares],
         peer_name="the fastest",
         unit="records",
-        rounds=len(shares),
-        warm_up=False,
     )
     return [total, fair]
 

@@ -1,0 +1,264 @@
+"""The cleaner against Apache Kafka's own: `make bench-clean`, or `python -m benchmarks.cleaning`.
+
+One log for both: 4,000,000 records with values of 100 bytes over 500,000 keys, so 88 % of it goes,
+in batches of 8,000 records, not compressed, in segments of 256 MiB, all on the disk and in the
+page cache before the clock starts. Each cleans it in one pass on the same one core.
+
+- *Against Kafka*: records and MiB (1,048,576 bytes of segment files; a record takes 122 bytes
+  there and 128 or so here) of the log that was cleaned by the seconds of the whole pass, fsync and
+  swap included. The same with a key of its own for every record, where nothing goes.
+- *Size*: nanoseconds a record at 4 and 16 times the size (and as many more keys), against once,
+  with room for all keys in the dedupe buffer. *Memory*: by how much the process grew, against
+  that buffer.
+- *Small buffer*: 4 times the size, a key of its own for every record, in Kafka's default buffer of
+  128 MiB, which takes several passes, against one pass with room for all.
+- *Restore*: seconds that a lost store takes to come back from the cleaned log, against the dirty one.
+
+Needs Linux with util-linux (taskset, setpriv); and for Kafka Java 17, Maven, and confluent-kafka (`pip
+install confluent-kafka`; the make target does). It needs 20 GB of disk, with `--largest 4` 5 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import cleaning_process
+from benchmarks.cleaning_process import Cleaning
+from benchmarks.dirty_log import MEMORY, ROCKSDB, check_cleaned, fill, restore_seconds
+from benchmarks.harness import Figure, compare, folder, of_pairs, report
+from benchmarks.kafka_cleaner import DEDUPE_BUFFER, KafkaCleaner, kafka_cleaner
+from benchmarks.keyed_records import KeyedRecords
+from changelog.clock import SystemClock
+
+FASTER_THAN_KAFKA = 4.0
+SLOWER_WHEN_LARGE = 1.25
+"""How many times as long a record may take in the larger log."""
+
+_RECORDS_A_KEY = 8
+_SIZES = (4, 16)
+_SMALL_BUFFER_SIZE = 4
+_ROOM_PER_KEY = 50
+"""Bytes of the dedupe buffer: a key takes 48 of ours and 27 of Kafka's, free slots included."""
+_DISK_PER_RECORD = 300
+"""Bytes: the log, and a copy of all of it."""
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    records: int = 4_000_000
+    largest: int = 16
+    """Times `records`."""
+    rounds: int = 3
+    kafka: bool = True
+    core: int = max(os.sched_getaffinity(0))
+
+
+QUICK = Plan(records=80_000, largest=4, rounds=1)
+
+
+class Run(NamedTuple):
+    """A log that was cleaned."""
+
+    records: KeyedRecords
+    size: int
+    """Bytes of what was cleaned."""
+    buffer: int
+    """Bytes for the keys."""
+    took: Cleaning
+
+    @property
+    def records_per_second(self) -> float:
+        return self.records.count / self.took.seconds
+
+    @property
+    def mib_per_second(self) -> float:
+        return self.size / _MIB / self.took.seconds
+
+    @property
+    def nanoseconds(self) -> float:
+        """Of a record."""
+        return 1e9 * self.took.seconds / self.records.count
+
+
+def main() -> int:
+    """Measure; 1 if a target was missed."""
+    plan = Plan()
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.cleaning", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--records", type=int, default=plan.records, help="of the log, once")
+    parser.add_argument("--largest", type=int, default=plan.largest, help="times that, at most")
+    parser.add_argument("--rounds", type=int, default=plan.rounds, help="pairs of a figure")
+    parser.add_argument("--core", type=int, default=plan.core, help="on which both clean")
+    parser.add_argument("--without-kafka", action="store_true", help="ours alone")
+    parser.add_argument("--quick", action="store_true", help="does it run? small, nothing to quote")
+    parser.add_argument("--json", action="store_true", help="one JSON line a figure")
+    given = parser.parse_args()
+    plan = Plan(given.records, given.largest, given.rounds, core=given.core)
+    if given.quick:
+        plan = replace(QUICK, core=given.core)
+    return report(figures(replace(plan, kafka=not given.without_kafka)), given.json)
+
+
+def figures(plan: Plan) -> Iterator[Figure]:
+    """Every figure of `plan`, as it comes."""
+    dirty = KeyedRecords(
+        plan.records, plan.records // _RECORDS_A_KEY, timestamp=SystemClock().now_ms()
+    )
+    unique = replace(dirty, keys=None)
+    _check_room(plan)
+    if plan.kafka:
+        with folder() as place, kafka_cleaner(place / "kafka", plan.core) as kafka:
+            for records, target in ((dirty, FASTER_THAN_KAFKA), (unique, None)):
+                yield from _against_kafka(records, kafka, plan, target)
+    for records in (dirty, unique):
+        yield from _by_size(records, plan)
+    yield _small_buffer(unique, plan)
+    yield from _restores(dirty, plan)
+
+
+def _check_room(plan: Plan) -> None:
+    needed = plan.records * max(plan.largest, 2) * _DISK_PER_RECORD
+    with folder() as place:
+        free = shutil.disk_usage(place).free
+    if free < needed:
+        raise SystemExit(
+            f"{place.parent} has {free / 1e9:.0f} GB free and {needed / 1e9:.0f} GB are needed: "
+            "make room, or give --largest or --records"
+        )
+
+
+# Against Kafka -----------------------------------------------------------------------
+
+
+def _against_kafka(
+    records: KeyedRecords, kafka: KafkaCleaner, plan: Plan, target: float | None
+) -> Iterator[Figure]:
+    kafka.clean(records)  # and the JVM has compiled it
+    runs = [
+        (_run(records, plan.core, DEDUPE_BUFFER), kafka.clean(records)) for _ in range(plan.rounds)
+    ]
+    figure = partial(of_pairs, f"clean {_named(records)}", peer_name="Kafka's cleaner")
+    yield figure(
+        [(o.records_per_second, k.records_per_second) for o, k in runs],
+        unit="records/s",
+        target=target,
+    )
+    yield figure([(o.mib_per_second, k.mib_per_second) for o, k in runs], unit="MiB/s")
+
+
+# Size and memory ---------------------------------------------------------------------
+
+
+def _by_size(once: KeyedRecords, plan: Plan) -> Iterator[Figure]:
+    runs: dict[int, list[Run]] = defaultdict(list)
+
+    def nanoseconds(size: int) -> float:
+        records = _times(once, size)
+        runs[size].append(_run(records, plan.core, _room(records)))
+        return runs[size][-1].nanoseconds
+
+    for size in (size for size in _SIZES if size <= plan.largest):
+        yield compare(
+            f"clean {size} × {_named(once)}",
+            partial(nanoseconds, size),
+            partial(nanoseconds, 1),
+            peer_name="once",
+            unit="ns/record",
+            target=SLOWER_WHEN_LARGE,
+            at_most=True,
+            rounds=plan.rounds,
+            warm_up=False,
+        )
+    for size, some in sorted(runs.items()):
+        yield from _memory(f"clean {size} × {_named(once)}", some)
+
+
+def _memory(name: str, runs: list[Run]) -> Iterator[Figure]:
+    figure = partial(of_pairs, peer_name="the dedupe buffer", unit="MiB", at_most=True)
+    resident = [(run.took.resident / _MIB, run.buffer / _MIB) for run in runs]
+    arrow = [(run.took.arrow / _MIB, run.buffer / _MIB) for run in runs]
+    yield figure(f"{name}: memory, highest", resident, target=1.0)
+    yield figure(f"{name}: Arrow's pool, highest", arrow)
+
+
+def _small_buffer(unique: KeyedRecords, plan: Plan) -> Figure:
+    records = _times(unique, min(_SMALL_BUFFER_SIZE, plan.largest))
+    return compare(
+        f"clean {_named(records)}, in {DEDUPE_BUFFER // _MIB} MiB",
+        lambda: _run(records, plan.core, DEDUPE_BUFFER).nanoseconds,
+        lambda: _run(records, plan.core, _room(records)).nanoseconds,
+        peer_name=f"in {_room(records) // _MIB:,} MiB",
+        unit="ns/record",
+        at_most=True,
+        rounds=plan.rounds,
+        warm_up=False,
+    )
+
+
+def _times(once: KeyedRecords, size: int) -> KeyedRecords:
+    keys = None if once.keys is None else once.keys * size
+    return replace(once, count=once.count * size, keys=keys)
+
+
+def _room(records: KeyedRecords) -> int:
+    """A dedupe buffer for all keys, Kafka's default at least."""
+    return max(DEDUPE_BUFFER, (records.keys or records.count) * _ROOM_PER_KEY)
+
+
+# A log of ours -----------------------------------------------------------------------
+
+
+def _run(records: KeyedRecords, core: int, buffer: int) -> Run:
+    with folder() as place:
+        return _cleaned(place / "log", records, core, buffer)
+
+
+def _cleaned(path: Path, records: KeyedRecords, core: int, buffer: int) -> Run:
+    """Fill a log at `path`, clean it, and see that it is clean."""
+    size = fill(path, records)
+    os.sync()
+    run = Run(records, size, buffer, cleaning_process.clean(path, core, buffer))
+    check_cleaned(path, records)
+    return run
+
+
+def _named(records: KeyedRecords) -> str:
+    gone = 1 - len(records.survivors) / records.count
+    what = f"{gone:.0%} to remove" if records.keys else "all keys different"
+    return f"{records.count:,} records, {what}"
+
+
+# Restore -----------------------------------------------------------------------------
+
+
+def _restores(records: KeyedRecords, plan: Plan) -> Iterator[Figure]:
+    with folder() as place:
+        fill(place / "dirty", records)
+        _cleaned(place / "clean", records, plan.core, _room(records))
+        for spec in (ROCKSDB, MEMORY):
+            yield compare(
+                f"restore after cleaning, {spec.engine}, {len(records.survivors):,} keys",
+                partial(restore_seconds, place / "clean", spec, len(records.survivors) + 1),
+                partial(restore_seconds, place / "dirty", spec, records.count + 1),
+                peer_name=f"before, {records.count:,} records",
+                unit="s",
+                at_most=True,
+                rounds=plan.rounds,
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Cleans a log in a process of its own, on one core, and says how long it took and what memory.
+
+The process has one thread for Polars and one for Arrow, and starts no background thread of the
+log's owner. Before the clock starts it has cleaned a tiny log, so that everything is imported
+and in memory; Kafka's cleaner has had a pass for that as well.
+
+    python -m benchmarks.cleaning_process PATH BUFFER      # what `clean` starts
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from benchmarks.dirty_log import CHANGELOG, check_cleaned, fill
+from benchmarks.harness import Stopwatch, folder, pinned
+from benchmarks.keyed_records import BATCH, KeyedRecords
+from changelog.embedded.owner import Owner
+from changelog.storage import LocalStorage
+
+BOUND_SECONDS = 3600.0
+
+_ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """What cleaning a log took."""
+
+    seconds: float
+    resident: int
+    """Bytes by which the process was larger at its highest than when it began, pages of any kind."""
+    arrow: int
+    """The same of Arrow's memory pool alone."""
+
+
+def clean(path: Path, core: int, buffer: int) -> Cleaning:
+    """Clean the log at `path` in a new process on `core`, with `buffer` bytes for the keys."""
+    module = [sys.executable, "-m", "benchmarks.cleaning_process"]
+    done = subprocess.run(
+        [*pinned(core), *module, str(path), str(buffer)],
+        check=True,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **_ONE_THREAD},
+        cwd=Path(__file__).resolve().parent.parent,
+        timeout=BOUND_SECONDS,
+    )
+    return Cleaning(**json.loads(done.stdout))
+
+
+# The measured process ----------------------------------------------------------------
+
+
+def _main() -> None:
+    path, buffer = Path(sys.argv[1]), int(sys.argv[2])
+    pa.set_cpu_count(1)
+    with folder() as place:
+        tiny = KeyedRecords(3 * BATCH, BATCH)
+        fill(place / "log", tiny)
+        _measured(place / "log", buffer)
+        check_cleaned(place / "log", tiny)
+    print(json.dumps(asdict(_measured(path, buffer))))
+
+
+def _measured(path: Path, buffer: int) -> Cleaning:
+    pool = pa.default_memory_pool()
+    pool.release_unused()
+    owner = Owner(LocalStorage(path), background=False)
+    resident, arrow = _start_resident(), pool.bytes_allocated()
+    watch = Stopwatch()
+    _clean(owner, buffer)
+    seconds = watch.seconds
+    grown = Cleaning(seconds, _status("VmHWM") - resident, pool.max_memory() - arrow)
+    owner.close()
+    return grown
+
+
+def _clean(owner: Owner, buffer: int) -> None:
+    """Clean all there is to clean, in as many passes as it takes."""
+    owner.clean(CHANGELOG.topic, memory=buffer)
+
+
+def _start_resident() -> int:
+    """Bytes that are resident now, from where the highest is counted anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        found, _, size = line.partition(":")
+        if found == name:
+            return int(size.split()[0]) * 1024
+    raise LookupError(f"/proc/self/status has no line {name}")
+
+
+if __name__ == "__main__":
+    _main()

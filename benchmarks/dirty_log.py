@@ -1,0 +1,87 @@
+"""Our log with records to clean: filled, and looked at after it was cleaned.
+
+It is the changelog of a store, one partition, so that the store can be restored from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+import changelog
+from benchmarks.harness import Stopwatch, folder
+from benchmarks.keyed_records import SEGMENT_BYTES, SEGMENT_MS, KeyedRecords
+from changelog.broker import Broker
+from changelog.embedded.names import partition_folder
+from changelog.records import Batch, TopicPartition
+from statestore import StoreSpec, open_store
+from statestore.serdes import Bytes
+from statestore.spec import changelog_topic
+
+STORE = "latest"
+CHANGELOG = TopicPartition(changelog_topic("cleaning", STORE), 0)
+
+ROCKSDB: StoreSpec[str, bytes] = StoreSpec(STORE, key=str, value=Bytes())
+MEMORY: StoreSpec[str, bytes] = StoreSpec(STORE, key=str, value=Bytes(), engine="memory")
+
+_CONFIG = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "1.0",  # never by itself: when is measured, it is asked for
+    "segment.bytes": str(SEGMENT_BYTES),
+    "segment.ms": str(SEGMENT_MS),
+    "file.delete.delay.ms": "0",
+}
+
+
+def fill(path: Path, records: KeyedRecords) -> int:
+    """A log at `path` with `records`, not cleaned; returns how many bytes can be cleaned."""
+    with changelog.open(path, role="own", durability="os") as log:
+        log.create_topic(CHANGELOG.topic, 1, config=_CONFIG)
+        with log.producer() as producer:
+            for batch in records.batches():
+                producer.append_batch(*CHANGELOG, batch)
+            producer.append_batch(*CHANGELOG, records.closing)
+        segments = path / partition_folder(log.topic(CHANGELOG.topic).topic_id, 0)
+        *closed, _active = sorted(segments.glob("*.log"))
+        return sum(file.stat().st_size for file in closed)
+
+
+def check_cleaned(path: Path, records: KeyedRecords) -> None:
+    """Assert that of each key the last record is left, at its offset, and nothing else."""
+    with changelog.open(path, role="own") as log:
+        offsets = [_offsets(batch) for batch in _batches(log.broker)]
+        found = np.concatenate(offsets)
+    expected = np.append(records.survivors, records.count)
+    assert np.array_equal(found, expected), f"{len(found)} records left, not {len(expected)}"
+
+
+def restore_seconds(path: Path, spec: StoreSpec[str, bytes], expected: int) -> float:
+    """How long a lost store takes to come back from the log at `path`, with `expected` records."""
+    with changelog.open(path, role="own") as log, folder() as place:
+        store = open_store(spec, place)
+        watch = Stopwatch()
+        restored = store.restore(log.broker, CHANGELOG)
+        seconds = watch.seconds
+        assert restored.records == expected, (restored.records, expected)
+        assert store["last"] is not None
+        store.close()
+        return seconds
+
+
+def _batches(broker: Broker) -> Iterator[Batch]:
+    position, end = 0, broker.offsets([CHANGELOG])[CHANGELOG].last_stable_offset
+    while position < end:
+        fetched = broker.fetch({CHANGELOG: position})[CHANGELOG]
+        yield from fetched.batches
+        position = fetched.next_offset
+
+
+def _offsets(batch: Batch) -> pa.Int64Array:
+    """The offsets of a batch, having seen that its first and last value belong there."""
+    for row in (0, len(batch) - 1):
+        offset, value = batch.offsets[row].as_py(), batch.columns["value"][row].as_py()
+        assert value[:12] in (b"%012d" % offset, b"x" * 12), (offset, value)
+    return batch.offsets
