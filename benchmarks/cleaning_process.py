@@ -1,7 +1,7 @@
 """Cleans a log in a process of its own, on one core, and says how long it took and what memory.
 
-The process has one thread for Polars and one for Arrow, and starts no background thread of the
-log's owner. Before the clock starts it has cleaned a tiny log, so that everything is imported
+The process has one thread for Polars and one for Arrow, and the log's owner starts none. Old files
+are not deleted within the time: Kafka too does that later. Before the clock starts it has cleaned a tiny log, so that everything is imported
 and in memory; Kafka's cleaner has had a pass for that as well.
 
     python -m benchmarks.cleaning_process PATH BUFFER      # what `clean` starts
@@ -9,6 +9,7 @@ and in memory; Kafka's cleaner has had a pass for that as well.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ import pyarrow as pa
 from benchmarks.dirty_log import CHANGELOG, check_cleaned, fill
 from benchmarks.harness import Stopwatch, folder, pinned
 from benchmarks.keyed_records import BATCH, KeyedRecords
+from changelog.embedded.cleaning.cleaner import clean as pass_over
 from changelog.embedded.owner import Owner
 from changelog.storage import LocalStorage
 
@@ -34,6 +36,8 @@ class Cleaning:
     """What cleaning a log took."""
 
     seconds: float
+    passes: int
+    """One, if the buffer had room for all keys."""
     resident: int
     """Bytes by which the process was larger at its highest than when it began, pages of any kind."""
     arrow: int
@@ -74,16 +78,27 @@ def _measured(path: Path, buffer: int) -> Cleaning:
     owner = Owner(LocalStorage(path), background=False)
     resident, arrow = _start_resident(), pool.bytes_allocated()
     watch = Stopwatch()
-    _clean(owner, buffer)
+    passes = _clean(owner, buffer)
     seconds = watch.seconds
-    grown = Cleaning(seconds, _status("VmHWM") - resident, pool.max_memory() - arrow)
+    grown = Cleaning(seconds, passes, _status("VmHWM") - resident, pool.max_memory() - arrow)
     owner.close()
     return grown
 
 
-def _clean(owner: Owner, buffer: int) -> None:
-    """Clean all there is to clean, in as many passes as it takes."""
-    owner.clean(CHANGELOG.topic, memory=buffer)
+def _clean(owner: Owner, buffer: int) -> int:
+    """Clean all there is to clean, as the owner's cleaner does; how many passes it took."""
+    partition = owner._catalog.get(CHANGELOG.topic).partition(CHANGELOG.partition)
+    clock = partition.environment.clock
+    for passes in itertools.count(1):
+        with partition.cleaning:
+            done = pass_over(partition, memory=buffer, pace=_unhurried, now_ms=clock.now_ms())
+        if done.whole:
+            return passes
+    raise AssertionError("a count has no end")
+
+
+def _unhurried(nbytes: int) -> None:
+    """No throttle."""
 
 
 def _start_resident() -> int:
