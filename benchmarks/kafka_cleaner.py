@@ -72,9 +72,9 @@ class KafkaCleaner:
         self._fill(topic, records)
         os.sync()
         self._allow(topic)
-        said = self._broker.said(_pass_over(topic), CLEAN_SECONDS)
+        said = self._broker.said(pass_over(topic), CLEAN_SECONDS)
         self._finish(self._admin.delete_topics([topic]))
-        return _read(said, records)
+        return figures_of(said, records)
 
     def _create(self, topic: str) -> None:
         from confluent_kafka.admin import NewTopic
@@ -160,7 +160,7 @@ def _flush(producer: Producer) -> None:
 # What the cleaner says ---------------------------------------------------------------
 
 
-def _pass_over(topic: str) -> str:
+def pass_over(topic: str) -> str:
     """Matches what Kafka's LogCleaner.recordStats writes."""
     return (
         rf"cleaned log {topic}-0 \(dirty section = \[0, (?P<end>\d+)\]\)"
@@ -170,7 +170,7 @@ def _pass_over(topic: str) -> str:
     )
 
 
-def _read(said: re.Match[str], records: KeyedRecords) -> KafkaPass:
+def figures_of(said: re.Match[str], records: KeyedRecords) -> KafkaPass:
     """The figures of a pass, having seen that it did all of the work and nothing else."""
     mib, rate = _number(said["mib"]), _number(said["rate"])
     before, after = _number(said["before"]), _number(said["after"])
