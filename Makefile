@@ -14,10 +14,10 @@ PYTEST  := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast test quick battery chaos lowest lint format types bench wheel clean
+.PHONY: help demo wow cast test quick battery chaos lowest lint format types bench bench-clean wheel clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMP)  ## The main job on real flights: produce, kill half-way, restore, read with Spark, compare
 	$(BIN)/python -m examples.flights.demo
@@ -59,6 +59,10 @@ types: $(STAMP)  ## Strict type check of the packages and benchmarks, and of the
 
 bench: $(STAMP)  ## The figures in docs/benchmarks.md, measured here
 	$(BIN)/python -m benchmarks
+
+bench-clean: $(STAMP)  ## The cleaner against a real Kafka's (needs Linux, Java 17, Maven; 20 GB, or ARGS='--largest 4')
+	$(BIN)/python -m pip install --quiet confluent-kafka
+	$(BIN)/python -m benchmarks.cleaning $(ARGS)
 
 wheel: $(STAMP)  ## Build dist/strandline-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

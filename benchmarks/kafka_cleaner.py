@@ -39,7 +39,6 @@ _ERRORS = 2
 
 _SETTINGS = {
     "log.cleaner.threads": "1",
-    "log.cleaner.dedupe.buffer.size": str(DEDUPE_BUFFER),
     "log.cleaner.backoff.ms": "200",  # between looks for work: no part of what is measured
     "log.segment.delete.delay.ms": "0",
 }
@@ -128,9 +127,10 @@ class KafkaCleaner:
 
 
 @contextmanager
-def kafka_cleaner(folder: Path, core: int) -> Iterator[KafkaCleaner]:
-    """A broker in `folder`, all of it on `core`."""
-    with kafka_broker.broker(folder, core, _SETTINGS) as broker:
+def kafka_cleaner(folder: Path, core: int, buffer: int) -> Iterator[KafkaCleaner]:
+    """A broker in `folder`, all of it on `core`, with `buffer` bytes for the keys."""
+    settings = {**_SETTINGS, "log.cleaner.dedupe.buffer.size": str(buffer)}
+    with kafka_broker.broker(folder, core, settings) as broker:
         yield KafkaCleaner(broker)
 
 
