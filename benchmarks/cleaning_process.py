@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,6 +37,8 @@ class Cleaning:
     """What cleaning a log took."""
 
     seconds: float
+    processor_seconds: float
+    """Of these, on the processor."""
     passes: int
     """One, if the buffer had room for all keys."""
     resident: int
@@ -77,12 +80,12 @@ def _measured(path: Path, buffer: int) -> Cleaning:
     pool.release_unused()
     owner = Owner(LocalStorage(path), background=False)
     resident, arrow = _start_resident(), pool.bytes_allocated()
-    watch = Stopwatch()
+    watch, before = Stopwatch(), time.process_time()
     passes = _clean(owner, buffer)
-    seconds = watch.seconds
-    grown = Cleaning(seconds, passes, _status("VmHWM") - resident, pool.max_memory() - arrow)
+    seconds, processor = watch.seconds, time.process_time() - before
+    grown = _status("VmHWM") - resident, pool.max_memory() - arrow
     owner.close()
-    return grown
+    return Cleaning(seconds, processor, passes, *grown)
 
 
 def _clean(owner: Owner, buffer: int) -> int:

@@ -34,6 +34,8 @@ JVM = [
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
 
+_LONGEST_NAME = 15
+"""Of a thread, as Linux keeps it."""
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qk"
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 <modelVersion>4.0.0</modelVersion>
@@ -79,6 +81,14 @@ class Broker(NamedTuple):
                     f"Kafka has not said {pattern!r} within {seconds:.0f} s; the end of "
                     f"{self.output}:\n{text[-2000:]}"
                 )
+
+    def processor_seconds(self, thread: str) -> float:
+        """What the threads whose names begin so have taken of the processor."""
+        total = 0
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            if (task / "comm").read_text().startswith(thread[:_LONGEST_NAME]):
+                total += int((task / "schedstat").read_text().split()[0])
+        return total / 1e9
 
 
 @contextmanager

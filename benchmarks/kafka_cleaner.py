@@ -34,6 +34,7 @@ FILL_SECONDS = 1800.0
 CLEAN_SECONDS = 1800.0
 ADMIN_SECONDS = 30.0
 
+_THREAD = "kafka-log-cleaner-thread"
 _ERRORS = 2
 """As syslog counts: less would tell of every broker that is stopped."""
 
@@ -51,6 +52,8 @@ class KafkaPass(NamedTuple):
 
     records_per_second: float
     mib_per_second: float
+    records_per_processor_second: float
+    """Of the cleaner's thread alone: not of those that collect its garbage."""
 
 
 class KafkaCleaner:
@@ -70,10 +73,12 @@ class KafkaCleaner:
         self._create(topic)
         self._fill(topic, records)
         os.sync()
+        before = self._broker.processor_seconds(_THREAD)
         self._allow(topic)
         said = self._broker.said(pass_over(topic), CLEAN_SECONDS)
+        taken = self._broker.processor_seconds(_THREAD) - before
         self._finish(self._admin.delete_topics([topic]))
-        return figures_of(said, records)
+        return KafkaPass(*rates(said, records), records.count / taken)
 
     def _create(self, topic: str) -> None:
         from confluent_kafka.admin import NewTopic
@@ -170,12 +175,12 @@ def pass_over(topic: str) -> str:
     )
 
 
-def figures_of(said: re.Match[str], records: KeyedRecords) -> KafkaPass:
-    """The figures of a pass, having seen that it did all of the work and nothing else."""
+def rates(said: re.Match[str], records: KeyedRecords) -> tuple[float, float]:
+    """Records and MiB a second of a pass, having seen that it did all of the work and nothing else."""
     mib, rate = _number(said["mib"]), _number(said["rate"])
     before, after = _number(said["before"]), _number(said["after"])
     assert (before, after) == (records.count, len(records.survivors)), said.group()
-    return KafkaPass(before * rate / mib, rate)  # the seconds it prints have but one decimal
+    return before * rate / mib, rate  # the seconds it prints have but one decimal
 
 
 def _number(text: str) -> float:

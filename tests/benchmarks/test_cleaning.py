@@ -12,7 +12,7 @@ import pytest
 from benchmarks import cleaning
 from benchmarks.cleaning import Plan
 from benchmarks.dirty_log import CHANGELOG, check_cleaned, fill
-from benchmarks.kafka_cleaner import figures_of, pass_over
+from benchmarks.kafka_cleaner import pass_over, rates
 from benchmarks.keyed_records import BATCH, KeyedRecords
 from changelog.embedded.owner import Owner
 from changelog.storage import LocalStorage
@@ -66,7 +66,7 @@ def test_a_log_that_is_not_clean_is_noticed(tmp_path: Path) -> None:
 def test_kafkas_figures_are_read_from_what_it_says() -> None:
     said = re.search(pass_over("compacted4"), SAID)
     assert said is not None
-    records_per_second, mib_per_second = figures_of(said, KeyedRecords(COUNT, 100))
+    records_per_second, mib_per_second = rates(said, KeyedRecords(COUNT, 100))
     assert mib_per_second == 116.3
     assert records_per_second == pytest.approx(COUNT * 116.3 / 1465.4)
 
@@ -80,7 +80,7 @@ def test_a_pass_of_kafkas_over_anything_else_is_no_figure() -> None:
     said = re.search(pass_over("compacted4"), SAID)
     assert said is not None
     with pytest.raises(AssertionError, match="cleaned log compacted4-0"):
-        figures_of(said, KeyedRecords(COUNT, 101))
+        rates(said, KeyedRecords(COUNT, 101))
 
 
 @pytest.mark.slow
