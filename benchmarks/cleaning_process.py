@@ -9,7 +9,6 @@ and in memory; Kafka's cleaner has had a pass for that as well.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -23,7 +22,6 @@ import pyarrow as pa
 from benchmarks.dirty_log import CHANGELOG, check_cleaned, fill
 from benchmarks.harness import Stopwatch, folder, pinned
 from benchmarks.keyed_records import BATCH, KeyedRecords
-from changelog.embedded.cleaning.cleaner import clean as pass_over
 from changelog.embedded.owner import Owner
 from changelog.storage import LocalStorage
 
@@ -39,8 +37,6 @@ class Cleaning:
     seconds: float
     processor_seconds: float
     """Of these, on the processor."""
-    passes: int
-    """One, if the buffer had room for all keys."""
     resident: int
     """Bytes by which the process was larger at its highest than when it began, pages of any kind."""
     arrow: int
@@ -79,29 +75,22 @@ def _measured(path: Path, buffer: int) -> Cleaning:
     pool = pa.default_memory_pool()
     pool.release_unused()
     owner = Owner(LocalStorage(path), background=False)
+    owner.alter_config({"log.cleaner.dedupe.buffer.size": str(buffer)})
     resident, arrow = _start_resident(), pool.bytes_allocated()
     watch, before = Stopwatch(), time.process_time()
-    passes = _clean(owner, buffer)
+    _clean(owner)
     seconds, processor = watch.seconds, time.process_time() - before
     grown = _status("VmHWM") - resident, pool.max_memory() - arrow
     owner.close()
-    return Cleaning(seconds, processor, passes, *grown)
+    return Cleaning(seconds, processor, *grown)
 
 
-def _clean(owner: Owner, buffer: int) -> int:
-    """Clean all there is to clean, as the owner's cleaner does; how many passes it took."""
-    partition = owner._catalog.get(CHANGELOG.topic).partition(CHANGELOG.partition)
-    clock = partition.environment.clock
-    for passes in itertools.count(1):
-        with partition.cleaning:
-            done = pass_over(partition, memory=buffer, pace=_unhurried, now_ms=clock.now_ms())
-        if done.whole:
-            return passes
-    raise AssertionError("a count has no end")
-
-
-def _unhurried(nbytes: int) -> None:
-    """No throttle."""
+def _clean(owner: Owner) -> None:
+    """Clean all there is to clean, in as many passes as it takes."""
+    owner.clean([CHANGELOG.topic])
+    (status,) = [one for one in owner.cleaning() if one.topic == CHANGELOG.topic]
+    assert status.last is not None, status
+    assert status.last.whole, status
 
 
 def _start_resident() -> int:
