@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from changelog.cleaning import CleaningStatus
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from changelog.pins import Pins
 from changelog.records import (
     Append,
     Appended,
@@ -142,6 +143,11 @@ class Broker(Protocol):
 
     def cleaning(self) -> list[CleaningStatus]:
         """How things stand with the partitions of compacted topics that have anything in them."""
+        ...
+
+    @property
+    def pins(self) -> Pins:
+        """Ranges of offsets that can be read again, the same."""
         ...
 
     # Producers and transactions -------------------------------------------------------

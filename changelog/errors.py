@@ -9,6 +9,7 @@
     │   ├── UnknownTopic · TopicExists · UnknownPartition · InvalidTopic
     │   ├── InvalidConfig · InvalidRecord · RecordTooLarge · SchemaMismatch
     │   ├── OffsetOutOfRange          the position is not in the log (any more)
+    │   ├── UnknownPin                the pin was released, or not used for too long
     │   ├── InvalidTxnState           the call does not fit the transaction's state
     │   ├── NotInTask                 a store or topic used outside a running handler
     │   ├── Unauthenticated           a remote log asks for a (different) token
@@ -96,6 +97,10 @@ class SchemaMismatch(InvalidRecord):
 
 class OffsetOutOfRange(InvalidRequest):
     """The position lies before the log's start or beyond its end."""
+
+
+class UnknownPin(InvalidRequest):
+    """No such pin: it was released, or not used for too long, or never made."""
 
 
 class InvalidTxnState(InvalidRequest):

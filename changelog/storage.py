@@ -79,6 +79,13 @@ class Storage(Protocol):
         """Replace `target` by `source` in one step; durable after `sync_dir`."""
         ...
 
+    def link(self, source: str, target: str) -> None:
+        """A second name for a file (a hard link); durable after `sync_dir` of the target's folder.
+
+        FileNotFoundError if there is no `source`, FileExistsError if there is a `target`.
+        """
+        ...
+
     def unlink(self, path: str) -> None:
         """Remove a file if it exists."""
         ...
@@ -154,6 +161,10 @@ class LocalStorage:
         with self._translated("rename", source):
             os.replace(self.root / source, self.root / target)
 
+    def link(self, source: str, target: str) -> None:
+        with self._translated("link", source, passing=(FileNotFoundError, FileExistsError)):
+            os.link(self.root / source, self.root / target)
+
     def unlink(self, path: str) -> None:
         with self._translated("remove", path), contextlib.suppress(FileNotFoundError):
             os.unlink(self.root / path)
@@ -214,7 +225,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _translated(
-        self, doing: str, path: str, passing: type[OSError] | tuple[()] = ()
+        self, doing: str, path: str, passing: type[OSError] | tuple[type[OSError], ...] = ()
     ) -> Iterator[None]:
         try:
             yield
@@ -363,6 +374,13 @@ class MemoryStorage:
 
     def rename(self, source: str, target: str) -> None:
         self._files[target] = self._files.pop(source)
+
+    def link(self, source: str, target: str) -> None:
+        if source not in self._files:
+            raise FileNotFoundError(source)
+        if target in self._files:
+            raise FileExistsError(target)
+        self._files[target] = self._files[source]
 
     def unlink(self, path: str) -> None:
         self._files.pop(path, None)

@@ -14,6 +14,9 @@ topics/<topic id>/<partition>/
     <base offset>-<generation>.index      sparse offset and time index; can be rebuilt
     <base offset>-<generation>.aborted    aborted transactions that end in the segment
     <offset>.producers                    producer state as of an offset; the last two are kept
+pins/<holder>/<since>-<until>/            a range that can be read again as it is now (changelog/pins)
+    pin.meta                              what is pinned, and for how long
+    <topic id>-<partition>-<segment>.log  hard link of a segment
 state/<app>/<store>/<partition>/          the store engines' folders (statestore)
 queries/<id>.sock               where a worker answers queries (framework/querying)
 repaired/<time>/                          what `strandline repair` changed or removed, as it was
@@ -23,6 +26,8 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
+
+from changelog.pins import NAME_PATTERN, PinName
 
 FOLDER_META = "strandline.meta"
 LOCK = "lock"
@@ -34,6 +39,8 @@ TOPIC = "topic.meta"
 STATE = "state"
 REPAIRED = "repaired"
 QUERIES = "queries"
+PINS = "pins"
+PIN = "pin.meta"
 MANIFEST = "manifest.meta"
 
 CONSUMER_OFFSETS = "__consumer_offsets"
@@ -81,6 +88,41 @@ def topic_folder(topic_id: str) -> str:
 def topic_copy(topic_id: str) -> str:
     """File of the topic's entry in its own folder."""
     return f"{TOPICS}/{topic_id}/{TOPIC}"
+
+
+def holder_folder(holder: str) -> str:
+    """Folder of all pins of a holder."""
+    return f"{PINS}/{holder}"
+
+
+def pin_folder(name: PinName) -> str:
+    """Folder of a pin."""
+    return f"{PINS}/{name.holder}/{name.since}-{name.until}"
+
+
+def pin_file(name: PinName) -> str:
+    """File that says what a pin holds."""
+    return f"{pin_folder(name)}/{PIN}"
+
+
+def pin_of(holder: str, folder: str) -> PinName | None:
+    """The pin whose folder that is, among its holder's; None for what is no pin.
+
+    >>> pin_of("a1", "b2-c3")
+    PinName(holder='a1', since='b2', until='c3')
+    """
+    match = re.fullmatch(
+        f"({NAME_PATTERN})/({NAME_PATTERN})-({NAME_PATTERN})", f"{holder}/{folder}"
+    )
+    return PinName(*match.groups()) if match else None
+
+
+def pin_link(topic_id: str, partition: int, segment: SegmentName) -> str:
+    """What a pin's link of a segment is called."""
+    return f"{topic_id}-{partition}-{segment.log_file}"
+
+
+PIN_LINK = r"^[0-9a-f]{32}-\d+-\d{20}-\d{8}\.log$"
 
 
 def producer_snapshot(offset: int) -> str:

@@ -34,6 +34,7 @@ from changelog.embedded.names import (
 )
 from changelog.embedded.offsets import GroupOffsets, check_commit
 from changelog.embedded.partition import Partition, sync_all
+from changelog.embedded.pins import KeptPins
 from changelog.embedded.recovery import begin_epoch
 from changelog.embedded.segment import Segment
 from changelog.embedded.ticking import Ticking
@@ -115,6 +116,7 @@ class Owner:
         self._cleaners = Cleaners(
             environment, self._catalog, self._doom, background=self._background
         )
+        self.pins = KeptPins(environment, self._partition, self._admin)
         storage.unlink(CLEAN)
         storage.sync_dir("")
         offsets = GroupOffsets(self._system_partition(CONSUMER_OFFSETS), self._catalog.has_id)
@@ -181,6 +183,7 @@ class Owner:
         sync_all(self._environment, [p for p in self._partitions() if p.synced_end < p.log_end])
         with self._admin_lock:
             self._upkeep.tick()
+            self.pins.tick()
         self._cleaners.tick()
 
     def _doom(self, topic: Topic, segments: Sequence[Segment]) -> None:

@@ -21,6 +21,7 @@ from changelog.flight.connection import Connection, Target
 from changelog.flight.files import FileReader
 from changelog.flight.fork import keep_in_child
 from changelog.flight.messages import FetchRequest, Request
+from changelog.flight.pins import FlightPins
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.records import (
     Append,
@@ -58,8 +59,11 @@ class FlightBroker:
         within = deadline if connect_within is None else connect_within
         self._connection = Connection(target, deadline=deadline, connect_within=within)
         self._reader: FileReader | Connection = self._connection
+        storage = None
         if target.folder is not None and self._connection.session.welcome.locates:
-            self._reader = FileReader(LocalStorage(target.folder), self._connection)
+            storage = LocalStorage(target.folder)
+            self._reader = FileReader(storage, self._connection)
+        self.pins = FlightPins(self._connection, storage)
         self._clock = clock or SystemClock()
         keep_in_child(self, self._connection)
         self._release = weakref.finalize(self, self._connection.close)

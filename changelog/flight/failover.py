@@ -38,8 +38,10 @@ from changelog.errors import (
 from changelog.flight.fork import ForkGuard, keep_in_child
 from changelog.flight.guard import TransactionGuard
 from changelog.flight.metrics import OWNED, TAKEOVERS
+from changelog.flight.pins import FailoverPins
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.metrics import Reading
+from changelog.pins import Pins
 from changelog.records import (
     Append,
     Appended,
@@ -227,6 +229,13 @@ class FailoverBroker:
 
     def cleaning(self) -> list[CleaningStatus]:
         return self._repeated(lambda attempt: attempt.broker.cleaning())
+
+    @property
+    def pins(self) -> Pins:
+        def repeated(call: Callable[[Pins], T]) -> T:
+            return self._repeated(lambda attempt: call(attempt.broker.pins))
+
+        return FailoverPins(repeated)
 
     # Producers and transactions -------------------------------------------------------
 

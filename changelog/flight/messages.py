@@ -26,6 +26,7 @@ from changelog.embedded.producer_state import EndedTransaction
 from changelog.embedded.view import View
 from changelog.errors import UNREADABLE, InvalidRequest, OwnerUnavailable, StrandlineError
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from changelog.pins import PinName, PinnedRange
 from changelog.records import (
     Appended,
     CommittedOffset,
@@ -110,6 +111,8 @@ class FetchRequest(Wire, frozen=True):
     max_bytes: int
     isolation: Isolation
     timeout: float
+    pin: PinName | None = None
+    """Of a DoGet: Pins.fetch instead, of each position."""
 
 
 class AppendHeader(Wire, frozen=True):
@@ -273,6 +276,33 @@ class Cleaning(Request, frozen=True):
 
     def run(self, broker: Broker) -> Any:
         return broker.cleaning()
+
+
+class HoldPin(Request, frozen=True):
+    answer = dict[TopicPartition, PinnedRange]
+    name: PinName
+    ranges: dict[TopicPartition, PinnedRange]
+    timeout_ms: int
+
+    def run(self, broker: Broker) -> dict[TopicPartition, PinnedRange]:
+        return broker.pins.hold(self.name, self.ranges, timeout_ms=self.timeout_ms)
+
+
+class UsePin(Request, frozen=True):
+    answer = dict[TopicPartition, PinnedRange]
+    name: PinName
+
+    def run(self, broker: Broker) -> dict[TopicPartition, PinnedRange]:
+        return broker.pins.use(self.name)
+
+
+class ReleasePins(Request, frozen=True):
+    answer = type(None)
+    holder: str
+    until: str
+
+    def run(self, broker: Broker) -> None:
+        broker.pins.release(self.holder, self.until)
 
 
 class InitProducer(Request, frozen=True):

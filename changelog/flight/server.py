@@ -67,6 +67,7 @@ from changelog.flight.messages import (
 )
 from changelog.flight.sessions import Session, Sessions
 from changelog.groups import GroupMember
+from changelog.pins import PinName
 from changelog.records import Append, Fetched, Isolation, TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -218,8 +219,18 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         with _failures_sent():
             self._session(context)
             request: FetchRequest = decode(ticket.ticket, FetchRequest)
-            fetched = self._waited(context, request, self._broker.fetch, _has_news)
+            if request.pin is not None:
+                fetched = self._pinned(request, request.pin)
+            else:
+                fetched = self._waited(context, request, self._broker.fetch, _has_news)
             return stream_of(_with_failures_sent(fetched_rows(fetched)))
+
+    def _pinned(self, request: FetchRequest, pin: PinName) -> dict[TopicPartition, Fetched]:
+        max_bytes, fetch = min(request.max_bytes, MAX_FETCH), self._broker.pins.fetch
+        return {
+            tp: fetch(pin, tp, offset, max_bytes=max_bytes)
+            for tp, offset in request.positions.items()
+        }
 
     def _session(self, context: Any) -> Session:
         if self._closing:

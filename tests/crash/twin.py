@@ -5,7 +5,7 @@ It keeps what a folder on a disk promises, and no more:
 - A byte of a file is safe once `File.sync` has returned after it was appended. Of later ones
   there may be none, a beginning, all, or all with blocks of zeros; a truncation that was not
   synced may not have happened.
-- A name is safe once its folder was synced. Of later creations, renames and removals any
+- A name is safe once its folder was synced. Of later creations, links, renames and removals any
   subset may have happened, whatever became of the bytes.
 
 `crash` is the milder death, kill -9: the process is gone, all that it has written stays. After
@@ -39,6 +39,7 @@ Kind = Literal[
     "truncate",
     "fsync",
     "create",
+    "link",
     "rename",
     "unlink",
     "make_dir",
@@ -74,9 +75,9 @@ Hook = Callable[[Operation], None]
 
 
 class NameChange(NamedTuple):
-    """A creation, renaming or removal that its folder's next sync makes durable."""
+    """A creation, linking, renaming or removal that its folder's next sync makes durable."""
 
-    kind: Literal["create", "rename", "unlink"]
+    kind: Literal["create", "link", "rename", "unlink"]
     path: str
     source: str = ""
     inode: Inode | None = None
@@ -164,7 +165,8 @@ class PowerStorage:
     def unsynced(self) -> list[NameChange | Inode]:
         """All that a power cut may take: changes of names, and bytes of files."""
         inodes = {**self._durable_names, **self._names}
-        return [*self._unsynced, *(i for _, i in sorted(inodes.items()) if i.is_dirty)]
+        each = {id(inode): inode for _, inode in sorted(inodes.items())}  # it may have two names
+        return [*self._unsynced, *(inode for inode in each.values() if inode.is_dirty)]
 
     def _is_of(self, thing: NameChange | Inode, path: str) -> bool:
         """Whether that is the name of the file, or its bytes."""
@@ -180,7 +182,11 @@ class PowerStorage:
         for change in survivors:
             change.apply(self._durable_names)
         self._unsynced = []
-        self._names = {path: found(inode) for path, inode in sorted(self._durable_names.items())}
+        left: dict[int, Inode] = {}
+        for _, inode in sorted(self._durable_names.items()):
+            if id(inode) not in left:  # a file with two names is still one
+                left[id(inode)] = found(inode)
+        self._names = {path: left[id(inode)] for path, inode in sorted(self._durable_names.items())}
         self._durable_names = dict(self._names)
         for path in self._names:
             self._note_folder(_folder(path))  # one whose removal was undone
@@ -294,6 +300,17 @@ class PowerStorage:
         inode = self._names[target] = self._names.pop(source)
         self._unsynced.append(NameChange("rename", target, source, inode))
         self.done("rename", target)
+
+    def link(self, source: str, target: str) -> None:
+        if source not in self._names:
+            raise FileNotFoundError(source)
+        if target in self._names:
+            raise FileExistsError(target)
+        self._check_folder(_folder(target))
+        self.announce("link", target)
+        inode = self._names[target] = self._names[source]
+        self._unsynced.append(NameChange("link", target, inode=inode))
+        self.done("link", target)
 
     def unlink(self, path: str) -> None:
         if path in self._names:

@@ -1,0 +1,288 @@
+"""The pins of an open log: made, used, released, and let go of when their time is over.
+
+A pin is a folder: hard links of the segments that hold its ranges, and a document that says what is
+in them. Links first, fsync of the folder, then the document (tmp, fsync, rename, fsync): where there
+is a document there is all that it names. It goes the other way round: the document first, durably,
+then the links. What has no document is a leftover, and is removed at the next opening.
+
+A link of the active segment is as good as one of a closed one: what lies below the pinned end is
+durable, and never changes in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+from changelog.embedded.environment import Environment
+from changelog.embedded.names import (
+    PIN,
+    PINS,
+    SegmentName,
+    holder_folder,
+    pin_folder,
+    pin_link,
+    pin_of,
+)
+from changelog.embedded.partition import Partition
+from changelog.embedded.pin import Pin, PinnedPartition, PinnedPiece, PinReader
+from changelog.embedded.segment import Piece
+from changelog.errors import (
+    REPAIR,
+    UNDONE,
+    CorruptLog,
+    InvalidConfig,
+    InvalidRequest,
+    OffsetOutOfRange,
+    StorageFailed,
+    UnknownPin,
+    UnknownTopic,
+)
+from changelog.pins import MAX_TIMEOUT_MS, NAME_PATTERN, PinName, PinnedRange, PinnedRanges
+from changelog.records import Fetched, TopicPartition
+from changelog.schema import encode_schemas
+from changelog.storage import Storage
+
+PIECE_BYTES = 4 << 20
+"""Of a segment that are read at once."""
+RETRY_MS = 60_000
+"""After which the removal of a pin is tried again."""
+
+_log = logging.getLogger("strandline")
+
+Admin = Callable[[], AbstractContextManager[None]]
+"""The lock of the log's administration; raises OwnerUnavailable when the log is closed."""
+
+
+Find = Callable[[TopicPartition], Partition]
+
+
+class KeptPins:
+    """Implements `changelog.pins.Pins`. Files of segments are removed under `admin` too, so none goes in between."""
+
+    def __init__(self, environment: Environment, find: Find, admin: Admin) -> None:
+        self._environment = environment
+        self._storage = environment.storage
+        self._find = find
+        self._admin = admin
+        self._reader = PinReader(environment.storage)
+        self._deadlines: dict[PinName, int] = {}
+        """By the time that goes on whatever becomes of the clock (ms)."""
+        for holder in filter(_is_name, self._storage.list_dir(PINS)):
+            for folder in self._storage.list_dir(holder_folder(holder)):
+                if (name := pin_of(holder, folder)) is not None:  # else it is not ours
+                    self._found(name)
+            self._leave(holder)
+
+    def hold(
+        self, name: PinName, ranges: PinnedRanges, *, timeout_ms: int
+    ) -> dict[TopicPartition, PinnedRange]:
+        with self._admin():
+            _check(name, timeout_ms)
+            if name in self._deadlines:
+                with contextlib.suppress(UnknownPin):
+                    return self._used(name).ranges()
+            pin = self._make(name, ranges, timeout_ms)
+            for other in self._of(name.holder):
+                if other.since != name.since:
+                    self._let_go(other)
+            return pin.ranges()
+
+    def use(self, name: PinName) -> dict[TopicPartition, PinnedRange]:
+        with self._admin():
+            return self._used(name).ranges()
+
+    def fetch(
+        self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
+    ) -> Fetched:
+        if name not in self._deadlines:
+            raise _unknown(name)
+        try:
+            return self._reader.fetch(name, partition, offset, max_bytes=max_bytes)
+        except FileNotFoundError as error:
+            raise _unknown(name) from error
+
+    def release(self, holder: str, until: str) -> None:
+        with self._admin():
+            for name in self._of(holder):
+                if name.until == until:
+                    self._let_go(name)
+
+    def tick(self) -> None:
+        """Let go of what was not used for its time. Under the lock of administration."""
+        now = self._environment.steady_ms()
+        for name in [name for name, deadline in self._deadlines.items() if deadline <= now]:
+            self._let_go(name)
+
+    # What is there --------------------------------------------------------------------
+
+    def _found(self, name: PinName) -> None:
+        """A folder, at opening: a pin, or what a crash has left of one."""
+        left = timeout = 0
+        try:
+            pin = Pin.load(self._storage, name)
+            left, timeout = pin.expires_ms - self._environment.clock.now_ms(), pin.timeout_ms
+        except FileNotFoundError:
+            pass
+        except CorruptLog as error:
+            _log.warning("pin %s is lost: %s", name, error, extra={"pin": str(name)})
+        # No longer than when it was last used: the clock may have been set.
+        self._deadlines[name] = self._environment.steady_ms() + min(left, timeout)
+        if left <= 0:
+            self._let_go(name)
+
+    def _of(self, holder: str) -> list[PinName]:
+        return [name for name in self._deadlines if name.holder == holder]
+
+    def _used(self, name: PinName) -> Pin:
+        """A pin, whose time begins anew; on the disk once half of it is over."""
+        if name not in self._deadlines:
+            raise _unknown(name)
+        try:
+            pin = Pin.load(self._storage, name)
+        except (FileNotFoundError, CorruptLog) as error:
+            self._let_go(name)
+            raise _unknown(name) from error
+        now = self._environment.clock.now_ms()
+        if not now + pin.timeout_ms // 2 <= pin.expires_ms <= now + pin.timeout_ms:
+            pin.expires_ms = now + pin.timeout_ms
+            pin.save(self._storage, name)
+        self._deadlines[name] = self._environment.steady_ms() + pin.timeout_ms
+        return pin
+
+    # Making and removing --------------------------------------------------------------
+
+    def _make(self, name: PinName, ranges: PinnedRanges, timeout_ms: int) -> Pin:
+        folder, now = pin_folder(name), self._environment.clock.now_ms()
+        partitions = {tp: self._partition(tp, wanted) for tp, wanted in sorted(ranges.items())}
+        schemas = {p.topic_id: encode_schemas(p.schemas.versions) for p in partitions.values()}
+        self._remove_folder(folder)  # left by an attempt that failed
+        try:
+            self._storage.make_dir(folder)
+            held = [_held(p, ranges[tp], folder) for tp, p in partitions.items()]
+            pin = Pin(now, now + timeout_ms, timeout_ms, schemas, held)
+            self._storage.sync_dir(folder)
+            pin.save(self._storage, name)
+        except BaseException:
+            with contextlib.suppress(StorageFailed):
+                self._remove_folder(folder)
+                self._leave(name.holder)
+            raise
+        self._deadlines[name] = self._environment.steady_ms() + timeout_ms
+        return pin
+
+    def _partition(self, tp: TopicPartition, wanted: PinnedRange) -> Partition:
+        partition = self._find(tp)
+        if partition.topic_id != wanted.topic_id:
+            raise UnknownTopic(
+                f"topic {tp.topic!r} has the id {partition.topic_id}, not {wanted.topic_id}: it was "
+                "deleted and made anew"
+            )
+        if partition.synced_end < wanted.end:  # a marker, or all with durability "os"
+            partition.sync()
+        return partition
+
+    def _let_go(self, name: PinName) -> None:
+        """Nobody needs the pin; if its files cannot be removed now, then later."""
+        self._reader.forget()
+        try:
+            self._remove_folder(pin_folder(name))
+            self._leave(name.holder)
+            del self._deadlines[name]
+        except StorageFailed as error:
+            said = {"pin": str(name), "error": error}
+            _log.warning("removing pin %s: %s", *said.values(), extra=said)
+            self._deadlines[name] = self._environment.steady_ms() + RETRY_MS
+
+    def _remove_folder(self, folder: str) -> None:
+        """The document first, durably: without its links it would promise what is not there."""
+        storage = self._storage
+        if not storage.exists(folder):
+            return
+        storage.unlink(f"{folder}/{PIN}")
+        storage.sync_dir(folder)
+        storage.remove_tree(folder)
+
+    def _leave(self, holder: str) -> None:
+        if not self._storage.list_dir(holder_folder(holder)):
+            self._storage.remove_tree(holder_folder(holder))
+
+
+def _check(name: PinName, timeout_ms: int) -> None:
+    if not all(map(_is_name, name)):
+        raise InvalidRequest(f"a pin's names match {NAME_PATTERN}, got {tuple(name)!r}")
+    if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
+        raise InvalidConfig(
+            f"a pin's timeout is 1 to {MAX_TIMEOUT_MS:,} ms (30 days), got {timeout_ms:,}"
+        )
+
+
+def _is_name(text: str) -> bool:
+    return re.fullmatch(NAME_PATTERN, text) is not None
+
+
+def _unknown(name: PinName) -> UnknownPin:
+    return UnknownPin(f"there is no pin {name}: it was released, or not used for its time")
+
+
+# What a pin holds -------------------------------------------------------------------------
+
+
+def _held(partition: Partition, wanted: PinnedRange, folder: str) -> PinnedPartition:
+    """Link the files of a range into the pin's folder, and say where its records are in them."""
+    storage, (topic, number) = partition.environment.storage, partition.topic_partition
+    start, end = wanted.start, wanted.end
+    with partition.lock:  # or the segments and the aborted could be of two moments
+        ends = partition.offsets()
+        if not ends.log_start <= start <= end <= ends.last_stable_offset:
+            raise OffsetOutOfRange(
+                f"{topic}-{number} has committed records from {ends.log_start} to "
+                f"{ends.last_stable_offset}, {start} to {end} are to be pinned"
+            )
+        found = list(_pieces(partition, start, end))
+        aborted = partition.aborted.among(start, end)
+    if found:
+        found[-1] = found[-1][0], _cut_at(end, found[-1][1], storage)
+    links = {segment: pin_link(wanted.topic_id, number, segment) for segment, _ in found}
+    for segment, link in links.items():
+        _link(storage, f"{partition.folder}/{segment.log_file}", f"{folder}/{link}")
+    pieces = [PinnedPiece(links[s], one.base_offset, one.start, one.end) for s, one in found]
+    return PinnedPartition(topic, wanted.topic_id, number, start, end, pieces, list(aborted))
+
+
+def _pieces(partition: Partition, start: int, end: int) -> Iterator[tuple[SegmentName, Piece]]:
+    """What holds the offsets in [`start`, `end`), with its segment; the last piece may reach further."""
+    if start >= end:
+        return
+    for segment in partition.segments:
+        if segment.end_offset > start:
+            position = segment.index.position_of(start)
+            for piece in segment.pieces(position, PIECE_BYTES):
+                if piece.base_offset >= end:
+                    return
+                yield segment.name, piece
+
+
+def _cut_at(end: int, piece: Piece, storage: Storage) -> Piece:
+    """The piece without its frames from offset `end` on: they may not be durable yet."""
+    for frame in piece.frames(storage):
+        if frame.header.base_offset >= end:
+            return piece._replace(end=piece.start + frame.position)
+    return piece
+
+
+def _link(storage: Storage, source: str, target: str) -> None:
+    try:
+        storage.link(source, target)
+    except FileNotFoundError as error:
+        raise CorruptLog(f"{source}: the segment is gone; {REPAIR}") from error
+    except UNDONE:
+        raise
+    except StorageFailed as error:
+        raise StorageFailed(
+            f"{error}; a pin needs a file system with hard links. Without one read without pins "
+            "(Spark: pinTimeoutMs 0)"
+        ) from error

@@ -1,0 +1,83 @@
+"""The pins of another process's log: kept by its owner, read where the files are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from changelog.embedded.pin import PinReader
+from changelog.errors import CorruptLog, StorageFailed
+from changelog.flight.connection import Connection
+from changelog.flight.messages import FetchRequest, HoldPin, ReleasePins, UsePin
+from changelog.pins import PinName, PinnedRange, PinnedRanges, Pins
+from changelog.records import Fetched, TopicPartition
+from changelog.storage import Storage
+
+T = TypeVar("T")
+
+
+class FlightPins:
+    """Implements Pins over `connection`; `storage` is the log's folder where it can be seen.
+
+    A pin's document and links are read without asking the owner. Whatever goes wrong with that, the owner
+    is asked for the records, and its answer, or its error, holds.
+    """
+
+    def __init__(self, connection: Connection, storage: Storage | None) -> None:
+        self._connection = connection
+        self._reader = None if storage is None else PinReader(storage)
+
+    def hold(
+        self, name: PinName, ranges: PinnedRanges, *, timeout_ms: int
+    ) -> dict[TopicPartition, PinnedRange]:
+        held: dict[TopicPartition, PinnedRange] = self._connection.ask(
+            HoldPin(name, dict(ranges), timeout_ms)
+        )
+        return held
+
+    def use(self, name: PinName) -> dict[TopicPartition, PinnedRange]:
+        held: dict[TopicPartition, PinnedRange] = self._connection.ask(UsePin(name))
+        return held
+
+    def fetch(
+        self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
+    ) -> Fetched:
+        if self._reader is not None:
+            try:
+                return self._reader.fetch(name, partition, offset, max_bytes=max_bytes)
+            except (FileNotFoundError, StorageFailed, CorruptLog):
+                self._reader.forget()
+        request = FetchRequest({partition: offset}, max_bytes, "read_committed", 0.0, name)
+        return self._connection.fetch(request)[partition]
+
+    def release(self, holder: str, until: str) -> None:
+        self._connection.ask(ReleasePins(holder, until))
+
+
+class Repeated(Protocol):
+    """Makes a call with the pins of whoever owns the log, again if that one is lost."""
+
+    def __call__(self, call: Callable[[Pins], T]) -> T: ...
+
+
+class FailoverPins:
+    """Implements Pins by those of whoever owns the log."""
+
+    def __init__(self, repeated: Repeated) -> None:
+        self._repeated = repeated
+
+    def hold(
+        self, name: PinName, ranges: PinnedRanges, *, timeout_ms: int
+    ) -> dict[TopicPartition, PinnedRange]:
+        return self._repeated(lambda pins: pins.hold(name, ranges, timeout_ms=timeout_ms))
+
+    def use(self, name: PinName) -> dict[TopicPartition, PinnedRange]:
+        return self._repeated(lambda pins: pins.use(name))
+
+    def fetch(
+        self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
+    ) -> Fetched:
+        return self._repeated(lambda pins: pins.fetch(name, partition, offset, max_bytes=max_bytes))
+
+    def release(self, holder: str, until: str) -> None:
+        self._repeated(lambda pins: pins.release(holder, until))
