@@ -13,11 +13,23 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from changelog.errors import StorageFailed, TransactionAborted, UnknownPartition, UnknownTopic
+from changelog.pins import PinName, PinnedRange
 from changelog.records import CommittedOffset, TopicPartition
-from tests.crash.oracle import KEPT, T0, Ledger, Settings, Transaction, check
+from tests.crash.oracle import (
+    KEPT,
+    T0,
+    Ledger,
+    Pinned,
+    Settings,
+    Transaction,
+    check,
+    records,
+)
 from tests.log.kit import START_MS, Client
 
 TIMEOUT_MS = 10_000
+PIN_MS = 180_000
+"""How long a pin is kept unused."""
 PLAIN = TRANSACTIONAL = 2
 """So many producers of either kind."""
 
@@ -237,6 +249,40 @@ class Actors:
         self.ledger.starts[tp].add(target)
         with self.tolerant():
             self.ledger.starts[tp] = {self.world.owner.delete_records(tp, target)}
+
+    def hold(self, since: str, *tps: TopicPartition) -> None:
+        """Pin all that is committed; what was pinned since elsewhere may go from now on."""
+        name, pins = PinName("reader", since, f"u{self.next_count()}"), self.ledger.pins
+        with self.tolerant():
+            ends = self.world.owner.offsets(tps)
+            ranges = {
+                tp: PinnedRange(e.topic_id, e.log_start, e.last_stable_offset)
+                for tp, e in ends.items()
+            }
+            for other in [other for other in pins if other.since != since]:
+                del pins[other]
+            self.world.owner.pins.hold(name, ranges, timeout_ms=PIN_MS)
+            rows = [
+                (tp, record.offset, record.value)
+                for tp in tps
+                for record in records(self.world.owner, tp)
+            ]
+            pins[name] = Pinned(ranges, rows, self.world.clock.now_ms() + PIN_MS)
+
+    def use_pins(self) -> None:
+        """Their time begins anew."""
+        for name, kept in self.ledger.pins.items():
+            with self.tolerant():
+                self.world.owner.pins.use(name)
+                expires = self.world.clock.now_ms() + PIN_MS
+                self.ledger.pins[name] = kept._replace(expires_ms=expires)
+
+    def release_pins(self) -> None:
+        """Nobody reads by them any more."""
+        for name in list(self.ledger.pins):
+            del self.ledger.pins[name]
+            with self.tolerant():
+                self.world.owner.pins.release(name.holder, name.until)
 
     def tick(self) -> None:
         """The log's periodic work."""

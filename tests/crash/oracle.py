@@ -8,6 +8,7 @@ each opening it is held against what readers see:
 - no transaction is left open, no offset shows two records, no producer identity is given
   twice, and no position that a reader had reached counts as diverged (KIP-320);
 - of a compacted topic what has a later record of its key may be gone, and then stays away;
+- what was pinned is read as it was, until somebody let go of it or its time was over;
 - topics are there or not as was last said, and no topic id is given twice; so are settings.
 """
 
@@ -20,6 +21,8 @@ from typing import Literal, NamedTuple
 
 from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from changelog.embedded.owner import Owner
+from changelog.errors import UnknownPin
+from changelog.pins import PinName, PinnedRange, PinnedRanges
 from changelog.records import ConsumerRecord, Isolation, ProducerIdentity, TopicPartition
 from tests.log.kit import World
 
@@ -40,6 +43,7 @@ Promise = Literal[
     "identities",
     "groups",
     "topics",
+    "pins",
     "state",
     "outputs",
     "goes on",
@@ -54,6 +58,7 @@ PROMISES: dict[Promise, str] = {
     "identities": "no producer id and epoch is given twice",
     "groups": "a group is where it last committed",
     "topics": "topics and settings are as they were last made, changed or deleted",
+    "pins": "what was pinned is read as it was",
     "state": "stores equal the fold of the committed input",
     "outputs": "each output is there once",
     "goes on": "producers, consumers and tasks go on",
@@ -97,6 +102,14 @@ class Transaction:
     began_ms: int | None = None
 
 
+class Pinned(NamedTuple):
+    """What a pin was made to keep."""
+
+    ranges: dict[TopicPartition, PinnedRange]
+    rows: list[tuple[TopicPartition, int, bytes]]
+    expires_ms: int
+
+
 @dataclass
 class Ledger:
     """All that was promised so far."""
@@ -136,6 +149,8 @@ class Ledger:
     identities: set[ProducerIdentity] = field(default_factory=set)
     reached: set[tuple[TopicPartition, int, int]] = field(default_factory=set)
     """Positions up to which somebody could have read, with their leader epoch."""
+    pins: dict[PinName, Pinned] = field(default_factory=dict)
+    """Those that must be there."""
 
     def __post_init__(self) -> None:
         for tp in self.partitions:
@@ -272,7 +287,18 @@ class Ledger:
                 "groups", position in expected, f"group {group} is at {position}, not in {expected}"
             )
             self.offsets[group] = {position}
+        self.judge_pins(world)
         self._see(world)
+
+    def judge_pins(self, world: World) -> None:
+        """What is pinned is read as it was."""
+        for name, kept in self.pins.items():
+            if world.clock.now_ms() < kept.expires_ms:
+                try:
+                    rows = pinned_rows(world.owner, name, kept.ranges)
+                except UnknownPin as error:
+                    raise Violation("pins", str(error)) from error
+                check("pins", rows == kept.rows, f"{name} shows {len(rows)} of {len(kept.rows)}")
 
     def _judge_topics(self, world: World) -> None:
         found = {info.name: info for info in world.owner.topics()}
@@ -383,6 +409,25 @@ def records(
         if fetched.next_offset == position:
             return
         position = fetched.next_offset
+
+
+def pinned_rows(
+    owner: Owner, name: PinName, ranges: PinnedRanges
+) -> list[tuple[TopicPartition, int, bytes]]:
+    """All that a reader sees by a pin."""
+    rows = []
+    for tp, span in ranges.items():
+        position = span.start
+        while position < span.end:
+            fetched = owner.pins.fetch(name, tp, position, max_bytes=4096)
+            rows += [
+                (tp, record.offset, record.value)
+                for batch in fetched.batches
+                for record in batch.records()
+                if record.offset < span.end
+            ]
+            position = fetched.next_offset
+    return rows
 
 
 def committed(world: World, group: str) -> int | None:

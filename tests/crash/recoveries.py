@@ -98,6 +98,7 @@ CRASHES = (
     Crash("fsync", "offsets.offsets.append", True, "kill -9"),
     Crash("fsync", "roll.producers.fsync", False, "kill -9"),
     Crash("fsync", "restore.store.create", False, "kill -9"),
+    Crash("fsync", "pin.pins.link", False, "kill -9"),
 )
 """Their recoveries go, together, through every point that recoveries have."""
 

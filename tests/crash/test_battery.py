@@ -101,6 +101,7 @@ def first_broken(point: str, storage: PowerStorage | None = None) -> set[Promise
         ("fsync", "config", "config.root.sync_dir", "opens"),
         ("sync_dir", "topics/", "roll.manifest.append", "identities"),
         ("sync_dir", "", "checkpoint.store.append", "opens"),
+        ("sync_dir", "pins/", "drop.manifest.append", "pins"),
     ],
 )
 def test_it_finds_out_a_disk_that_lies(kind: str, where: str, point: str, broken: Promise) -> None:

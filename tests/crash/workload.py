@@ -100,10 +100,12 @@ class Scene:
         self.task()
         self._compaction()
         self._transactions()
+        actors.hold("a", *PARTITIONS)
         self._wait(CHECKPOINT_MS)
         self._words(3)
         self.task()  # with checkpoints
         self._rolls()
+        actors.hold("b", *PARTITIONS)
         actors.delete_topic("gone")
         actors.alter_config({"log.cleaner.delete.retention.ms": "5", "log.cleaner.threads": None})
         self._words(2)
@@ -136,8 +138,10 @@ class Scene:
             self._expect(actors.producers[number], "a transaction failed")
             self._append(number, KEPT)
         actors.commit_offsets()
+        actors.hold("d", *PARTITIONS, KEPT)
         actors.clean()
         self._wait(MINUTE_MS)
+        actors.ledger.judge_pins(self.world)
         self._words(2)
         self.task()
 
@@ -212,7 +216,11 @@ class Scene:
         actors.delete_records(T0, ends[T0].last_stable_offset - 1)
         actors.delete_records(T1, ends[T1].last_stable_offset)
         self._wait(MINUTE_MS)
+        actors.use_pins()
         actors.tick()  # the files go
+        actors.ledger.judge_pins(self.world)
+        actors.hold("c", *PARTITIONS)
+        actors.release_pins()
 
     def _compaction(self) -> None:
         """Of plain records, committed and aborted ones, in several segments, and of the log's own topics."""
@@ -223,11 +231,13 @@ class Scene:
             if number > 1:
                 actors.abort(0)
                 actors.commit(1)
+        actors.hold("k", KEPT)
         actors.clean()
         actors.append(0, self._value(), KEPT, key=KEYS[0])
         actors.clean()  # what is clean already, with what is not
         self._wait(MINUTE_MS)
         actors.tick()  # the old files go
+        actors.ledger.judge_pins(self.world)
 
     def task(self) -> None:
         """Let the task handle all there is; if the disk fails, it is gone."""
