@@ -94,12 +94,7 @@ class PinReader:
         self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
     ) -> Fetched:
         """`Pins.fetch`; raises FileNotFoundError if the pin is gone, or one of its files."""
-        view = _view(self._pin(name), name, partition, offset)
-        while True:
-            fetched = view.fetch(self._storage, max_bytes)
-            if fetched.batches or fetched.next_offset >= view.limit:
-                return fetched
-            view = _view(self._pin(name), name, partition, fetched.next_offset)
+        return _view(self._pin(name), name, partition, offset).fetch(self._storage, max_bytes)
 
     def forget(self) -> None:
         """What it remembers may be gone."""
@@ -115,7 +110,7 @@ class PinReader:
 def _view(pin: Pin, name: PinName, partition: TopicPartition, offset: int) -> View:
     for one in pin.partitions:
         if one.topic_partition == partition:
-            return _view_of(one, pin.schemas[one.topic_id], pin_folder(name), offset)
+            return _view_of(one, pin.schemas.get(one.topic_id, []), pin_folder(name), offset)
     raise UnknownPartition(f"pin {name} does not hold {partition}")
 
 

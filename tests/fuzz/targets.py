@@ -6,6 +6,7 @@ seeds: what really is written there.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from datetime import date, datetime
@@ -24,8 +25,11 @@ from changelog.embedded.format import HEADER_SIZE, MAGIC, Kind, unpack_header, u
 from changelog.embedded.frame import decode, encode, encode_marker, frame_parts, payload_bytes
 from changelog.embedded.manifest import KIND as MANIFEST_KIND
 from changelog.embedded.manifest import Manifest
-from changelog.embedded.names import SegmentName
+from changelog.embedded.names import SegmentName, pin_file
 from changelog.embedded.owner import Owner
+from changelog.embedded.partition import ABORTED_KIND, SNAPSHOT_KIND
+from changelog.embedded.pin import KIND as PIN_KIND
+from changelog.embedded.pin import Pin, PinReader
 from changelog.embedded.producer_state import ProducerEntry
 from changelog.embedded.scanning import Whole, durable_end_behind, scan
 from changelog.embedded.segment import INDEX_KIND, Segment, SparseIndex
@@ -35,6 +39,7 @@ from changelog.embedded.topic import KIND as CATALOG_KIND
 from changelog.errors import CorruptLog, StrandlineError
 from changelog.flight import batches, endpoint, messages
 from changelog.log_config import LogConfig
+from changelog.pins import PinName, PinnedRange
 from changelog.records import (
     Append,
     CommittedOffset,
@@ -186,6 +191,28 @@ def use_index(data: bytes) -> None:
     index.position_of(7), index.offset_of_time(7), index.cut(0, 512)
 
 
+def read_pin() -> Target:
+    """A pin's document: by it, the records are read that it says are there."""
+    storage, name, tp = MemoryStorage(), PinName("q", "a", "b"), TopicPartition("t", 0)
+    owner = Owner(storage, clock=ManualClock(CLOCK_MS), background=False)
+    owner.create_topic("t", 1)
+    owner.append([Append("t", 0, batch(3), owner.init_producer(), 0)])
+    span = PinnedRange(owner.topic("t").topic_id, 0, 3)
+    owner.pins.hold(name, {tp: span}, timeout_ms=1_000)
+    file, known = pin_file(name), document.read(storage, pin_file(name), PIN_KIND)
+
+    def read(data: bytes) -> None:
+        storage.unlink(file)
+        storage.create(file).append(pack(PIN_KIND, data))
+        reader = PinReader(storage)
+        for tp, span in Pin.load(storage, name).ranges().items():
+            with contextlib.suppress(FileNotFoundError):  # a link that it names
+                for found in reader.fetch(name, tp, span.start, max_bytes=1 << 20).batches:
+                    look(found.columns)
+
+    return Target(read, [known])
+
+
 def open_with(name: str) -> Target:
     """A log one of whose documents has another body, with the right checksum: opened, and asked."""
     paths = [key.partition(" ")[2] for key in bodies() if key.startswith(name + " ")]
@@ -297,6 +324,9 @@ def request_seeds() -> list[bytes]:
         "DeleteRecords": [tp, 5],
         "Clean": [["t"]],
         "Cleaning": [],
+        "HoldPin": [["q", "a", "b"], {tp: ["0" * 32, 0, 5]}, 10_000],
+        "UsePin": [["q", "a", "b"]],
+        "ReleasePins": ["q", "b"],
         "InitProducer": ["tx", 10_000],
         "AddOffsets": [[7, 0], "g", {tp: [5, "m", ""]}],
         "EndTransaction": [[7, 0], True],
@@ -486,6 +516,7 @@ def targets() -> dict[str, Target]:
         "config": read_document(CONFIG_KIND, dict[str, str], LogConfig),
         "log": read_document(FOLDER_KIND, FolderMeta),
         "aborted": read_document(ABORTED_KIND, list[tuple[int, int, int]]),
+        "pin": read_pin(),
         "producers": read_document(SNAPSHOT_KIND, list[tuple[int, ProducerEntry]], dict),
         "index": Target(
             use_index, [b for k, b in bodies().items() if k.startswith(INDEX_KIND + " ")]
