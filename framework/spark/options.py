@@ -11,10 +11,11 @@ They are those of Spark's Kafka source wherever they mean the same:
     includeHeaders         "true": a column of headers; default "false"
     maxOffsetsPerTrigger   how many offsets a micro-batch may cover, over all partitions
 
-and three of our own:
+and four of our own:
 
     includeMetadata        "true": key, topic, partition, offset, timestamp beside a typed topic's columns
     store                  "app/store", or a compacted topic: its latest state instead of its records
+    pinTimeoutMs           how long what was planned is kept as it was while nobody reads it; 0: not at all
     decode                 "false": a store's keys and values as the bytes they are stored in
 """
 
@@ -32,6 +33,10 @@ from changelog.errors import InvalidConfig
 
 EARLIEST = -2
 LATEST = -1
+STREAM_PIN_MS = 24 * 60 * 60 * 1000
+"""Default of `pinTimeoutMs` for streams: a query may be down for so long in the middle of a batch."""
+BATCH_PIN_MS = 60 * 60 * 1000
+"""The same for batch reads, which nobody ends: it goes by when they were last used."""
 
 StartOrEnd = Literal["earliest", "latest"] | Mapping[str, Mapping[int, int]]
 """Where to begin or end: everywhere the same, or by topic and partition."""
@@ -47,6 +52,7 @@ KNOWN = (
     "maxOffsetsPerTrigger",
     "store",
     "decode",
+    "pinTimeoutMs",
 )
 
 
@@ -65,6 +71,8 @@ class SourceOptions:
     include_headers: bool = False
     include_metadata: bool = False
     max_offsets: int | None = None
+    pin_timeout_ms: int | None = None
+    """None: the default of a batch or of a stream."""
     decode: bool = False
     """Whether `store` is an app's, and its keys and values are to be decoded."""
 
@@ -82,6 +90,7 @@ class SourceOptions:
             include_headers=_flag("includeHeaders", given, default=False),
             include_metadata=_flag("includeMetadata", given, default=False),
             max_offsets=_count("maxOffsetsPerTrigger", given),
+            pin_timeout_ms=_count("pinTimeoutMs", given, least=0),
             decode="/" in given.get("store", "") and _flag("decode", given, default=True),
         )
         parsed._check(given)
@@ -110,6 +119,16 @@ class SourceOptions:
         if self.ending is not None:
             raise InvalidConfig("endingOffsets is for batch reads; a stream has no end")
         return self.starting or "latest"
+
+    @property
+    def batch_pin_ms(self) -> int:
+        """How long what a batch read has planned is pinned unused; 0: not at all."""
+        return BATCH_PIN_MS if self.pin_timeout_ms is None else self.pin_timeout_ms
+
+    @property
+    def stream_pin_ms(self) -> int:
+        """The same for a micro-batch."""
+        return STREAM_PIN_MS if self.pin_timeout_ms is None else self.pin_timeout_ms
 
     @property
     def table(self) -> str:
@@ -167,12 +186,12 @@ def _flag(name: str, given: Mapping[str, str], *, default: bool) -> bool:
     return text == "true"
 
 
-def _count(name: str, given: Mapping[str, str]) -> int | None:
+def _count(name: str, given: Mapping[str, str], least: int = 1) -> int | None:
     if name not in given:
         return None
     text = given[name].strip()
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise InvalidConfig(f"{name} must be a whole number above 0, got {given[name]!r}")
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise InvalidConfig(f"{name} must be a whole number above {least - 1}, got {given[name]!r}")
     return int(text)
 
 

@@ -1,7 +1,7 @@
 """What to read: decisions from plain values, carried out by `reading` and `source`.
 
 A read covers [start, end) of each partition. Ends never pass the last stable offset, so what is
-read is committed and never changes. A range that the log can no longer give in full is a loss.
+read is committed; `pinning` sees to it that it stays. A range that the log can no longer give in full is a loss.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from changelog.errors import InvalidConfig, UnknownPartition
+from changelog.pins import PinName, PinnedRange
 from changelog.records import PartitionOffsets, TopicPartition
 from framework.spark.offsets import Position, Positions
 from framework.spark.options import EARLIEST, LATEST, StartOrEnd
@@ -29,6 +30,17 @@ class OffsetRange:
     start: int
     end: int
     """Not included."""
+    pin: PinName | None = None
+    """By which it is read; None: as it is in the log."""
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def pinned(self) -> PinnedRange:
+        """What a pin of it holds."""
+        return PinnedRange(self.topic_id, self.start, self.end)
 
 
 class Plan(NamedTuple):

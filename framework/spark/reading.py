@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import changelog
 from changelog.broker import Broker
-from changelog.errors import InvalidConfig, OffsetOutOfRange
-from changelog.records import Batch, PartitionOffsets, TopicInfo, TopicPartition
+from changelog.clock import SystemClock
+from changelog.errors import InvalidConfig, OffsetOutOfRange, UnknownPin
+from changelog.records import Batch, Fetched, PartitionOffsets, TopicInfo, TopicPartition
 from framework.spark.planning import Ends, OffsetRange
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 FETCH_BYTES = 16 << 20
 """How much of a partition is asked for at a time."""
+
+USE_SECONDS = 10.0
+"""How often a task that reads by a pin says that it does."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,26 +65,60 @@ def report(losses: list[str], *, fail: bool) -> None:
 
 
 def read_range(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[Batch]:
-    """The committed records of a range, in order, each once.
+    """The committed records of a range, in order, each once; as they were, if it is pinned.
 
     Raises OffsetOutOfRange when some are gone; without `fail_on_data_loss` it gives what is left.
     """
-    tp = TopicPartition(range_.topic, range_.partition)
     position = range_.start
+    fetches = _pinned_fetches if range_.pin is not None else _fetches
+    try:
+        for fetched in fetches(broker, range_, fail_on_data_loss):
+            yield from _inside(fetched, range_)
+            position = fetched.next_offset
+    except UnknownPin as error:
+        tp, end = range_.topic_partition, range_.end
+        lost = f"{tp} from offset {position} to {end} is to be read as it was planned, but {error}"
+        report([lost], fail=fail_on_data_loss)
+        left = replace(range_, start=position, pin=None)
+        yield from read_range(broker, left, fail_on_data_loss=fail_on_data_loss)
+
+
+def _fetches(broker: Broker, range_: OffsetRange, fail: bool) -> Iterator[Fetched]:
+    """What the log has in the range."""
+    tp, position = range_.topic_partition, range_.start
     while position < range_.end:
         now = broker.offsets([tp])[tp]
         losses = _lost(range_, position, now)
-        report(losses, fail=fail_on_data_loss)
+        report(losses, fail=fail)
         if losses:
             position = max(position, now.log_start)
         if now.topic_id != range_.topic_id or position >= now.last_stable_offset:
             return
         fetched = broker.fetch({tp: position}, max_bytes=FETCH_BYTES)[tp]
-        for batch in fetched.batches:
-            inside = batch.clip(position, range_.end)
-            if len(inside):
-                yield inside
+        yield fetched
         position = fetched.next_offset
+
+
+def _pinned_fetches(broker: Broker, range_: OffsetRange, _fail: bool) -> Iterator[Fetched]:
+    """What the range's pin has in it. Raises UnknownPin."""
+    assert range_.pin is not None
+    clock, position, due = SystemClock(), range_.start, 0.0
+    while position < range_.end:
+        if clock.monotonic() >= due:
+            broker.pins.use(range_.pin)
+            due = clock.monotonic() + USE_SECONDS
+        fetched = broker.pins.fetch(
+            range_.pin, range_.topic_partition, position, max_bytes=FETCH_BYTES
+        )
+        yield fetched
+        position = fetched.next_offset
+
+
+def _inside(fetched: Fetched, range_: OffsetRange) -> Iterator[Batch]:
+    for batch in fetched.batches:
+        inside = batch.clip(range_.start, range_.end)
+        if len(inside):
+            yield inside
 
 
 def _lost(range_: OffsetRange, position: int, now: PartitionOffsets) -> list[str]:

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from changelog.errors import InvalidConfig
-from framework.spark import planning, reading, tables, versions
+from framework.spark import pinning, planning, reading, tables, versions
 from framework.spark.columns import to_rows, together, topics_schema
 from framework.spark.options import SourceOptions
 from framework.spark.planning import OffsetRange
@@ -99,12 +99,16 @@ class BatchReader(RecordReader, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with reading.open_log(options.path) as log:
-            ends = reading.ends_of(log.broker, reading.describe(log.broker, options.topics))
-        start = planning.resolve(options.start_of_batch(), ends, "startingOffsets")
-        end = planning.resolve(options.end_of_batch(), ends, "endingOffsets")
-        plan = planning.plan(start, end, ends)
-        reading.report(plan.losses, fail=options.fail_on_data_loss)
-        return [RangePartition(each) for each in plan.ranges]
+
+            def look() -> planning.Plan:
+                ends = reading.ends_of(log.broker, reading.describe(log.broker, options.topics))
+                start = planning.resolve(options.start_of_batch(), ends, "startingOffsets")
+                end = planning.resolve(options.end_of_batch(), ends, "endingOffsets")
+                return planning.plan(start, end, ends)
+
+            name, timeout = pinning.pin_of_read(), options.batch_pin_ms
+            ranges = pinning.planned(log.broker, options, name, timeout, look)
+        return [RangePartition(each) for each in ranges]
 
 
 class StoreReader(DataSourceReader):

@@ -1,7 +1,7 @@
 """`readStream`: following topics, micro-batch by micro-batch.
 
 A micro-batch is a pair of offsets that Spark keeps in its checkpoint before it reads between
-them; the same pair gives the same records, so a batch that is tried again covers the same.
+them; the same pair gives the same records, since they are pinned, so a batch that is tried again has the same.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from changelog.broker import Broker
-from framework.spark import planning, reading, versions
-from framework.spark.offsets import Positions, from_json, to_json
+from changelog.pins import PinName
+from framework.spark import pinning, planning, reading, versions
+from framework.spark.offsets import Positions, Reached, from_json, to_json
 from framework.spark.options import SourceOptions
+from framework.spark.planning import OffsetRange
 from framework.spark.source import RangePartition, RecordReader
 
 if TYPE_CHECKING:
@@ -35,29 +37,43 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         self._open: Log | None = None
         self._reached: Positions | None = None
         self._last: Positions | None = None
+        self._initial: Positions | None = None
+        """Where the query's first batch begins, if this is its first run."""
+        self._holder = pinning.new_holder()
+        """In whose name it pins, unless the checkpoint says."""
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query begins."""
         start = self._options.start_of_stream()
-        self._reached = planning.resolve(start, self._ends(), "startingOffsets")
-        return to_json(self._reached)
+        self._initial = planning.resolve(start, self._ends(), "startingOffsets")
+        self._reached = self._initial
+        return to_json(Reached(self._reached, self._holder if versions.TELLS_START else ""))
 
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """How far the next micro-batch reads.
+        """How far the next micro-batch reads. What it reads is pinned before Spark notes it.
 
-        Spark 4.1 gives neither argument. The reader then goes by where it got to itself, which
-        it does not know before the first batch of a run: that one has no limit.
+        Spark 4.1 gives neither argument. The reader then goes by where it got to itself, which it does not
+        know before the first batch of a run: that one has no limit. And it cannot say in the checkpoint
+        who pins: batches are pinned when they are planned, and a later run does not find these pins.
         """
         if start is None or limit is None:
-            before, allowed = self._reached, self._options.max_offsets
-        else:
-            before, allowed = from_json(start), versions.rows_allowed(limit)
-        if before is None and allowed is not None:
-            _log.warning("on Spark 4.1 maxOffsetsPerTrigger begins with the second batch of a run")
-        self._reached = self._next(before, allowed)
-        return to_json(self._reached)
+            before, self._reached = (
+                self._reached,
+                self._next(self._reached, self._options.max_offsets),
+            )
+            return to_json(Reached(self._reached, since=self._since(before)))
+        known = from_json(start)
+        before = known.positions
+        self._reached = self._next(before, versions.rows_allowed(limit))
+        if self._reached == before:
+            return start
+        holder = known.holder or self._holder
+        until = Reached(self._reached, holder, self._pins, self._since(before))
+        if self._pins:
+            self._planned(before, until)
+        return to_json(until)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What `maxOffsetsPerTrigger` says."""
@@ -65,7 +81,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The end of the log, for the query's progress."""
-        return to_json(planning.latest(self._ends()))
+        return to_json(Reached(planning.latest(self._ends())))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """From now on, the query ends where the log ends at this moment."""
@@ -73,14 +89,26 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One task for each partition with something between `start` and `end`."""
-        self._reached = until = from_json(end)
-        plan = planning.plan(from_json(start), until, self._ends())
-        reading.report(plan.losses, fail=self._options.fail_on_data_loss)
-        return [RangePartition(each) for each in plan.ranges]
+        until = from_json(end)
+        before = from_json(start).positions if until.since is None else until.since
+        self._reached = until.positions
+        if before == until.positions:
+            return []
+        name = self._pin(before, until)
+        ranges = pinning.known(self._broker, name) if self._pins else None
+        if ranges is None:
+            if self._pins and until.pinned:
+                reading.report([_gone(name)], fail=self._options.fail_on_data_loss)
+            ranges = self._planned(before, until)
+        return [RangePartition(each) for each in ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark will not ask for what lies before `end` again."""
-        self._reached = from_json(end)
+        until = from_json(end)
+        self._reached = until.positions
+        if self._pins:
+            holder = until.holder or self._holder
+            self._broker.pins.release(holder, pinning.position_name(until.positions))
 
     def stop(self) -> None:
         """Let go of the log."""
@@ -88,10 +116,36 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
             self._open.close()
             self._open = None
 
+    @property
+    def _pins(self) -> bool:
+        return self._options.stream_pin_ms > 0
+
+    def _since(self, before: Positions | None) -> Positions | None:
+        """Where the query's first batch begins, if that is the one that begins here."""
+        return before if before is not None and before == self._initial else None
+
+    def _pin(self, before: Positions, until: Reached) -> PinName:
+        """The pin of a micro-batch, the same whenever it is planned."""
+        ends = pinning.position_name(before), pinning.position_name(until.positions)
+        return PinName(until.holder or self._holder, *ends)
+
+    def _planned(self, before: Positions, until: Reached) -> list[OffsetRange]:
+        """What lies between, pinned."""
+
+        def look() -> planning.Plan:
+            return planning.plan(before, until.positions, self._ends())
+
+        options, name = self._options, self._pin(before, until)
+        return pinning.planned(self._broker, options, name, options.stream_pin_ms, look)
+
     def _next(self, before: Positions | None, allowed: int | None) -> Positions:
         ends = self._ends()
         available = planning.latest(ends) if self._last is None else self._last
         if before is None:
+            if allowed is not None:
+                _log.warning(
+                    "on Spark 4.1 maxOffsetsPerTrigger begins with the second batch of a run"
+                )
             return available
         losses = planning.lost_since(before, ends)
         reading.report(losses, fail=self._options.fail_on_data_loss)
@@ -108,3 +162,10 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         if self._open is None:
             self._open = reading.open_log(self._options.path)
         return self._open.broker
+
+
+def _gone(name: PinName) -> str:
+    return (
+        f"what a batch was to read was pinned ({name}), and the pin is gone: it was not used for "
+        "pinTimeoutMs, or removed, and records may have been compacted or deleted since"
+    )

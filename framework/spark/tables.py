@@ -29,8 +29,9 @@ from changelog.records import Batch, TopicInfo, TopicPartition
 from framework.spark import decoding
 from framework.spark.columns import fit, topic_schema
 from framework.spark.options import SourceOptions
-from framework.spark.planning import OffsetRange, latest, plan, resolve
-from framework.spark.reading import ends_of, read_range, report
+from framework.spark.pinning import pin_of_read, planned
+from framework.spark.planning import OffsetRange, Plan, latest, plan, resolve
+from framework.spark.reading import ends_of, read_range
 
 SAMPLE_OFFSETS = 1000
 """How many of the newest offsets of each partition show the types of a store."""
@@ -73,11 +74,14 @@ def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
 
 
 def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
-    """One range for each partition of the store: everything up to now."""
-    ends = ends_of(broker, [table_topic(broker, options)])
-    found = plan(resolve("earliest", ends, "store"), latest(ends), ends)
-    report(found.losses, fail=options.fail_on_data_loss)
-    return found.ranges
+    """One range for each partition of the store: everything up to now, pinned."""
+    topic = table_topic(broker, options)
+
+    def look() -> Plan:
+        ends = ends_of(broker, [topic])
+        return plan(resolve("earliest", ends, "store"), latest(ends), ends)
+
+    return planned(broker, options, pin_of_read(), options.batch_pin_ms, look)
 
 
 def read_store(

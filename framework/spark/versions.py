@@ -24,7 +24,10 @@ else:
     except ImportError:
         AvailableNow = object
 
-__all__ = ["AvailableNow", "read_limit", "rows_allowed", "to_arrow", "to_spark"]
+__all__ = ["TELLS_START", "AvailableNow", "read_limit", "rows_allowed", "to_arrow", "to_spark"]
+
+TELLS_START = AvailableNow is not object
+"""Whether Spark says from where on it asks for more."""
 
 
 def read_limit(max_rows: int | None) -> ReadLimit:

@@ -27,7 +27,6 @@ from changelog.embedded.manifest import KIND as MANIFEST_KIND
 from changelog.embedded.manifest import Manifest
 from changelog.embedded.names import SegmentName, pin_file
 from changelog.embedded.owner import Owner
-from changelog.embedded.partition import ABORTED_KIND, SNAPSHOT_KIND
 from changelog.embedded.pin import KIND as PIN_KIND
 from changelog.embedded.pin import Pin, PinReader
 from changelog.embedded.producer_state import ProducerEntry

@@ -1,0 +1,321 @@
+"""A micro-batch, a batch and a table are read as they were planned, whatever becomes of the log: without a JVM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pytest
+
+from changelog.clock import ManualClock
+from changelog.embedded.owner import Owner
+from changelog.errors import OffsetOutOfRange
+from changelog.records import TopicPartition
+from changelog.storage import LocalStorage
+from framework.spark import reading
+from framework.spark.options import SourceOptions
+from tests.log.superseding import rewrite
+from tests.spark.writing import Writer
+
+pytest.importorskip("pyspark")
+
+from framework.spark.source import BatchReader, StoreReader
+from framework.spark.streaming import StreamReader
+from framework.spark.versions import TELLS_START, read_limit, to_spark
+
+T = TopicPartition("t", 0)
+SMALL = {
+    "cleanup.policy": "compact,delete",
+    "segment.bytes": "4096",
+    "file.delete.delay.ms": "0",
+}
+HOUR = 3_600_000
+BINARY = to_spark(pa.schema([("key", pa.binary()), ("value", pa.binary())]))
+Json = dict[str, Any]
+
+tells_start = pytest.mark.skipif(not TELLS_START, reason="this Spark does not say where it stands")
+
+
+class OpenLog:
+    """The test's owner, as `open_log` gives it."""
+
+    def __init__(self, broker: Owner) -> None:
+        self.broker = broker
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def log(tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Owner:
+    owner = Owner(LocalStorage(tmp_path / "log"), clock=clock, background=False)
+    owner.create_topic("t", 1, config=SMALL)
+    monkeypatch.setattr(reading, "open_log", lambda _: OpenLog(owner))
+    return owner
+
+
+def options(**given: str) -> SourceOptions:
+    given = given or {"subscribe": "t"}
+    return SourceOptions.parse({"path": "/log", "startingOffsets": "earliest"} | given)
+
+
+def stream(**given: str) -> StreamReader:
+    return StreamReader(options(subscribe="t", **given), BINARY)
+
+
+def latest(reader: StreamReader, start: Json, limit: int | None = None) -> Json:
+    """As Spark asks and is answered, by text."""
+    found: Json = json.loads(json.dumps(reader.latestOffset(start, read_limit(limit))))
+    return found
+
+
+def rows(reader: Any, partitions: Any) -> list[tuple[bytes, bytes]]:
+    return [
+        (row["key"], row["value"])
+        for partition in partitions
+        for batch in reader.read(partition)
+        for row in batch.to_pylist()
+    ]
+
+
+def write(log: Owner, start: int, end: int) -> None:
+    """Three keys, over and over, in segments of a few dozen records."""
+    writer = Writer(log)
+    for number in range(start, end):
+        writer.write([(b"k%d" % (number % 3), b"%d" % number)])
+
+
+def numbers(start: int, end: int) -> list[tuple[bytes, bytes]]:
+    return [(b"k%d" % (number % 3), b"%d" % number) for number in range(start, end)]
+
+
+def rewritten(log: Owner) -> None:
+    assert rewrite(log._partition(T)) > 0
+
+
+def all_deleted(log: Owner) -> None:
+    log.delete_records(T, -1)
+    log.tick()
+
+
+Fate = Callable[[Owner], None]
+both = pytest.mark.parametrize("fate", [rewritten, all_deleted])
+
+
+@tells_start
+@both
+def test_a_batch_that_a_new_driver_finds_in_the_checkpoint_has_the_same_records(
+    log: Owner, fate: Fate
+) -> None:
+    write(log, 0, 100)
+    first = stream()
+    start = first.initialOffset()
+    end = latest(first, start, 70)
+    assert rows(first, first.partitions(start, end)) == numbers(0, 70)
+    fate(log)
+    second = stream()
+    assert rows(second, second.partitions(start, end)) == numbers(0, 70)
+    second.commit(end)
+
+
+def test_the_first_batch_begins_where_it_began_though_the_log_has_another_end_now(
+    log: Owner,
+) -> None:
+    write(log, 0, 10)
+    first = stream(startingOffsets="latest")
+    start = first.initialOffset()
+    write(log, 10, 20)
+    end = latest(first, start) if TELLS_START else first.latestOffset()
+    write(log, 20, 30)
+    second = stream(startingOffsets="latest")
+    moved = second.initialOffset()  # Spark asks again, as long as the batch is not committed
+    assert rows(second, second.partitions(moved, end)) == numbers(10, 20)
+    second.commit(end)
+    following = latest(second, end) if TELLS_START else second.latestOffset()
+    assert rows(second, second.partitions(end, following)) == numbers(20, 30)
+
+
+@tells_start
+@both
+def test_what_spark_has_noted_and_not_planned_yet_is_pinned(log: Owner, fate: Fate) -> None:
+    write(log, 0, 100)
+    start = (first := stream()).initialOffset()
+    end = latest(first, start)
+    fate(log)
+    second = stream()
+    assert rows(second, second.partitions(start, end)) == numbers(0, 100)
+
+
+@both
+def test_a_task_that_is_tried_again_reads_the_same(log: Owner, fate: Fate) -> None:
+    write(log, 0, 100)
+    reader = stream()
+    start, end = reader.initialOffset(), reader.latestOffset()  # as Spark 4.1 asks
+    planned = reader.partitions(start, end)
+    assert rows(reader, planned) == numbers(0, 100)
+    fate(log)
+    assert rows(reader, planned) == numbers(0, 100)
+    reader.commit(end)
+    assert log._environment.storage.list_dir("pins") == []
+
+
+@both
+def test_without_pins_records_are_missing_the_second_time(log: Owner, fate: Fate) -> None:
+    write(log, 0, 100)
+    reader = stream(pinTimeoutMs="0", failOnDataLoss="false")
+    start, end = reader.initialOffset(), reader.latestOffset()
+    planned = reader.partitions(start, end)
+    assert rows(reader, planned) == numbers(0, 100)
+    assert log._environment.storage.list_dir("pins") == []
+    fate(log)
+    assert len(rows(reader, planned)) < 100
+
+
+@tells_start
+def test_a_query_keeps_the_pin_of_one_batch(log: Owner) -> None:
+    storage = log._environment.storage
+    reader = stream()
+    start = reader.initialOffset()
+    other = stream()
+    write(log, 0, 5)
+    elsewhere = other.initialOffset()
+    latest(other, elsewhere)
+    for number in range(1, 4):
+        end = latest(reader, start)
+        assert [len(storage.list_dir(f"pins/{h}")) for h in storage.list_dir("pins")] == [1, 1]
+        reader.partitions(start, end)
+        write(log, 5 * number, 5 * number + 5)
+        assert latest(reader, end) != end
+        start = end
+    reader.commit(start)
+    assert len(storage.list_dir("pins")) == 2
+    end = latest(reader, start)
+    reader.commit(end)
+    assert len(storage.list_dir("pins")) == 1  # the other's
+
+
+@tells_start
+def test_where_nothing_has_come_the_offset_is_the_same_text(log: Owner) -> None:
+    write(log, 0, 5)
+    reader = stream()
+    start = reader.initialOffset()
+    end = latest(reader, start)
+    assert json.dumps(latest(stream(), end)) == json.dumps(end)
+    old = {key: end[key] for key in ("version", "topics")}  # of before there were pins
+    assert latest(stream(), old) == old
+    write(log, 5, 9)
+    assert latest(stream(), old)["holder"] != ""
+
+
+def gone(log: Owner, clock: ManualClock) -> None:
+    log._environment.storage.remove_tree("pins")
+
+
+def expired(log: Owner, clock: ManualClock) -> None:
+    clock.advance(25 * HOUR)
+    log.tick()
+
+
+@tells_start
+@pytest.mark.parametrize("lose", [gone, expired])
+def test_a_missing_pin_is_a_loss(log: Owner, clock: ManualClock, lose: Any) -> None:
+    write(log, 0, 100)
+    start = (first := stream()).initialOffset()
+    end = latest(first, start)
+    planned = first.partitions(start, end)
+    rewritten(log)
+    left = rows(plain := stream(pinTimeoutMs="0"), plain.partitions(start, end))
+    assert 3 < len(left) < 100
+    lose(log, clock)
+    with pytest.raises(OffsetOutOfRange, match=r"the pin is gone.*failOnDataLoss"):
+        stream().partitions(start, end)
+    with pytest.raises(OffsetOutOfRange, match=r"as it was planned, but there is no pin"):
+        rows(first, planned)
+    lenient = stream(failOnDataLoss="false")
+    assert rows(lenient, planned) == left
+    assert rows(lenient, lenient.partitions(start, end)) == left
+    again = stream().partitions(start, end)  # pinned once more
+    all_deleted(log)
+    assert rows(lenient, again) == left
+
+
+@tells_start
+def test_a_pin_that_is_read_by_does_not_expire(log: Owner, clock: ManualClock) -> None:
+    write(log, 0, 20)
+    start = (reader := stream()).initialOffset()
+    end = latest(reader, start)
+    planned = reader.partitions(start, end)
+    for _ in range(4):
+        clock.advance(23 * HOUR)
+        assert rows(reader, planned) == numbers(0, 20)
+        log.tick()
+
+
+@tells_start
+def test_records_that_were_gone_before_they_were_planned_are_a_loss_as_ever(log: Owner) -> None:
+    write(log, 0, 20)
+    start = (reader := stream()).initialOffset()
+    log.delete_records(T, 7)
+    with pytest.raises(OffsetOutOfRange, match="records from 0 on were deleted"):
+        latest(reader, start)
+    lenient = stream(failOnDataLoss="false")
+    end = latest(lenient, start)
+    assert rows(lenient, lenient.partitions(start, end)) == numbers(7, 20)
+
+
+def test_records_that_go_between_planning_and_pinning_are_planned_anew(
+    log: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(log, 0, 20)
+    hold, calls = log.pins.hold, []
+
+    def late(*args: Any, **more: Any) -> Any:
+        if not calls:
+            calls.append(log.delete_records(T, 7))
+        return hold(*args, **more)
+
+    monkeypatch.setattr(log.pins, "hold", late)
+    reader = BatchReader(options(subscribe="t"), BINARY)
+    assert rows(reader, reader.partitions()) == numbers(7, 20)
+
+
+# Batches and tables
+
+
+@both
+def test_a_batch_is_read_as_it_was_planned(log: Owner, fate: Fate) -> None:
+    write(log, 0, 100)
+    reader = BatchReader(options(subscribe="t"), BINARY)
+    planned = reader.partitions()
+    fate(log)
+    assert rows(reader, planned) == rows(reader, planned) == numbers(0, 100)
+
+
+@both
+def test_a_table_is_read_as_of_its_planning(log: Owner, fate: Fate) -> None:
+    write(log, 0, 99)
+    reader = StoreReader(SourceOptions.parse({"path": "/log", "store": "t"}), BINARY)
+    planned = reader.partitions()
+    Writer(log).write([(b"k0", None), (b"k1", b"later")])
+    fate(log)
+    assert sorted(rows(reader, planned)) == numbers(96, 99)
+
+
+def test_the_pin_of_a_batch_goes_when_nobody_reads_any_more(log: Owner, clock: ManualClock) -> None:
+    write(log, 0, 20)
+    reader = BatchReader(options(subscribe="t"), BINARY)
+    planned = reader.partitions()
+    for _ in range(3):
+        clock.advance(HOUR - 1)
+        log.tick()
+        assert rows(reader, planned) == numbers(0, 20)
+    clock.advance(HOUR)
+    log.tick()
+    assert log._environment.storage.list_dir("pins") == []

@@ -1,0 +1,117 @@
+"""Spark reads again what it has read, whatever became of the log meanwhile; its driver may be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from changelog.embedded.partition import Partition
+from changelog.records import TopicPartition
+from tests.log.superseding import rewrite
+from tests.spark.driver import rows_of
+from tests.spark.writing import Writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from changelog.log import Log
+
+pytest.importorskip("pyspark")
+
+from framework.spark.versions import TELLS_START
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+T = TopicPartition("t", 0)
+SMALL = {"cleanup.policy": "compact", "segment.bytes": "4096", "file.delete.delay.ms": "0"}
+
+
+@pytest.fixture
+def partition(log: Log) -> Partition:
+    """Topic t: three keys, over and over, in small segments."""
+    log.broker.create_topic("t", 1, config=SMALL)
+    write(log, 0, 200)
+    _, link = log.broker._connections.current(10)  # type: ignore[attr-defined]
+    found: Partition = link.broker._partition(T)
+    return found
+
+
+def write(log: Log, start: int, end: int) -> None:
+    writer = Writer(log.broker)
+    for number in range(start, end):
+        writer.write([(b"k%d" % (number % 3), b"%d" % number)])
+
+
+def numbers(start: int, end: int) -> list[list[Any]]:
+    return [[number, f"k{number % 3}", str(number)] for number in range(start, end)]
+
+
+def kill_jvm_of(group: int) -> None:
+    """The driver is dead; its Java process follows, and must not be at work beside the next one."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not TELLS_START, reason="needs a Spark that says where a query stands")
+def test_a_batch_of_a_driver_that_was_killed_is_read_again_the_same(
+    log: Log, partition: Partition, spark: SparkSession, tmp_path: Path, repository: Path
+) -> None:
+    folder, checkpoint = str(tmp_path / "log"), str(tmp_path / "checkpoint")
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "tests.spark.driver", folder, checkpoint, str(tmp_path)],
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        start_new_session=True,
+    )
+    try:
+        assert driver.wait(180) == -signal.SIGKILL
+    finally:
+        kill_jvm_of(driver.pid)
+    first = msgspec.json.decode((tmp_path / "rows.json").read_bytes())
+    assert first == numbers(0, 200)
+
+    assert rewrite(partition) > 100
+    write(log, 200, 210)
+    batches: list[list[list[Any]]] = []
+    stream = spark.readStream.format("strandline").option("subscribe", "t").load(folder)
+    writer = stream.writeStream.option("checkpointLocation", checkpoint)
+    writer = writer.foreachBatch(lambda frame, _: batches.append(rows_of(frame)))
+    assert writer.trigger(availableNow=True).start().awaitTermination(120)
+    assert batches == [first, numbers(200, 210)]
+    assert held(tmp_path) <= 1  # that of the last batch, which Spark does not say is over
+
+
+def test_a_query_and_a_table_that_are_under_way_see_nothing_of_a_rewriting(
+    log: Log, partition: Partition, spark: SparkSession, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "log")
+    seen: list[tuple[list[Any], list[Any]]] = []
+    table = spark.read.format("strandline").option("store", "t").load(folder)
+    planned = table.rdd  # what it reads is fixed from here on
+    assert planned.getNumPartitions() == 1
+
+    def take(frame: Any, _: int) -> None:
+        before = rows_of(frame)
+        write(log, 200, 230)
+        assert rewrite(partition) > 100
+        seen.append((before, rows_of(frame)))
+
+    stream = spark.readStream.format("strandline").option("subscribe", "t")
+    stream = stream.option("startingOffsets", "earliest").load(folder)  # type: ignore[assignment]
+    writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))  # type: ignore[attr-defined]
+    assert writer.foreachBatch(take).trigger(availableNow=True).start().awaitTermination(120)
+    assert seen == [(numbers(0, 200), numbers(0, 200))]
+    assert sorted(bytes(row.value) for row in planned.collect()) == [b"197", b"198", b"199"]
+
+
+def held(tmp_path: Path) -> int:
+    """How many pins there are."""
+    return len(list((tmp_path / "log").glob("pins/*/*/pin.meta")))
