@@ -73,6 +73,11 @@ class Pin(msgspec.Struct):
             for one in self.partitions
         }
 
+    def missing(self, storage: Storage, name: PinName) -> list[str]:
+        """Those of its links that are not there."""
+        links = {f"{pin_folder(name)}/{p.file}" for one in self.partitions for p in one.pieces}
+        return sorted(link for link in links if not storage.exists(link))
+
     def save(self, storage: Storage, name: PinName) -> None:
         """Put it into the pin's folder, durably: from then on there is this pin."""
         document.save(storage, pin_file(name), KIND, self)

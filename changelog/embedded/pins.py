@@ -71,10 +71,9 @@ class KeptPins:
         self._reader = PinReader(environment.storage)
         self._deadlines: dict[PinName, int] = {}
         """By the time that goes on whatever becomes of the clock (ms)."""
-        for holder in filter(_is_name, self._storage.list_dir(PINS)):
-            for folder in self._storage.list_dir(holder_folder(holder)):
-                if (name := pin_of(holder, folder)) is not None:  # else it is not ours
-                    self._found(name)
+        for name in list(pins_in(self._storage)):
+            self._found(name)
+        for holder in self._storage.list_dir(PINS):
             self._leave(holder)
 
     def hold(
@@ -123,10 +122,10 @@ class KeptPins:
         """A folder, at opening: a pin, or what a crash has left of one."""
         left = timeout = 0
         try:
-            pin = Pin.load(self._storage, name)
+            pin = whole_pin(self._storage, name)
             left, timeout = pin.expires_ms - self._environment.clock.now_ms(), pin.timeout_ms
         except FileNotFoundError:
-            pass
+            pass  # a crash came in the middle
         except CorruptLog as error:
             _log.warning("pin %s is lost: %s", name, error, extra={"pin": str(name)})
         # No longer than when it was last used: the clock may have been set.
@@ -211,17 +210,29 @@ class KeptPins:
             self._storage.remove_tree(holder_folder(holder))
 
 
+def pins_in(storage: Storage) -> Iterator[PinName]:
+    """All pins in a log folder, whole or not; what else lies there is not ours."""
+    for holder in storage.list_dir(PINS):
+        if re.fullmatch(NAME_PATTERN, holder):
+            folders = storage.list_dir(holder_folder(holder))
+            yield from filter(None, [pin_of(holder, folder) for folder in folders])
+
+
+def whole_pin(storage: Storage, name: PinName) -> Pin:
+    """A pin with all its links. Raises FileNotFoundError for one that was never finished, CorruptLog."""
+    pin = Pin.load(storage, name)
+    if missing := pin.missing(storage, name):
+        raise CorruptLog(f"{missing[0]} is missing, one of {len(missing)}")
+    return pin
+
+
 def _check(name: PinName, timeout_ms: int) -> None:
-    if not all(map(_is_name, name)):
+    if not all(re.fullmatch(NAME_PATTERN, part) for part in name):
         raise InvalidRequest(f"a pin's names match {NAME_PATTERN}, got {tuple(name)!r}")
     if not 0 < timeout_ms <= MAX_TIMEOUT_MS:
         raise InvalidConfig(
             f"a pin's timeout is 1 to {MAX_TIMEOUT_MS:,} ms (30 days), got {timeout_ms:,}"
         )
-
-
-def _is_name(text: str) -> bool:
-    return re.fullmatch(NAME_PATTERN, text) is not None
 
 
 def _unknown(name: PinName) -> UnknownPin:

@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from changelog.embedded.checking.findings import Severity
+from changelog.embedded.checking.folder import check_log
 from changelog.embedded.names import pin_file, pin_folder
 from changelog.errors import (
     CorruptLog,
@@ -408,3 +410,29 @@ def test_a_link_that_is_missing_is_a_pin_that_is_missing(world: World) -> None:
     world.storage.unlink(f"{pin_folder(PIN)}/{links[-1]}")
     with pytest.raises(UnknownPin):
         pinned(world)
+    world.reopen()
+    assert world.storage.list_dir("pins") == []
+
+
+def found_by_check(world: World) -> list[tuple[str, str]]:
+    findings = check_log(world.storage, clock=world.clock).report.findings
+    assert {found.severity for found in findings} <= {Severity.NOTE}
+    return [(found.file, found.what) for found in findings if found.kind == "pin"]
+
+
+def test_check_looks_at_pins_and_takes_none_for_damage(world: World) -> None:
+    fill(world)
+    hold(world)
+    hold(world, unfinished := PinName("query", "a", "c"))
+    hold(world, torn := PinName("query", "a", "d"))
+    world.owner.close()
+    assert found_by_check(world) == []
+    world.storage.unlink(pin_file(unfinished))
+    links = [n for n in world.storage.list_dir(pin_folder(torn)) if n.endswith(".log")]
+    world.storage.unlink(f"{pin_folder(torn)}/{links[0]}")
+    (_, first), (_, second) = found_by_check(world)
+    assert "not finished" in first
+    assert f"{links[0]} is missing" in second
+    world.open()
+    world.owner.close()
+    assert found_by_check(world) == []

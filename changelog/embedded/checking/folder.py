@@ -12,6 +12,7 @@ from changelog.embedded import document
 from changelog.embedded.checking.findings import Report, Severity
 from changelog.embedded.checking.groups import GroupFacts, check_groups, read_groups
 from changelog.embedded.checking.partition import Scene, check_partition
+from changelog.embedded.checking.pins import check_pins
 from changelog.embedded.checking.rebuilding import (
     RebuiltCatalog,
     partition_numbers,
@@ -111,6 +112,7 @@ def check_log(
     for meta in checked.metas:
         _check_topic(scene, checked, meta)
     _check_across(checked)
+    check_pins(storage, checked.report)
     return checked
 
 

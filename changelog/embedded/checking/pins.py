@@ -1,0 +1,26 @@
+"""Whether what is pinned is there. A pin that is not whole is no loss of the log's."""
+
+from __future__ import annotations
+
+from changelog.embedded.checking.findings import Report, Severity
+from changelog.embedded.names import pin_folder
+from changelog.embedded.pins import pins_in, whole_pin
+from changelog.errors import CorruptLog, FutureFormat, cause
+from changelog.storage import Storage
+
+WAY_OUT = "opening the log removes it; who reads by it is told"
+
+
+def check_pins(storage: Storage, report: Report) -> None:
+    """Look at every pin. Raises FutureFormat."""
+    for name in pins_in(storage):
+        try:
+            whole_pin(storage, name)
+            continue
+        except FileNotFoundError:
+            what = "was not finished: a crash came in the middle"
+        except FutureFormat:
+            raise
+        except CorruptLog as error:
+            what = f"cannot be read: {cause(error)}"
+        report.add(Severity.NOTE, "pin", pin_folder(name), what, way_out=WAY_OUT)
