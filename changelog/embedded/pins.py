@@ -21,7 +21,6 @@ from changelog.embedded.environment import Environment
 from changelog.embedded.names import (
     PIN,
     PINS,
-    SegmentName,
     holder_folder,
     pin_folder,
     pin_link,
@@ -29,7 +28,7 @@ from changelog.embedded.names import (
 )
 from changelog.embedded.partition import Partition
 from changelog.embedded.pin import Pin, PinnedPartition, PinnedPiece, PinReader
-from changelog.embedded.segment import Piece
+from changelog.embedded.segment import Piece, Segment
 from changelog.errors import (
     REPAIR,
     UNDONE,
@@ -256,15 +255,15 @@ def _held(partition: Partition, wanted: PinnedRange, folder: str) -> PinnedParti
         found = list(_pieces(partition, start, end))
         aborted = partition.aborted.among(start, end)
     if found:
-        found[-1] = found[-1][0], _cut_at(end, found[-1][1], storage)
-    links = {segment: pin_link(wanted.topic_id, number, segment) for segment, _ in found}
+        found[-1] = found[-1][0], _cut_at(end, *found[-1], storage)
+    links = {segment: pin_link(wanted.topic_id, number, segment.name) for segment, _ in found}
     for segment, link in links.items():
-        _link(storage, f"{partition.folder}/{segment.log_file}", f"{folder}/{link}")
+        _link(storage, segment.path, f"{folder}/{link}")
     pieces = [PinnedPiece(links[s], one.base_offset, one.start, one.end) for s, one in found]
     return PinnedPartition(topic, wanted.topic_id, number, start, end, pieces, list(aborted))
 
 
-def _pieces(partition: Partition, start: int, end: int) -> Iterator[tuple[SegmentName, Piece]]:
+def _pieces(partition: Partition, start: int, end: int) -> Iterator[tuple[Segment, Piece]]:
     """What holds the offsets in [`start`, `end`), with its segment; the last piece may reach further."""
     if start >= end:
         return
@@ -274,14 +273,15 @@ def _pieces(partition: Partition, start: int, end: int) -> Iterator[tuple[Segmen
             for piece in segment.pieces(position, PIECE_BYTES):
                 if piece.base_offset >= end:
                     return
-                yield segment.name, piece
+                yield segment, piece
 
 
-def _cut_at(end: int, piece: Piece, storage: Storage) -> Piece:
+def _cut_at(end: int, segment: Segment, piece: Piece, storage: Storage) -> Piece:
     """The piece without its frames from offset `end` on: they may not be durable yet."""
-    for frame in piece.frames(storage):
+    near = max(piece.start, segment.index.position_of(end))
+    for frame in piece._replace(start=near).frames(storage):
         if frame.header.base_offset >= end:
-            return piece._replace(end=piece.start + frame.position)
+            return piece._replace(end=near + frame.position)
     return piece
 
 
