@@ -113,9 +113,7 @@ class Owner:
         environment.config = folder.log_config(storage)
         self._catalog = Catalog(environment, closed)
         self._upkeep = Upkeep(environment, self._catalog)
-        self._cleaners = Cleaners(
-            environment, self._catalog, self._doom, background=self._background
-        )
+        self._cleaners = Cleaners(environment, self._catalog, self._doom, self._background)
         self.pins = KeptPins(environment, self._partition, self._admin)
         storage.unlink(CLEAN)
         storage.sync_dir("")

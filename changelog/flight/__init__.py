@@ -1,6 +1,7 @@
 """One owner, many attached: the log served over Arrow Flight, and the clients that use it so.
 
-    messages.py     every type that crosses the wire, and its version
+    messages.py     what crosses the wire, and its version
+    requests.py     the calls of a Broker as messages
     batches.py      Arrow batches of any schema in one stream
     endpoint.py     owner.json: where the owner of a folder listens
     address.py      the URLs of remote logs

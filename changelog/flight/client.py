@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from changelog.cleaning import CleaningStatus
 from changelog.clock import Clock, SystemClock
-from changelog.flight import messages
+from changelog.flight import requests
 from changelog.flight.connection import Connection, Target
 from changelog.flight.files import FileReader
 from changelog.flight.fork import keep_in_child
-from changelog.flight.messages import FetchRequest, Request
+from changelog.flight.messages import FetchRequest
 from changelog.flight.pins import FlightPins
+from changelog.flight.requests import Request
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.records import (
     Append,
@@ -86,12 +87,12 @@ class FlightBroker:
     ) -> TopicInfo:
         given = None if config is None else dict(config)
         created: TopicInfo = self._ask(
-            messages.CreateTopic(name, partitions, given, schema, internal)
+            requests.CreateTopic(name, partitions, given, schema, internal)
         )
         return created
 
     def delete_topic(self, name: str) -> None:
-        self._ask(messages.DeleteTopic(name))
+        self._ask(requests.DeleteTopic(name))
 
     def alter_topic(
         self,
@@ -102,23 +103,23 @@ class FlightBroker:
         schema: pa.Schema | None = None,
     ) -> TopicInfo:
         given = None if config is None else dict(config)
-        altered: TopicInfo = self._ask(messages.AlterTopic(name, given, partitions, schema))
+        altered: TopicInfo = self._ask(requests.AlterTopic(name, given, partitions, schema))
         return altered
 
     def topics(self) -> list[TopicInfo]:
-        found: list[TopicInfo] = self._ask(messages.Topics())
+        found: list[TopicInfo] = self._ask(requests.Topics())
         return found
 
     def topic(self, name: str) -> TopicInfo:
-        found: TopicInfo = self._ask(messages.Topic(name))
+        found: TopicInfo = self._ask(requests.Topic(name))
         return found
 
     def describe_config(self) -> dict[str, str]:
-        given: dict[str, str] = self._ask(messages.DescribeConfig())
+        given: dict[str, str] = self._ask(requests.DescribeConfig())
         return given
 
     def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
-        given: dict[str, str] = self._ask(messages.AlterConfig(dict(changes)))
+        given: dict[str, str] = self._ask(requests.AlterConfig(dict(changes)))
         return given
 
     # The log --------------------------------------------------------------------------
@@ -149,7 +150,7 @@ class FlightBroker:
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, PartitionOffsets]:
         found: dict[TopicPartition, PartitionOffsets] = self._ask(
-            messages.Offsets(list(partitions))
+            requests.Offsets(list(partitions))
         )
         return found
 
@@ -160,18 +161,18 @@ class FlightBroker:
         *,
         isolation: Isolation = "read_committed",
     ) -> int | None:
-        found: int | None = self._ask(messages.OffsetForTime(partition, timestamp, isolation))
+        found: int | None = self._ask(requests.OffsetForTime(partition, timestamp, isolation))
         return found
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:
-        start: int = self._ask(messages.DeleteRecords(partition, before))
+        start: int = self._ask(requests.DeleteRecords(partition, before))
         return start
 
     def clean(self, topics: Collection[str] | None = None) -> None:
-        self._ask(messages.Clean(None if topics is None else list(topics)))
+        self._ask(requests.Clean(None if topics is None else list(topics)))
 
     def cleaning(self) -> list[CleaningStatus]:
-        told: list[CleaningStatus] = self._ask(messages.Cleaning())
+        told: list[CleaningStatus] = self._ask(requests.Cleaning())
         return told
 
     # Producers and transactions -------------------------------------------------------
@@ -179,7 +180,7 @@ class FlightBroker:
     def init_producer(
         self, transactional_id: str | None = None, *, timeout_ms: int = 10_000
     ) -> ProducerIdentity:
-        identity: ProducerIdentity = self._ask(messages.InitProducer(transactional_id, timeout_ms))
+        identity: ProducerIdentity = self._ask(requests.InitProducer(transactional_id, timeout_ms))
         return identity
 
     def add_offsets(
@@ -190,10 +191,10 @@ class FlightBroker:
         *,
         member_id: str = "",
     ) -> None:
-        self._ask(messages.AddOffsets(producer, group, dict(offsets), member_id))
+        self._ask(requests.AddOffsets(producer, group, dict(offsets), member_id))
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
-        identity: ProducerIdentity = self._ask(messages.EndTransaction(producer, commit))
+        identity: ProducerIdentity = self._ask(requests.EndTransaction(producer, commit))
         return identity
 
     # Consumer groups ------------------------------------------------------------------
@@ -205,7 +206,7 @@ class FlightBroker:
         *,
         member_id: str = "",
     ) -> None:
-        self._ask(messages.CommitOffsets(group, dict(offsets), member_id))
+        self._ask(requests.CommitOffsets(group, dict(offsets), member_id))
 
     def committed(
         self,
@@ -216,20 +217,20 @@ class FlightBroker:
     ) -> dict[TopicPartition, CommittedOffset]:
         asked = None if partitions is None else list(partitions)
         found: dict[TopicPartition, CommittedOffset] = self._ask(
-            messages.Committed(group, asked, require_stable)
+            requests.Committed(group, asked, require_stable)
         )
         return found
 
     def groups(self) -> list[str]:
-        found: list[str] = self._ask(messages.Groups())
+        found: list[str] = self._ask(requests.Groups())
         return found
 
     def describe_group(self, group: str) -> GroupInfo:
-        found: GroupInfo = self._ask(messages.DescribeGroup(group))
+        found: GroupInfo = self._ask(requests.DescribeGroup(group))
         return found
 
     def join_group(self, group: str, subscription: Subscription) -> GroupMember:
-        member: GroupMember = self._ask(messages.JoinGroup(group, subscription))
+        member: GroupMember = self._ask(requests.JoinGroup(group, subscription))
         return member
 
     def beat_group(
@@ -242,12 +243,12 @@ class FlightBroker:
         timeout: float = 0.0,
     ) -> Grant:
         grant: Grant = self._connection.ask(
-            messages.BeatGroup(member, call, seen, list(holds), timeout), longer=timeout
+            requests.BeatGroup(member, call, seen, list(holds), timeout), longer=timeout
         )
         return grant
 
     def leave_group(self, member: GroupMember) -> None:
-        self._ask(messages.LeaveGroup(member))
+        self._ask(requests.LeaveGroup(member))
 
     def close(self) -> None:
         self._release()

@@ -40,7 +40,6 @@ from changelog.flight.messages import (
     FetchRequest,
     Hello,
     Located,
-    Request,
     SessionEnded,
     Welcome,
     Wire,
@@ -48,6 +47,7 @@ from changelog.flight.messages import (
     encode,
     error_of,
 )
+from changelog.flight.requests import Request
 from changelog.records import Append, Appended, Fetched, TopicPartition
 
 T = TypeVar("T")

@@ -13,27 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from changelog import errors
-from changelog.broker import Broker
-from changelog.cleaning import CleaningStatus
 from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.producer_state import EndedTransaction
 from changelog.embedded.view import View
 from changelog.errors import UNREADABLE, InvalidRequest, OwnerUnavailable, StrandlineError
-from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
-from changelog.pins import PinName, PinnedRange
+from changelog.pins import PinName
 from changelog.records import (
     Appended,
-    CommittedOffset,
     Isolation,
-    PartitionOffsets,
     ProducerIdentity,
-    TopicInfo,
     TopicPartition,
 )
 from changelog.schema import read_schema
@@ -45,8 +39,6 @@ MAX_APPEND = 1 << 30
 """Bytes of all the batches of one append call."""
 MAX_FETCH = 256 << 20
 """Bytes that one fetch may ask for; a single larger batch comes whole all the same."""
-MAX_BEAT_SECONDS = 5.0
-"""How long a beat of a group's member may wait for something new."""
 MAX_ERROR = 2_000
 """Characters of an error's message; it travels in a header."""
 
@@ -171,257 +163,11 @@ class SmallAppend(Wire, frozen=True):
     """Each an IPC record-batch message."""
 
 
-class Request(Wire, frozen=True):
-    """A call answered by one small message; `run` carries it out on the owner's side."""
-
-    answer: ClassVar[Any]
-    """Type of what `run` returns."""
-
-    def run(self, broker: Broker) -> Any:
-        """Ask the broker."""
-        raise NotImplementedError
-
-
-class CreateTopic(Request, frozen=True):
-    answer = TopicInfo
-    name: str
-    partitions: int
-    config: dict[str, str] | None
-    schema: pa.Schema | None
-    internal: bool
-
-    def run(self, broker: Broker) -> TopicInfo:
-        return broker.create_topic(
-            self.name,
-            self.partitions,
-            config=self.config,
-            schema=self.schema,
-            internal=self.internal,
-        )
-
-
-class DeleteTopic(Request, frozen=True):
-    answer = type(None)
-    name: str
-
-    def run(self, broker: Broker) -> None:
-        broker.delete_topic(self.name)
-
-
-class AlterTopic(Request, frozen=True):
-    answer = TopicInfo
-    name: str
-    config: dict[str, str | None] | None
-    partitions: int | None
-    schema: pa.Schema | None
-
-    def run(self, broker: Broker) -> TopicInfo:
-        return broker.alter_topic(
-            self.name, config=self.config, partitions=self.partitions, schema=self.schema
-        )
-
-
-class Topics(Request, frozen=True):
-    answer = list[TopicInfo]
-
-    def run(self, broker: Broker) -> list[TopicInfo]:
-        return broker.topics()
-
-
-class Topic(Request, frozen=True):
-    answer = TopicInfo
-    name: str
-
-    def run(self, broker: Broker) -> TopicInfo:
-        return broker.topic(self.name)
-
-
-class Offsets(Request, frozen=True):
-    answer = dict[TopicPartition, PartitionOffsets]
-    partitions: list[TopicPartition]
-
-    def run(self, broker: Broker) -> Any:
-        return broker.offsets(self.partitions)
-
-
-class OffsetForTime(Request, frozen=True):
-    answer = int | None
-    partition: TopicPartition
-    timestamp: int
-    isolation: Isolation
-
-    def run(self, broker: Broker) -> int | None:
-        return broker.offset_for_time(self.partition, self.timestamp, isolation=self.isolation)
-
-
-class DeleteRecords(Request, frozen=True):
-    answer = int
-    partition: TopicPartition
-    before: int
-
-    def run(self, broker: Broker) -> int:
-        return broker.delete_records(self.partition, self.before)
-
-
-class Clean(Request, frozen=True):
-    answer = type(None)
-    topics: list[str] | None
-
-    def run(self, broker: Broker) -> None:
-        broker.clean(self.topics)
-
-
-class Cleaning(Request, frozen=True):
-    answer = list[CleaningStatus]
-
-    def run(self, broker: Broker) -> Any:
-        return broker.cleaning()
-
-
-class HoldPin(Request, frozen=True):
-    answer = dict[TopicPartition, PinnedRange]
-    name: PinName
-    ranges: dict[TopicPartition, PinnedRange]
-    timeout_ms: int
-
-    def run(self, broker: Broker) -> dict[TopicPartition, PinnedRange]:
-        return broker.pins.hold(self.name, self.ranges, timeout_ms=self.timeout_ms)
-
-
-class UsePin(Request, frozen=True):
-    answer = dict[TopicPartition, PinnedRange]
-    name: PinName
-
-    def run(self, broker: Broker) -> dict[TopicPartition, PinnedRange]:
-        return broker.pins.use(self.name)
-
-
-class ReleasePins(Request, frozen=True):
-    answer = type(None)
-    holder: str
-    until: str
-
-    def run(self, broker: Broker) -> None:
-        broker.pins.release(self.holder, self.until)
-
-
-class InitProducer(Request, frozen=True):
-    answer = ProducerIdentity
-    transactional_id: str | None
-    timeout_ms: int
-
-    def run(self, broker: Broker) -> ProducerIdentity:
-        return broker.init_producer(self.transactional_id, timeout_ms=self.timeout_ms)
-
-
-class AddOffsets(Request, frozen=True):
-    answer = type(None)
-    producer: ProducerIdentity
-    group: str
-    offsets: dict[TopicPartition, CommittedOffset]
-    member_id: str = ""
-
-    def run(self, broker: Broker) -> None:
-        broker.add_offsets(self.producer, self.group, self.offsets, member_id=self.member_id)
-
-
-class EndTransaction(Request, frozen=True):
-    answer = ProducerIdentity
-    producer: ProducerIdentity
-    commit: bool
-
-    def run(self, broker: Broker) -> ProducerIdentity:
-        return broker.end_transaction(self.producer, commit=self.commit)
-
-
-class CommitOffsets(Request, frozen=True):
-    answer = type(None)
-    group: str
-    offsets: dict[TopicPartition, CommittedOffset | None]
-    member_id: str = ""
-
-    def run(self, broker: Broker) -> None:
-        broker.commit_offsets(self.group, self.offsets, member_id=self.member_id)
-
-
-class Committed(Request, frozen=True):
-    answer = dict[TopicPartition, CommittedOffset]
-    group: str
-    partitions: list[TopicPartition] | None
-    require_stable: bool
-
-    def run(self, broker: Broker) -> dict[TopicPartition, CommittedOffset]:
-        return broker.committed(self.group, self.partitions, require_stable=self.require_stable)
-
-
-class Groups(Request, frozen=True):
-    answer = list[str]
-
-    def run(self, broker: Broker) -> list[str]:
-        return broker.groups()
-
-
-class DescribeGroup(Request, frozen=True):
-    answer = GroupInfo
-    group: str
-
-    def run(self, broker: Broker) -> GroupInfo:
-        return broker.describe_group(self.group)
-
-
-class JoinGroup(Request, frozen=True):
-    answer = GroupMember
-    group: str
-    subscription: Subscription
-
-    def run(self, broker: Broker) -> GroupMember:
-        return broker.join_group(self.group, self.subscription)
-
-
-class BeatGroup(Request, frozen=True):
-    answer = Grant
-    member: GroupMember
-    call: int
-    seen: int
-    holds: list[TopicPartition]
-    timeout: float
-
-    def run(self, broker: Broker) -> Grant:
-        timeout = max(0.0, min(self.timeout, MAX_BEAT_SECONDS))  # it may be no number
-        return broker.beat_group(self.member, self.call, self.seen, self.holds, timeout=timeout)
-
-
-class LeaveGroup(Request, frozen=True):
-    answer = type(None)
-    member: GroupMember
-
-    def run(self, broker: Broker) -> None:
-        broker.leave_group(self.member)
-
-
-class DescribeConfig(Request, frozen=True):
-    answer = dict[str, str]
-
-    def run(self, broker: Broker) -> dict[str, str]:
-        return broker.describe_config()
-
-
-class AlterConfig(Request, frozen=True):
-    answer = dict[str, str]
-    changes: dict[str, str | None]
-
-    def run(self, broker: Broker) -> dict[str, str]:
-        return broker.alter_config(self.changes)
-
-
-REQUESTS: Mapping[str, type[Request]] = {kind.__name__: kind for kind in Request.__subclasses__()}
-
-
 def encode(message: Any) -> bytes:
     """A message as MessagePack.
 
-    >>> encode(Topic("flights"))
-    b'\\x91\\xa7flights'
+    >>> encode(Failure("DiskFull", "full"))
+    b'\\x92\\xa8DiskFull\\xa4full'
     """
     return _ENCODER.encode(message)
 
@@ -429,8 +175,8 @@ def encode(message: Any) -> bytes:
 def decode(body: Any, kind: Any) -> Any:
     """A message of type `kind`. Raises InvalidRequest for anything else, or too much of it.
 
-    >>> decode(b"\\x91\\xa7flights", Topic)
-    Topic(name='flights')
+    >>> decode(b"\\x92\\xa8DiskFull\\xa4full", Failure)
+    Failure(kind='DiskFull', message='full')
     """
     view = memoryview(body)
     if view.nbytes > MAX_MESSAGE:

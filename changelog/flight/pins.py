@@ -8,7 +8,8 @@ from typing import Protocol, TypeVar
 from changelog.embedded.pin import PinReader
 from changelog.errors import CorruptLog, StorageFailed
 from changelog.flight.connection import Connection
-from changelog.flight.messages import FetchRequest, HoldPin, ReleasePins, UsePin
+from changelog.flight.messages import FetchRequest
+from changelog.flight.requests import HoldPin, ReleasePins, UsePin
 from changelog.pins import PinName, PinnedRange, PinnedRanges, Pins
 from changelog.records import Fetched, TopicPartition
 from changelog.storage import Storage

@@ -43,20 +43,13 @@ from changelog.flight.messages import (
     HELLO,
     LOCATE,
     MAX_FETCH,
-    REQUESTS,
     SESSION,
     SESSION_HEADER,
     SMALL_APPEND,
     WIRE_VERSION,
-    AddOffsets,
     AppendAnswer,
-    EndTransaction,
     FetchRequest,
-    InitProducer,
-    JoinGroup,
-    LeaveGroup,
     Located,
-    Request,
     SessionEnded,
     SmallAppend,
     Welcome,
@@ -64,6 +57,15 @@ from changelog.flight.messages import (
     decode,
     encode,
     failure_of,
+)
+from changelog.flight.requests import (
+    REQUESTS,
+    AddOffsets,
+    EndTransaction,
+    InitProducer,
+    JoinGroup,
+    LeaveGroup,
+    Request,
 )
 from changelog.flight.sessions import Session, Sessions
 from changelog.groups import GroupMember

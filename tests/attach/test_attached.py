@@ -24,7 +24,7 @@ from changelog.errors import (
     Unauthenticated,
     UnknownTopic,
 )
-from changelog.flight import batches, messages
+from changelog.flight import batches, messages, requests
 from changelog.flight.client import FlightBroker
 from changelog.flight.connection import Target
 from changelog.flight.messages import WIRE_VERSION, Hello, check_version, encode
@@ -344,17 +344,17 @@ def test_another_version_of_the_protocol_is_refused_with_both_named():
 
 def test_messages_are_bounded_and_typed():
     with pytest.raises(InvalidRequest, match="over the limit"):
-        messages.decode(b"\0" * (messages.MAX_MESSAGE + 1), messages.Topic)
+        messages.decode(b"\0" * (messages.MAX_MESSAGE + 1), requests.Topic)
     with pytest.raises(InvalidRequest, match="Expected `str`"):
-        messages.decode(msgspec.msgpack.encode([1]), messages.Topic)
+        messages.decode(msgspec.msgpack.encode([1]), requests.Topic)
     with pytest.raises(InvalidRequest):
         messages.decode(
-            msgspec.msgpack.encode(["t", 1, None, b"no schema", False]), messages.CreateTopic
+            msgspec.msgpack.encode(["t", 1, None, b"no schema", False]), requests.CreateTopic
         )
 
 
 def test_an_unknown_call_is_refused(attached):
-    class Format(messages.Request, frozen=True):
+    class Format(requests.Request, frozen=True):
         answer = type(None)
 
     with pytest.raises(InvalidRequest, match="no call named 'Format'"):

@@ -177,7 +177,7 @@ VANISHING = """
 import os, subprocess, sys, time
 from changelog.errors import OwnerUnavailable
 from changelog.flight.connection import Connection, Target
-from changelog.flight.messages import Topics
+from changelog.flight.requests import (Topics)
 from changelog.flight.serve import serve
 
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)

@@ -36,7 +36,7 @@ from changelog.embedded.side_files import ABORTED_KIND, SNAPSHOT_KIND
 from changelog.embedded.topic import COPY_KIND, TopicMeta
 from changelog.embedded.topic import KIND as CATALOG_KIND
 from changelog.errors import CorruptLog, StrandlineError
-from changelog.flight import batches, endpoint, messages
+from changelog.flight import batches, endpoint, messages, requests
 from changelog.log_config import LogConfig
 from changelog.pins import PinName, PinnedRange
 from changelog.records import (
@@ -272,7 +272,7 @@ def offset_seeds() -> list[bytes]:
 
 def read_request(data: bytes) -> None:
     """The first byte chooses what is asked for."""
-    kinds = [*messages.REQUESTS.values(), messages.FetchRequest, messages.AppendHeader]
+    kinds = [*requests.REQUESTS.values(), messages.FetchRequest, messages.AppendHeader]
     kinds += [messages.StreamHeader, messages.FetchedHeader, messages.Hello, messages.Failure]
     if data:
         messages.decode(data[1:], kinds[data[0] % len(kinds)])
@@ -339,8 +339,8 @@ def request_seeds() -> list[bytes]:
         "DescribeConfig": [],
         "AlterConfig": [{"log.retention.ms": None, "log.roll.ms": "5"}],
     }
-    assert filled.keys() == messages.REQUESTS.keys()
-    numbered = {name: number for number, name in enumerate(messages.REQUESTS)}
+    assert filled.keys() == requests.REQUESTS.keys()
+    numbered = {name: number for number, name in enumerate(requests.REQUESTS)}
     count = len(numbered)
     others = [[{tp: 5}, 1 << 20, "read_committed", 0.5], ["t", 0, 0, [7, 0], 0, False, 0]]
     others += [[[schema], [["t", 0, 1, 0, 1, 1]]], ["t", 0, 0, 5, 1], [1, 4711, "x"], ["A", "b"]]

@@ -16,7 +16,7 @@ from changelog.embedded.names import SegmentName
 from changelog.embedded.scanning import Broken, scan
 from changelog.embedded.segment import Segment
 from changelog.errors import CorruptLog, RecordTooLarge
-from changelog.flight import messages
+from changelog.flight import messages, requests
 from changelog.ipc import MAX_UNPACKED
 from changelog.storage import LocalStorage, MemoryStorage
 from statestore.serdes import MessagePack
@@ -137,11 +137,11 @@ def test_a_document_that_is_too_deep() -> None:
         document.load(storage, "manifest.meta", "manifest", Manifest)
 
 
-@pytest.mark.parametrize("kind", sorted(messages.REQUESTS))
+@pytest.mark.parametrize("kind", sorted(requests.REQUESTS))
 def test_a_request_that_claims_more_than_there_is(kind: str) -> None:
     for body in (b"\xdd\xff\xff\xff\xff", b"\x9f" + b"\xdf\xff\xff\xff\xff" * 3, b"\x91" * 100_000):
         with measured() as taken, pytest.raises(messages.InvalidRequest):
-            messages.decode(body + b"\x01", messages.REQUESTS[kind])
+            messages.decode(body + b"\x01", requests.REQUESTS[kind])
         assert taken.python < LITTLE
 
 

@@ -15,14 +15,8 @@ from changelog.flight import batches
 from changelog.flight.batches import ROW_SCHEMA, Row
 from changelog.flight.client import FlightBroker
 from changelog.flight.connection import Target
-from changelog.flight.messages import (
-    REQUESTS,
-    SMALL_APPEND,
-    AppendHeader,
-    SmallAppend,
-    StreamHeader,
-    encode,
-)
+from changelog.flight.messages import SMALL_APPEND, AppendHeader, SmallAppend, StreamHeader, encode
+from changelog.flight.requests import REQUESTS
 from changelog.records import Append, ProducerIdentity, TopicPartition
 from tests.hostile.bombs import batch, claiming, compressed, measured, sharing
 from tests.hostile.conftest import Stranger

@@ -18,6 +18,7 @@ import pytest
 import changelog
 import strandline as sl
 from changelog.embedded import metrics as of_the_log
+from changelog.embedded.cleaning import schedule
 from changelog.flight import metrics as of_the_part
 from changelog.flight.serve import serve
 from changelog.metrics import Metric, exposition
@@ -30,7 +31,7 @@ from tests.workers.processes import Process, ending
 Eventually = Callable[..., None]
 PAGE = Path(__file__).parents[2] / "docs/guide/operating.md"
 ALL: tuple[Metric, ...] = (
-    *(*of_the_log.METRICS, *of_the_part.METRICS),
+    *(*of_the_log.METRICS, *schedule.METRICS, *of_the_part.METRICS),
     *(*metrics.METRICS, *gauges.METRICS),
 )
 ROW = re.compile(r"\| `(strandline_\w+)` \| (\w+) \| ([\w, ]*)\| [^|]+ \| [^|]+ \|")

@@ -94,7 +94,7 @@ class Cleaners:
     """Cleans the partitions of a log. `tick` does what is due, here or, in the background, on threads."""
 
     def __init__(
-        self, environment: Environment, catalog: Catalog, doom: Doom, *, background: bool
+        self, environment: Environment, catalog: Catalog, doom: Doom, background: bool
     ) -> None:
         self._environment = environment
         self._catalog = catalog
