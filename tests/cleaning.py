@@ -14,8 +14,8 @@ from changelog.records import PartitionOffsets, TopicPartition
 from tests.state.kit import Change, Changelog
 
 MEMORY = 1 << 20
-RETENTION_MS = 86_400_000
-"""`delete.retention.ms` of the topics that are cleaned here: its default."""
+RETENTION_MS = 1_000
+"""`delete.retention.ms` of the topics that are cleaned here."""
 
 
 class CutShort(Exception):
@@ -39,6 +39,7 @@ def close_segment(owner: Owner, tp: TopicPartition) -> None:
         # Each is rewritten by itself. A topic may not have so little.
         partition.config = copy(partition.config)
         object.__setattr__(partition.config, "segment_bytes", 1)
+        object.__setattr__(partition.config, "delete_retention_ms", RETENTION_MS)
         if partition.segments and partition.segments[-1].size:
             partition.roll()
 

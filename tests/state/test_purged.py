@@ -16,7 +16,7 @@ from changelog.records import PartitionOffsets
 from statestore import PartitionStore, Plan, Position, StoreSpec, open_store, plan_restore
 from statestore import restore as restore_module
 from statestore.engine import FORMAT
-from tests.cleaning import CutShort, Segments, clean, ignore
+from tests.cleaning import RETENTION_MS, CutShort, Segments, clean, ignore
 from tests.state.kit import Meanwhile
 
 SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
@@ -218,6 +218,29 @@ def test_what_was_settled_at_the_beginning_may_be_purged_meanwhile(
 
 
 @pytest.mark.usefixtures("piecemeal")
+def test_what_was_not_settled_at_the_beginning_may_not(
+    changelog: Segments, monkeypatch: pytest.MonkeyPatch, *, guarded: bool
+) -> None:
+    """The tombstone was there when it began, and so was what it deletes."""
+    if not guarded:
+        monkeypatch.undo()  # it is the other side of the rule that is left out
+        monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
+        monkeypatch.setattr(PartitionOffsets, "settled_end", LOG.high_watermark)
+    for key in ("zombie", "a", "b"):
+        changelog.change(key, 1)
+    changelog.change("zombie", None)
+    changelog.abort_one()
+
+    def purge() -> None:
+        changelog.clean()
+        assert changelog.clean(purge=True) == 1
+
+    store = open_store(IN_MEMORY, clock=changelog.clock)
+    store.restore(Meanwhile(changelog.owner, "fetch", 2, purge), changelog.partition)  # type: ignore[arg-type]
+    assert ("zombie" in store) is not guarded
+
+
+@pytest.mark.usefixtures("piecemeal")
 def test_a_restore_that_was_cut_short_below_the_purged_end_goes_on(
     changelog: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +347,7 @@ def test_a_consumer_is_told_and_not_stopped(changelog: Segments, *, guarded: boo
 
 
 class Busy:
-    """A broker; before any call of a restore anything may happen to the changelog."""
+    """A broker; before any call of a restore anything may happen to the changelog, or it ends there."""
 
     def __init__(self, changelog: Segments, chance: random.Random) -> None:
         self._changelog, self._chance = changelog, chance
@@ -334,20 +357,24 @@ class Busy:
         while self.left and self._chance.random() < 0.5:
             self.left -= 1
             happen(self._changelog, self._chance)
+        if self._chance.random() < 0.02:
+            raise StorageFailed("the process is gone")
         return getattr(self._changelog.owner, name)
 
 
 def happen(changelog: Segments, chance: random.Random) -> None:
     key = chance.choice("abcd")
-    what = chance.choice(["put", "put", "delete", "clean", "purge"])
+    what = chance.choice(["put", "put", "delete", "clean", "purge", "purge"])
     if what == "put":
         changelog.change(key, chance.randrange(100))
     elif what == "delete":
         changelog.change(key, None)
     else:
-        frames = chance.choice([None, chance.randrange(60)])
+        if what == "purge":  # of what those before have left
+            changelog.clock.advance(2 * RETENTION_MS)
+        frames = chance.choice([None, None, chance.randrange(60)])
         with suppress(CutShort):
-            clean(changelog.owner, changelog.partition, purge=what == "purge", frames=frames)
+            clean(changelog.owner, changelog.partition, frames=frames)
 
 
 def wrong(seed: int) -> str:
@@ -355,10 +382,14 @@ def wrong(seed: int) -> str:
     chance = random.Random(seed)
     changelog = Segments()
     store = open_store(IN_MEMORY, clock=changelog.clock)
-    for _ in range(4):
+    for _ in range(5):
         for _ in range(chance.randrange(6)):
             happen(changelog, chance)
-        reached = store.restore(Busy(changelog, chance), changelog.partition).position  # type: ignore[arg-type]
+        broker: Any = Busy(changelog, chance)
+        try:
+            reached = store.restore(broker, changelog.partition).position
+        except StorageFailed:
+            continue  # the next one goes on with what is written
         expected = changelog.as_of(reached.offset)
         if (found := entries(store)) != expected:
             return f"seed {seed}, offset {reached.offset}: {found}, not {expected}"
@@ -367,11 +398,11 @@ def wrong(seed: int) -> str:
 
 @pytest.mark.usefixtures("piecemeal")
 def test_whatever_happens_meanwhile_a_state_is_that_of_one_moment() -> None:
-    assert [told for seed in range(100) if (told := wrong(seed))] == []
+    assert [told for seed in range(60) if (told := wrong(seed))] == []
 
 
 @pytest.mark.usefixtures("piecemeal")
 @pytest.mark.parametrize("ignored", ["purged_end", "superseding_end"])
 def test_without_either_rule_it_is_not(monkeypatch: pytest.MonkeyPatch, ignored: str) -> None:
     ignore(monkeypatch, ignored)
-    assert any(map(wrong, range(100)))
+    assert any(map(wrong, range(60)))
