@@ -31,7 +31,7 @@ from changelog.embedded.partition import Partition
 from changelog.embedded.segment import LocatedFrame, Segment
 from changelog.errors import UNDONE, StorageFailed
 
-CHUNK = 4 << 20
+CHUNK = 1 << 20
 """Bytes read at a time."""
 
 
@@ -85,7 +85,7 @@ class _Cleaning:
         self._bounds = bounds_of(partition, now_ms)
         self._done = Pass(start=self._bounds.dirty)
         seed = int(partition.environment.clock.new_id(), 16)
-        self._known = OffsetMap(memory, seed=seed)
+        self._known = OffsetMap(memory, base=self._bounds.dirty, seed=seed)
 
     def run(self) -> Pass:
         end, keyless = self._look()

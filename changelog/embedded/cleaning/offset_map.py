@@ -1,7 +1,7 @@
 """The last offset of every key of a stretch of a log, in bounded memory (Kafka's SkimpyOffsetMap).
 
 A key is known by 128 bits of hash: two XXH3 of 64 bits, whose seeds nobody knows in advance. So an
-entry takes 24 bytes whatever the key, and that two of n keys are taken for one has a probability below
+entry takes 20 bytes whatever the key, and that two of n keys are taken for one has a probability below
 n² / 2¹²⁸: 10⁻²⁰ for a billion. Kafka takes 128 bits too, of MD5.
 
 An open-addressing table on columns: each step is one operation of numpy on a whole piece of keys, which
@@ -19,36 +19,59 @@ import pyarrow as pa
 Offsets = npt.NDArray[np.int64]
 _Hashes = npt.NDArray[np.uint64]
 
-SLOT_BYTES = 38
-"""Of the memory given: two hashes and an offset, a quarter as much while it grows, its share of `latest`."""
-LOAD = 0.8
+OVERHEAD = 48 << 20
+"""Bytes, of the memory given, for what is read and written at a time, and what allocators keep."""
+SLOT_BYTES = 28
+"""Two hashes, an offset, and its share of `Latest`."""
+LOAD = 0.85
 """Of the slots, those that may be taken: above, look-ups get long."""
 FIRST_SLOTS = 1 << 16
 GROWTH = 4
 PIECE = 1 << 16
 """Keys handled at once: what is computed for them stays in the processor's cache."""
+SPAN = (1 << 32) - 1
+"""So many offsets from the base on can be told apart."""
 ABSENT = -1
+_NONE = SPAN
 _HALF = np.uint64(32)
 
 
+class Latest:
+    """The offsets of the last records of all keys, ascending."""
+
+    def __init__(self, base: int, relative: npt.NDArray[np.uint32]) -> None:
+        self._base = base
+        self._relative = relative
+
+    def within(self, first: int, behind: int) -> Offsets:
+        """Those in [`first`, `behind`)."""
+        bounds = np.clip((first - self._base, behind - self._base), 0, SPAN).astype(np.uint32)
+        start, end = np.searchsorted(self._relative, bounds)
+        return self._relative[start:end] + np.int64(self._base)
+
+
 class OffsetMap:
-    """Keys to offsets.
+    """Keys to offsets, from `base` on.
 
     `memory` bytes bound it. `seed` has 128 bits.
 
     >>> keys = pa.array([b"a", b"b", b"a"])
-    >>> known = OffsetMap(1 << 20, seed=7)
+    >>> known = OffsetMap(1 << 20, base=10, seed=7)
     >>> known.put(keys, np.arange(10, 13))
     3
     >>> known.get(pa.array([b"a", b"b", b"c"])).tolist()
     [12, 11, -1]
+    >>> known.latest().within(10, 12).tolist()
+    [11]
     """
 
-    def __init__(self, memory: int, *, seed: int) -> None:
-        self._most_slots = max(2, memory // SLOT_BYTES)
+    def __init__(self, memory: int, *, base: int, seed: int) -> None:
+        room = max(memory // 2, memory - OVERHEAD)
+        self._most_slots = max(2, room // SLOT_BYTES)
         self.capacity = _room(self._most_slots)
         """So many keys fit."""
         self.keys = 0
+        self._base = base
         self._seeds = (seed & 0xFFFF_FFFF_FFFF_FFFF, seed >> 64 & 0xFFFF_FFFF_FFFF_FFFF)
         self._allocate(min(FIRST_SLOTS, self._most_slots))
 
@@ -56,7 +79,7 @@ class OffsetMap:
         self._slots = slots
         self._first = np.zeros(slots, np.uint64)
         self._second = np.zeros(slots, np.uint64)
-        self._offsets = np.full(slots, ABSENT, np.int64)
+        self._offsets = np.full(slots, _NONE, np.uint32)
 
     @property
     def use(self) -> float:
@@ -65,15 +88,17 @@ class OffsetMap:
 
     def put(self, keys: pa.BinaryArray, offsets: Offsets) -> int:
         """Take in records, offsets ascending, as far as there is room; how many were taken."""
-        done = 0
-        while done < len(keys):
+        relative = offsets - self._base
+        most, done = int(np.searchsorted(relative, SPAN)), 0
+        while done < most:
             # Each of them may be a key not met before.
-            count = min(len(keys) - done, self.capacity - self.keys, PIECE)
+            count = min(most - done, self.capacity - self.keys, PIECE)
             if count <= 0:
                 break
             while self.keys + count > _room(self._slots):
                 self._grow()
-            self._put(*self._hashed(keys.slice(done, count)), offsets[done : done + count])
+            piece = relative[done : done + count].astype(np.uint32)
+            self._put(*self._hashed(keys.slice(done, count)), piece)
             done += count
         return done
 
@@ -84,20 +109,20 @@ class OffsetMap:
         ]
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
-    def latest(self) -> Offsets:
-        """The offsets of the last records of all keys, ascending."""
-        found = self._offsets[self._offsets >= 0]
+    def latest(self) -> Latest:
+        """The last records of all keys."""
+        found = self._offsets[self._first != 0]
         found.sort()
-        return found
+        return Latest(self._base, found)
 
-    def _put(self, first: _Hashes, second: _Hashes, offsets: Offsets) -> None:
+    def _put(self, first: _Hashes, second: _Hashes, offsets: npt.NDArray[np.uint32]) -> None:
         slots = self._slots_of(first)
         while len(slots):
             there = self._first.take(slots)
             free = np.flatnonzero(there == 0)
             if len(free):
                 # Of several that want one slot the last gets it; the others look again.
-                wanted, claims = slots[free], np.arange(len(free))
+                wanted, claims = slots[free], np.arange(len(free), dtype=np.uint32)
                 self._first[wanted] = first[free]
                 self._second[wanted] = second[free]
                 self._offsets[wanted] = claims
@@ -112,13 +137,14 @@ class OffsetMap:
             slots = self._next(slots[rest])
 
     def _grow(self) -> None:
-        first, second, offsets = self._first, self._second, self._offsets
+        taken = np.flatnonzero(self._first)
+        first, second, offsets = self._first[taken], self._second[taken], self._offsets[taken]
+        del self._first, self._second, self._offsets, taken  # or both are there at once
         self._allocate(min(self._slots * GROWTH, self._most_slots))
         self.keys = 0
-        taken = np.flatnonzero(first)
-        for at in range(0, len(taken), PIECE):
-            some = taken[at : at + PIECE]
-            self._put(first[some], second[some], offsets[some])
+        for at in range(0, len(first), PIECE):
+            piece = slice(at, at + PIECE)
+            self._put(first[piece], second[piece], offsets[piece])
 
     def _get(self, first: _Hashes, second: _Hashes) -> Offsets:
         answer = np.full(len(first), ABSENT, np.int64)
@@ -128,7 +154,7 @@ class OffsetMap:
             mine = there == first
             mine &= self._second.take(slots) == second
             found = np.flatnonzero(mine)
-            answer[asked[found]] = self._offsets.take(slots[found])
+            answer[asked[found]] = self._offsets.take(slots[found]) + np.int64(self._base)
             rest = np.flatnonzero((there != 0) & ~mine)
             first, second, asked = first[rest], second[rest], asked[rest]
             slots = self._next(slots[rest])

@@ -154,13 +154,10 @@ class Survivors:
             return self._aborted(header, marker)
         self.tally.read += header.record_count
         if self.start <= header.base_offset and header.last_offset < self.end:
-            first, behind = np.searchsorted(
-                self._latest, (header.base_offset, header.last_offset + 1)
-            )
-            if first == behind:  # its checksum was compared when its keys were read
+            stay = self._latest.within(header.base_offset, header.last_offset + 1)
+            if not len(stay):  # its checksum was compared when its keys were read
                 return Verdict(header, _NOTHING, stays_apart=self.last_of_producer(header))
             content = content_of(frame, self.schemas)
-            stay = self._latest[first:behind]
             kept = (
                 stay - header.base_offset
                 if content.dense
