@@ -15,12 +15,18 @@ from framework.options import Options
 from framework.store import Store
 from framework.task import TaskSpec
 from framework.topic import Topic
+from statestore.spec import StoreSpec
 
 TopicT = TypeVar("TopicT", bound=Topic[Any, Any])
 StoreT = TypeVar("StoreT", bound=Store[Any, Any])
 
 INTERNAL_SUFFIXES = ("-changelog", "-repartition", "-timers")
 CHANGELOG_CONFIG = {"cleanup.policy": "compact"}
+TTL_MARGIN_MS = 24 * 60 * 60 * 1000
+"""A changelog keeps values so much longer than their store does (Kafka Streams'
+`windowstore.changelog.additional.retention.ms`): its deletion goes by another clock."""
+TTL_SEGMENTS = 4
+"""Into so many segments a time to live is divided at least, since whole segments are deleted."""
 KEPT = {"retention.ms": "-1"}
 """Unless an app's topic says otherwise: retention goes by the records' own time, so Kafka's
 default of seven days would delete a file of last year's events minutes after it was appended."""
@@ -106,7 +112,7 @@ class Declarations:
             stores = [store.spec for store in spec.stores]
             for store in [*stores, spec.timer_store] if spec.has_timers else stores:
                 name = store.changelog_topic(self.app)
-                infos[name] = self._changelog(broker, name, partitions, spec)
+                infos[name] = self._changelog(broker, name, partitions, spec, store)
         return infos
 
     def internal_topics(self) -> list[str]:
@@ -175,12 +181,14 @@ class Declarations:
             )
         return next(iter(counts.values()))
 
-    def _changelog(self, broker: Broker, name: str, partitions: int, spec: TaskSpec) -> TopicInfo:
+    def _changelog(
+        self, broker: Broker, name: str, partitions: int, spec: TaskSpec, store: StoreSpec[Any, Any]
+    ) -> TopicInfo:
         try:
             info = broker.topic(name)
         except UnknownTopic:
             try:
-                return broker.create_topic(name, partitions, config=CHANGELOG_CONFIG)
+                return broker.create_topic(name, partitions, config=changelog_config(store))
             except TopicExists:
                 info = broker.topic(name)
         if info.partitions != partitions:
@@ -190,6 +198,23 @@ class Declarations:
                 " app.reset() builds it anew"
             )
         return info
+
+
+def changelog_config(store: StoreSpec[Any, Any]) -> dict[str, str]:
+    """The settings of a store's changelog: compacted; with a time to live, old segments are deleted as well.
+
+    >>> changelog_config(StoreSpec("seen", key=str, value=int))
+    {'cleanup.policy': 'compact'}
+    >>> changelog_config(StoreSpec("seen", key=str, value=int, ttl_ms=3_600_000))["retention.ms"]
+    '90000000'
+    """
+    if store.ttl_ms is None:
+        return CHANGELOG_CONFIG
+    return {
+        "cleanup.policy": "compact,delete",
+        "retention.ms": str(store.ttl_ms + TTL_MARGIN_MS),
+        "segment.ms": str(max(1, store.ttl_ms // TTL_SEGMENTS)),
+    }
 
 
 def _created(broker: Broker, topic: Topic[Any, Any]) -> TopicInfo:

@@ -44,7 +44,7 @@ def rebuilt_manifest(
     folder = partition_folder(meta.topic_id, number)
     files = storage.list_dir(folder)
     names = sorted({name for name in map(segment_of, files) if name})
-    found = [_found(storage, folder, name) for name in names if name.log_file in files]
+    found = [_found(storage, folder, name, files) for name in names if name.log_file in files]
     kept = _without_overlaps(found)
     epochs = _epochs(header for one in kept for header in one.first_of_epoch)
     end = kept[-1].segment.end_offset if kept else 0
@@ -111,6 +111,8 @@ class _Found:
     """A segment file, and what its whole frames say."""
 
     segment: Segment
+    closed: bool
+    """Whether it has what a closed segment has beside it. One that a pass of the cleaner left unfinished has not."""
     frames: int = 0
     first_of_epoch: list[FrameHeader] = field(default_factory=list)
 
@@ -174,9 +176,9 @@ def _snapshots(files: Sequence[str], start: int) -> list[int]:
     return [o for o in map(snapshot_offset, files) if o is not None and o >= start]
 
 
-def _found(storage: Storage, folder: str, name: SegmentName) -> _Found:
+def _found(storage: Storage, folder: str, name: SegmentName, files: Sequence[str]) -> _Found:
     segment = Segment.open(storage, folder, name, 0, writable=False)
-    found = _Found(segment)
+    found = _Found(segment, name.aborted_file in files)
     for one in scan(segment, segment.file.size()):
         if isinstance(one, Whole):
             header = one.frame.header
@@ -190,18 +192,26 @@ def _found(storage: Storage, folder: str, name: SegmentName) -> _Found:
 
 
 def _without_overlaps(found: list[_Found]) -> list[_Found]:
-    """By ascending offsets; of two that hold the same offsets the one that reaches further."""
+    """By ascending offsets; of two that hold the same offsets the one that was closed, or reaches further."""
     kept: list[_Found] = []
     for one in sorted(found, key=lambda one: (one.segment.base_offset, *_fullness(one))):
-        while kept and kept[-1].segment.base_offset == one.segment.base_offset:
-            kept.pop()  # sorted by fullness: this one has more
+        while kept and (
+            kept[-1].segment.base_offset == one.segment.base_offset  # sorted: this one has more
+            or (one.closed and not kept[-1].closed and _overlap(kept[-1], one))
+        ):
+            kept.pop()
         if not kept or kept[-1].segment.end_offset <= one.segment.base_offset:
             kept.append(one)
     return kept
 
 
-def _fullness(found: _Found) -> tuple[int, int, int]:
-    return found.segment.end_offset, found.frames, found.segment.name.generation
+def _fullness(found: _Found) -> tuple[bool, int, int, int]:
+    segment = found.segment
+    return found.closed, segment.end_offset, found.frames, segment.name.generation
+
+
+def _overlap(before: _Found, behind: _Found) -> bool:
+    return before.segment.end_offset > behind.segment.base_offset
 
 
 def _epochs(headers: Iterator[FrameHeader]) -> list[tuple[int, int]]:
