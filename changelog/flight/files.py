@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from changelog.errors import CorruptLog, StorageFailed
 from changelog.flight.connection import Connection
-from changelog.flight.messages import FetchRequest
+from changelog.flight.messages import (
+    FetchRequest,
+)
 from changelog.records import Fetched, TopicPartition
 from changelog.storage import Storage
 

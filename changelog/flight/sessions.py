@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator
 from changelog.broker import Broker
 from changelog.clock import Clock
 from changelog.errors import StrandlineError
-from changelog.flight.messages import Hello, SessionEnded
+from changelog.flight.messages import (
+    Hello,
+    SessionEnded,
+)
 from changelog.groups import GroupMember
 from changelog.records import ProducerIdentity
 

@@ -23,7 +23,9 @@ from changelog.errors import (
     StrandlineError,
     Unauthenticated,
 )
-from changelog.flight.messages import failure_of
+from changelog.flight.messages import (
+    failure_of,
+)
 from framework.querying import sockets
 from framework.querying.messages import (
     MAX_HELLO,

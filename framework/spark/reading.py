@@ -12,6 +12,7 @@ import changelog
 from changelog.broker import Broker
 from changelog.clock import SystemClock
 from changelog.errors import InvalidConfig, OffsetOutOfRange, UnknownPin
+from changelog.pins import PinName
 from changelog.records import Batch, Fetched, PartitionOffsets, TopicInfo, TopicPartition
 from framework.spark.planning import Ends, OffsetRange
 
@@ -70,17 +71,27 @@ def read_range(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) 
     Raises OffsetOutOfRange when some are gone; without `fail_on_data_loss` it gives what is left.
     """
     position = range_.start
-    fetches = _pinned_fetches if range_.pin is not None else _fetches
-    try:
-        for fetched in fetches(broker, range_, fail_on_data_loss):
-            yield from _inside(fetched, range_)
-            position = fetched.next_offset
-    except UnknownPin as error:
-        tp, end = range_.topic_partition, range_.end
-        lost = f"{tp} from offset {position} to {end} is to be read as it was planned, but {error}"
-        report([lost], fail=fail_on_data_loss)
-        left = replace(range_, start=position, pin=None)
-        yield from read_range(broker, left, fail_on_data_loss=fail_on_data_loss)
+    if range_.pin is not None:
+        try:
+            for fetched in _pinned_fetches(broker, range_, range_.pin):
+                yield from _inside(fetched, range_)
+                position = fetched.next_offset
+        except UnknownPin as error:
+            report_unpinned(range_, error, fail=fail_on_data_loss)
+    left = replace(range_, start=position)
+    for fetched in _fetches(broker, left, fail_on_data_loss):
+        yield from _inside(fetched, left)
+
+
+def read_pinned(broker: Broker, range_: OffsetRange, pin: PinName) -> Iterator[Batch]:
+    """The committed records of a range as they were when it was pinned. Raises UnknownPin."""
+    for fetched in _pinned_fetches(broker, range_, pin):
+        yield from _inside(fetched, range_)
+
+
+def report_unpinned(range_: OffsetRange, error: UnknownPin, *, fail: bool) -> None:
+    """What is left of a range may not be as it was. Raises OffsetOutOfRange, or only logs it."""
+    report([f"{range_.topic_partition} is to be read as it was planned, but {error}"], fail=fail)
 
 
 def _fetches(broker: Broker, range_: OffsetRange, fail: bool) -> Iterator[Fetched]:
@@ -99,17 +110,15 @@ def _fetches(broker: Broker, range_: OffsetRange, fail: bool) -> Iterator[Fetche
         position = fetched.next_offset
 
 
-def _pinned_fetches(broker: Broker, range_: OffsetRange, _fail: bool) -> Iterator[Fetched]:
+def _pinned_fetches(broker: Broker, range_: OffsetRange, pin: PinName) -> Iterator[Fetched]:
     """What the range's pin has in it. Raises UnknownPin."""
-    assert range_.pin is not None
     clock, position, due = SystemClock(), range_.start, 0.0
     while position < range_.end:
         if clock.monotonic() >= due:
-            broker.pins.use(range_.pin)
+            broker.pins.use(pin)
             due = clock.monotonic() + USE_SECONDS
-        fetched = broker.pins.fetch(
-            range_.pin, range_.topic_partition, position, max_bytes=FETCH_BYTES
-        )
+        tp = range_.topic_partition
+        fetched = broker.pins.fetch(pin, tp, position, max_bytes=FETCH_BYTES)
         yield fetched
         position = fetched.next_offset
 

@@ -4,9 +4,10 @@ A compacted topic is a table written as changes: the last record of a key is its
 null value deletes it. One task reads one partition, up to an end that planning captures, and
 drops what is superseded as it goes, so that it holds about as much as the table has, not the log.
 
-What cleaning removes because of records behind that end is missing before it. So where that has
-happened meanwhile, the task reads on to those records: what it gives is always all of one moment,
-that of planning or a later one. Attempts of one task may differ in that moment.
+It reads what planning has pinned (`pinning`), so the table is of that moment, at every attempt. Without a
+pin, cleaning goes on meanwhile: what it removes because of records behind the end is missing before it. There
+the task reads on to those records, and begins anew where it may have missed a deletion: what it gives
+is all of one moment, that of planning or a later one, and attempts of one task may differ in it.
 
 A store has the columns `key` and `value`, of the types that its newest records show (`decoding`);
 `.schema(…)` given to Spark is taken instead of looking, and `.option("decode", "false")` leaves
@@ -24,14 +25,14 @@ import pyarrow as pa
 
 from changelog.broker import Broker
 from changelog.clock import SystemClock
-from changelog.errors import InvalidConfig
-from changelog.records import Batch, TopicInfo, TopicPartition
+from changelog.errors import InvalidConfig, UnknownPin
+from changelog.records import Batch, TopicInfo
 from framework.spark import decoding
 from framework.spark.columns import fit, topic_schema
 from framework.spark.options import SourceOptions
 from framework.spark.pinning import pin_of_read, planned
 from framework.spark.planning import OffsetRange, Plan, latest, plan, resolve
-from framework.spark.reading import ends_of, read_range
+from framework.spark.reading import ends_of, read_pinned, read_range, report_unpinned
 
 SAMPLE_OFFSETS = 1000
 """How many of the newest offsets of each partition show the types of a store."""
@@ -75,13 +76,24 @@ def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
 
 def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
     """One range for each partition of the store: everything up to now, pinned."""
-    topic = table_topic(broker, options)
+    topic, timeout = table_topic(broker, options), options.batch_pin_ms
 
     def look() -> Plan:
         ends = ends_of(broker, [topic])
         return plan(resolve("earliest", ends, "store"), latest(ends), ends)
 
-    return planned(broker, options, pin_of_read(), options.batch_pin_ms, look)
+    while True:
+        name = pin_of_read()
+        ranges = planned(broker, options, name, timeout, look)
+        if timeout == 0 or _are_whole(broker, ranges):
+            return ranges
+        broker.pins.release(name.holder, name.until)
+
+
+def _are_whole(broker: Broker, ranges: list[OffsetRange]) -> bool:
+    """Whether nothing in them was removed for a record behind them, between planning and pinning."""
+    now = broker.offsets([each.topic_partition for each in ranges])
+    return all(now[each.topic_partition].superseding_end <= each.end for each in ranges)
 
 
 def read_store(
@@ -98,8 +110,14 @@ def read_store(
 
 
 def _table(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) -> pa.Table | None:
-    """The latest state; read again if it took so long that a deletion may have been missed."""
-    tp = TopicPartition(range_.topic, range_.partition)
+    """The latest state; without a pin read again if a deletion may have been missed meanwhile."""
+    if range_.pin is not None:
+        try:
+            return latest_by_key(read_pinned(broker, range_, range_.pin))
+        except UnknownPin as error:
+            report_unpinned(range_, error, fail=fail_on_data_loss)
+            range_ = replace(range_, pin=None)
+    tp = range_.topic_partition
     while True:
         settled_end = broker.offsets([tp])[tp].settled_end
         table = latest_by_key(_changes(broker, range_, fail_on_data_loss=fail_on_data_loss))
@@ -115,7 +133,7 @@ def _table(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) -> p
 
 def _changes(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[Batch]:
     """The records of the range, and those behind it that have replaced some of it."""
-    tp = TopicPartition(range_.topic, range_.partition)
+    tp = range_.topic_partition
     position, end = range_.start, range_.end
     while position < end:
         stretch = replace(range_, start=position, end=end)

@@ -27,7 +27,12 @@ from changelog.errors import (
 from changelog.flight import batches, messages, requests
 from changelog.flight.client import FlightBroker
 from changelog.flight.connection import Target
-from changelog.flight.messages import WIRE_VERSION, Hello, check_version, encode
+from changelog.flight.messages import (
+    WIRE_VERSION,
+    Hello,
+    check_version,
+    encode,
+)
 from changelog.flight.server import FlightEndpoint, _answer, _failures_sent
 from changelog.records import (
     Append,

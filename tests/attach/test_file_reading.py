@@ -18,7 +18,10 @@ from changelog.errors import (
 )
 from changelog.flight.client import FlightBroker
 from changelog.flight.files import FileReader
-from changelog.flight.messages import FetchRequest, encode
+from changelog.flight.messages import (
+    FetchRequest,
+    encode,
+)
 from changelog.flight.server import FlightEndpoint
 from changelog.records import Append, TopicPartition
 from changelog.storage import LocalStorage, MemoryStorage

@@ -9,7 +9,7 @@ from changelog.flight.attach import attach_or_own
 from changelog.pins import PinName, PinnedRange
 from changelog.records import Append, TopicPartition
 from changelog.storage import LocalStorage
-from tests.log.superseding import rewrite
+from tests.cleaning import clean
 
 T0 = TopicPartition("t", 0)
 PIN = PinName("query", "a", "b")
@@ -52,7 +52,7 @@ def asked(beside, monkeypatch):
 
 def test_an_attached_process_pins_reads_and_releases(attached, owner, span):
     assert attached.pins.hold(PIN, span, timeout_ms=HOUR) == span
-    assert rewrite(owner._partition(T0)) > 100
+    assert clean(owner, T0).tally.superseded > 100
     assert attached.pins.use(PIN) == span
     assert pinned(attached) == pinned(attached, max_bytes=1) == pinned(owner) == list(range(400))
     attached.pins.release("query", "b")

@@ -12,7 +12,9 @@ from pyarrow import flight
 from changelog.embedded.owner import Owner
 from changelog.flight.batches import ROW_SCHEMA, Row
 from changelog.flight.connection import Connection, Target
-from changelog.flight.messages import APPEND
+from changelog.flight.messages import (
+    APPEND,
+)
 from changelog.flight.server import FlightEndpoint
 from changelog.storage import LocalStorage
 

@@ -26,10 +26,10 @@ from changelog.errors import (
 from changelog.pins import MAX_TIMEOUT_MS, PinName, PinnedRange
 from changelog.records import Append, TopicPartition, columns_schema
 from changelog.storage import LocalStorage
+from tests.cleaning import clean
 from tests.crash.twin import PowerStorage
 from tests.log.kit import Client, World
 from tests.log.power import PowerWorld, failing
-from tests.log.superseding import rewrite
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 PIN = PinName("query", "a", "b")
@@ -103,7 +103,7 @@ def shown(world: World, tp: TopicPartition = T0) -> list[tuple[int, Any]]:
 
 
 def rewritten(world: World) -> None:
-    assert rewrite(world.owner._partition(T0)) > 0
+    assert clean(world.owner, T0).tally.superseded > 0
 
 
 def everything_deleted(world: World) -> None:

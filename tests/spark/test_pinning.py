@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,14 +18,16 @@ from changelog.records import TopicPartition
 from changelog.storage import LocalStorage
 from framework.spark import reading
 from framework.spark.options import SourceOptions
-from tests.log.superseding import rewrite
+from framework.spark.planning import OffsetRange
+from framework.spark.tables import plan_store, read_store
+from tests.cleaning import Segments, clean
 from tests.spark.writing import Writer
 
 pytest.importorskip("pyspark")
 
 from framework.spark.source import BatchReader, StoreReader
 from framework.spark.streaming import StreamReader
-from framework.spark.versions import TELLS_START, read_limit, to_spark
+from framework.spark.versions import TELLS_START, read_limit, to_arrow, to_spark
 
 T = TopicPartition("t", 0)
 SMALL = {
@@ -97,7 +100,7 @@ def numbers(start: int, end: int) -> list[tuple[bytes, bytes]]:
 
 
 def rewritten(log: Owner) -> None:
-    assert rewrite(log._partition(T)) > 0
+    assert clean(log, T).tally.superseded > 0
 
 
 def all_deleted(log: Owner) -> None:
@@ -306,6 +309,68 @@ def test_a_table_is_read_as_of_its_planning(log: Owner, fate: Fate) -> None:
     Writer(log).write([(b"k0", None), (b"k1", b"later")])
     fate(log)
     assert sorted(rows(reader, planned)) == numbers(96, 99)
+
+
+@pytest.fixture
+def changelog() -> Segments:
+    """The changelog of a store, each change in a segment of its own."""
+    found = Segments()
+    for number, key in enumerate(("a", "zombie", "k", "b")):
+        found.change(key, number)
+    return found
+
+
+STATE = SourceOptions.parse({"path": "/log", "store": "app/store", "decode": "false"})
+
+
+def state(changelog: Segments, range_: OffsetRange) -> dict[str, int]:
+    batches = read_store(changelog.owner, range_, to_arrow(BINARY), STATE)
+    found = [(row["key"], row["value"]) for batch in batches for row in batch.to_pylist()]
+    return {key.removeprefix(b"Q").decode(): value[0] for key, value in found}
+
+
+def test_a_table_knows_nothing_of_what_was_deleted_and_replaced_since(changelog: Segments) -> None:
+    [range_] = plan_store(changelog.owner, STATE)
+    before = dict(changelog.model)
+    changelog.change("k", 9)
+    changelog.delete_and_purge("zombie")
+    assert changelog.model != before
+    assert state(changelog, range_) == state(changelog, range_) == before
+
+
+def test_a_table_that_is_cleaned_before_it_is_pinned_is_planned_anew(
+    changelog: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a value would be missing whose successor lies behind the end."""
+    hold, calls = changelog.owner.pins.hold, []
+
+    def late(*args: Any, **more: Any) -> Any:
+        if not calls:
+            calls.append(1)
+            changelog.change("k", 9)
+            changelog.change("c", 1)
+            changelog.clean()
+        return hold(*args, **more)
+
+    monkeypatch.setattr(changelog.owner.pins, "hold", late)
+    [range_] = plan_store(changelog.owner, STATE)
+    assert state(changelog, range_) == changelog.model
+    storage = changelog.owner._environment.storage
+    assert len(storage.list_dir("pins")) == 1
+
+
+def test_a_table_whose_pin_is_gone_is_a_loss_or_one_of_a_later_moment(changelog: Segments) -> None:
+    [range_] = plan_store(changelog.owner, STATE)
+    changelog.delete_and_purge("zombie")
+    changelog.owner._environment.storage.remove_tree("pins")
+    with pytest.raises(OffsetOutOfRange, match="as it was planned"):
+        state(changelog, range_)
+    batches = read_store(
+        changelog.owner, range_, to_arrow(BINARY), replace(STATE, fail_on_data_loss=False)
+    )
+    keys = [row["key"] for batch in batches for row in batch.to_pylist()]
+    assert b"Qzombie" not in keys
+    assert len(keys) == len(changelog.model)
 
 
 def test_the_pin_of_a_batch_goes_when_nobody_reads_any_more(log: Owner, clock: ManualClock) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from changelog.embedded.partition import Partition
+from changelog.embedded.owner import Owner
 from changelog.records import TopicPartition
-from tests.log.superseding import rewrite
+from tests.cleaning import clean
 from tests.spark.driver import rows_of
 from tests.spark.writing import Writer
 
@@ -35,12 +35,12 @@ SMALL = {"cleanup.policy": "compact", "segment.bytes": "4096", "file.delete.dela
 
 
 @pytest.fixture
-def partition(log: Log) -> Partition:
+def owner(log: Log) -> Owner:
     """Topic t: three keys, over and over, in small segments."""
     log.broker.create_topic("t", 1, config=SMALL)
     write(log, 0, 200)
     _, link = log.broker._connections.current(10)  # type: ignore[attr-defined]
-    found: Partition = link.broker._partition(T)
+    found: Owner = link.broker
     return found
 
 
@@ -62,7 +62,7 @@ def kill_jvm_of(group: int) -> None:
 
 @pytest.mark.skipif(not TELLS_START, reason="needs a Spark that says where a query stands")
 def test_a_batch_of_a_driver_that_was_killed_is_read_again_the_same(
-    log: Log, partition: Partition, spark: SparkSession, tmp_path: Path, repository: Path
+    log: Log, owner: Owner, spark: SparkSession, tmp_path: Path, repository: Path
 ) -> None:
     folder, checkpoint = str(tmp_path / "log"), str(tmp_path / "checkpoint")
     driver = subprocess.Popen(
@@ -78,7 +78,7 @@ def test_a_batch_of_a_driver_that_was_killed_is_read_again_the_same(
     first = msgspec.json.decode((tmp_path / "rows.json").read_bytes())
     assert first == numbers(0, 200)
 
-    assert rewrite(partition) > 100
+    assert clean(owner, T).tally.superseded > 100
     write(log, 200, 210)
     batches: list[list[list[Any]]] = []
     stream = spark.readStream.format("strandline").option("subscribe", "t").load(folder)
@@ -90,7 +90,7 @@ def test_a_batch_of_a_driver_that_was_killed_is_read_again_the_same(
 
 
 def test_a_query_and_a_table_that_are_under_way_see_nothing_of_a_rewriting(
-    log: Log, partition: Partition, spark: SparkSession, tmp_path: Path
+    log: Log, owner: Owner, spark: SparkSession, tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "log")
     seen: list[tuple[list[Any], list[Any]]] = []
@@ -101,7 +101,7 @@ def test_a_query_and_a_table_that_are_under_way_see_nothing_of_a_rewriting(
     def take(frame: Any, _: int) -> None:
         before = rows_of(frame)
         write(log, 200, 230)
-        assert rewrite(partition) > 100
+        assert clean(owner, T).tally.superseded > 100
         seen.append((before, rows_of(frame)))
 
     stream = spark.readStream.format("strandline").option("subscribe", "t")

@@ -165,7 +165,10 @@ def stored(model: dict[str, int]) -> dict[bytes, bytes]:
     return {b"Q" + key.encode(): bytes((value,)) for key, value in model.items()}
 
 
-STATE = SourceOptions.parse({"path": "/log", "store": "app/store", "decode": "false"})
+STATE = SourceOptions.parse(
+    {"path": "/log", "store": "app/store", "decode": "false", "pinTimeoutMs": "0"}
+)
+"""Without a pin, under which nothing could happen meanwhile (test_pinning)."""
 
 
 @pytest.mark.parametrize("looked_at", [True, False])
