@@ -14,7 +14,12 @@ from tests.cleaning import clean
 T0 = TopicPartition("t", 0)
 PIN = PinName("query", "a", "b")
 HOUR = 3_600_000
-SMALL = {"segment.bytes": "4096", "index.interval.bytes": "512", "cleanup.policy": "compact"}
+SMALL = {
+    "segment.bytes": "4096",
+    "index.interval.bytes": "512",
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "1",  # it is cleaned when the test says so
+}
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from changelog.embedded.owner import Owner
-from changelog.errors import UnknownPin
+from changelog.errors import StrandlineError
 from changelog.pins import PinName, PinnedRange, PinnedRanges
 from changelog.records import ConsumerRecord, Isolation, ProducerIdentity, TopicPartition
 from tests.log.kit import World
@@ -296,7 +296,7 @@ class Ledger:
             if world.clock.now_ms() < kept.expires_ms:
                 try:
                     rows = pinned_rows(world.owner, name, kept.ranges)
-                except UnknownPin as error:
+                except StrandlineError as error:
                     raise Violation("pins", str(error)) from error
                 check("pins", rows == kept.rows, f"{name} shows {len(rows)} of {len(kept.rows)}")
 

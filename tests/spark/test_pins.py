@@ -31,7 +31,13 @@ from framework.spark.versions import TELLS_START
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 T = TopicPartition("t", 0)
-SMALL = {"cleanup.policy": "compact", "segment.bytes": "4096", "file.delete.delay.ms": "0"}
+SMALL = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "4096",
+    "file.delete.delay.ms": "0",
+    "min.cleanable.dirty.ratio": "1",
+}
+"""It is cleaned when the test says so."""
 
 
 @pytest.fixture
