@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -436,3 +441,43 @@ def test_check_looks_at_pins_and_takes_none_for_damage(world: World) -> None:
     world.open()
     world.owner.close()
     assert found_by_check(world) == []
+
+
+def test_pins_that_are_made_while_the_log_is_written_and_cleaned_are_whole(tmp_path: Path) -> None:
+    world = World(storage=LocalStorage(tmp_path / "log"))
+    world.owner.create_topic("t", 1, config={**SMALL, "min.cleanable.dirty.ratio": "1"})
+    stop, cleaned, client = threading.Event(), 0, Client(world)
+
+    def write(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if stop.is_set():
+                return
+            client.append(b"%d" % number, key=KEYS[number % len(KEYS)])
+
+    def sweep() -> None:
+        nonlocal cleaned
+        while not stop.is_set():
+            cleaned += clean(world.owner, T0).tally.superseded
+
+    write(range(100))
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(write, count(100)), pool.submit(sweep)]
+        try:
+            for number in range(15):
+                name = PinName("query", f"a{number}", "b")
+                hold(world, name)
+                first, end = pinned(world, name), world.owner.pins.use(name)[T0].end
+                before = cleaned
+                deadline = time.monotonic() + 10
+                while cleaned == before and time.monotonic() < deadline:
+                    assert pinned(world, name) == first
+                if (
+                    world.owner.offsets([T0])[T0].superseding_end <= end
+                ):  # else it was cleaned at once
+                    last = [int(value) for _, value in first[-3:]]
+                    assert last == list(range(end - 3, end))
+        finally:
+            stop.set()
+    for one in running:
+        one.result()
+    assert cleaned > 300
