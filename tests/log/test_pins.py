@@ -32,9 +32,9 @@ from changelog.pins import MAX_TIMEOUT_MS, PinName, PinnedRange
 from changelog.records import Append, TopicPartition, columns_schema
 from changelog.storage import LocalStorage
 from tests.cleaning import clean
-from tests.crash.twin import PowerStorage
+from tests.crash.twin import Died, Operation, PowerStorage
 from tests.log.kit import Client, World
-from tests.log.power import PowerWorld, failing
+from tests.log.power import PowerWorld, failing, stopping
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 PIN = PinName("query", "a", "b")
@@ -191,9 +191,33 @@ def test_a_pin_survives_a_power_cut_with_all_that_it_holds(durability: str) -> N
     world.owner.create_topic("t", 2, config=SMALL)
     fill(world, 20)
     before = shown(world)
-    hold(world)
     Client(world, "three").append(b"behind it, and not durable")
+    hold(world)
     world.power_cut()
+    assert pinned(world) == before
+
+
+def test_there_is_no_document_without_its_links() -> None:
+    world = PowerWorld()
+    world.owner.create_topic("t", 2, config=SMALL)
+    fill(world)
+    before = shown(world)
+    world.storage.hook = stopping("sync_dir", pin_folder(PIN))
+    with pytest.raises(Died):
+        hold(world)
+    world.crash()
+    assert world.storage.list_dir("pins") == []
+    seen: list[str] = []
+
+    def die_at_the_last(operation: Operation) -> None:
+        seen.append(operation.path)
+        if operation.kind == "sync_dir" and pin_file(PIN) in seen:
+            raise Died
+
+    world.storage.hook = die_at_the_last
+    with pytest.raises(Died):
+        hold(world)
+    world.power_cut(keep=lambda change: change.path == pin_file(PIN))
     assert pinned(world) == before
 
 
