@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from changelog.broker import Broker
@@ -197,7 +197,8 @@ class Declarations:
                 f" {spec.name!r} has {partitions}: its state would be on the wrong partitions;"
                 " app.reset() builds it anew"
             )
-        return info
+        changes = _keeping_more(info.config, changelog_config(store))
+        return broker.alter_topic(name, config=changes) if changes else info
 
 
 def changelog_config(store: StoreSpec[Any, Any]) -> dict[str, str]:
@@ -215,6 +216,19 @@ def changelog_config(store: StoreSpec[Any, Any]) -> dict[str, str]:
         "retention.ms": str(store.ttl_ms + TTL_MARGIN_MS),
         "segment.ms": str(max(1, store.ttl_ms // TTL_SEGMENTS)),
     }
+
+
+def _keeping_more(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str | None]:
+    """What to change so that a changelog keeps all that its store, as it is declared now, does.
+
+    It is never made to keep less: a value from before there was a time to live has none.
+    """
+    if "delete" not in found.get("cleanup.policy", ""):
+        return {}
+    if "retention.ms" not in wanted:
+        return {**wanted, "retention.ms": None, "segment.ms": None}
+    kept = int(found.get("retention.ms", "-1"))
+    return dict(wanted) if 0 <= kept < int(wanted["retention.ms"]) else {}
 
 
 def _created(broker: Broker, topic: Topic[Any, Any]) -> TopicInfo:

@@ -189,7 +189,8 @@ class _Cleaning:
             verdict = survivors.judge(frame)
             changes = changes or verdict.changes(frame.header)
             verdicts.append(verdict._replace(content=None))  # or all of the segment is in memory
-        small = segment.size * 2 < self._partition.config.segment_bytes
+        config = self._partition.config
+        small = segment.size * 2 < config.segment_bytes and not config.delete
         joins = small and segment.size < self._bounds.dirty_bytes
         return verdicts if changes or joins else None
 

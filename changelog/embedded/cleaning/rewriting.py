@@ -27,6 +27,7 @@ MERGED_BYTES = 1 << 20
 """About how large a frame of gathered records gets."""
 LARGE = MERGED_BYTES // 2
 """Bytes from which on a frame is copied as it is, if all of its records stay."""
+FOREVER = 1 << 62
 
 
 class Rewriter:
@@ -97,8 +98,14 @@ class Rewriter:
             for segment in unlisted:
                 segment.remove()
 
+    @property
+    def _longest(self) -> int:
+        """How much time a segment may span, in ms: what is deleted by time must not wait for younger records."""
+        config = self._partition.config
+        return config.segment_ms if config.delete else FOREVER
+
     def _gather(self, header: FrameHeader, columns: pa.RecordBatch, offsets: Offsets) -> None:
-        if not self._gathered.takes(header):
+        if not self._gathered.takes(header, self._longest):
             self._flush()
         self._gathered.add(header, columns, offsets)
         if self._gathered.bytes >= min(MERGED_BYTES, self._partition.config.segment_bytes // 2):
@@ -129,7 +136,7 @@ class Rewriter:
         segment = self._segment
         if segment is not None and (
             segment.size + header.length > config.segment_bytes
-            or header.max_timestamp - segment.first_timestamp > config.segment_ms
+            or header.max_timestamp - segment.first_timestamp > self._longest
         ):
             self._close()
         if self._segment is None:
@@ -165,11 +172,13 @@ class _Gathered:
         self._offsets: list[Offsets] = []
         self.bytes = 0
 
-    def takes(self, header: FrameHeader) -> bool:
-        """Whether the records of a frame can join those that are there."""
+    def takes(self, header: FrameHeader, longest: int) -> bool:
+        """Whether the records of a frame can join those that are there, over `longest` ms at most."""
         first = self._header
         if first is None:
             return True
+        if header.max_timestamp - first.base_timestamp > longest:
+            return False
         horizons = {first.delete_horizon, header.delete_horizon} - {NO_HORIZON}
         return len(horizons) < 2 and _alike(first) == _alike(header)
 

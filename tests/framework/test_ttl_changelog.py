@@ -1,0 +1,96 @@
+"""The changelog of a store with a time to live: compacted, and old segments are deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from changelog.clock import ManualClock
+from changelog.embedded.owner import Owner
+from changelog.records import TopicPartition
+from changelog.storage import MemoryStorage
+from framework.declaring import TTL_MARGIN_MS
+from statestore import StoreSpec, open_store
+from tests.state.kit import Changelog
+
+HOUR_MS = 60 * 60 * 1000
+CHANGELOG = "app-seen-changelog"
+TP = TopicPartition(CHANGELOG, 0)
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner(MemoryStorage(), clock=ManualClock(1_000_000), background=False)
+
+
+def declared(owner: Owner, **settings: Any) -> dict[str, str]:
+    """The changelog's settings once an app with such a store was started."""
+    app = sl.App("app", log="unused")
+    words = app.topic("words", value=str)
+    seen = app.store("seen", key=str, value=int, **settings)
+
+    @app.task(words, stores=[seen])
+    def note(record: sl.Record[str, str]) -> None:
+        seen[record.value] = 1
+
+    app.declared.prepare(owner)
+    return dict(owner.topic(CHANGELOG).config)
+
+
+def test_it_deletes_what_has_expired_in_the_store_long_ago(owner: Owner) -> None:
+    assert declared(owner, ttl_ms=HOUR_MS) == {
+        "cleanup.policy": "compact,delete",
+        "retention.ms": str(HOUR_MS + TTL_MARGIN_MS),
+        "segment.ms": str(HOUR_MS // 4),
+    }
+
+
+def test_without_a_time_to_live_it_is_only_compacted(owner: Owner) -> None:
+    assert declared(owner) == {"cleanup.policy": "compact"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "policy", "retention"),
+    [
+        (HOUR_MS, None, "compact", None),
+        (HOUR_MS, 5 * HOUR_MS, "compact,delete", 5 * HOUR_MS + TTL_MARGIN_MS),
+        (5 * HOUR_MS, HOUR_MS, "compact,delete", 5 * HOUR_MS + TTL_MARGIN_MS),
+        (None, HOUR_MS, "compact", None),
+    ],
+)
+def test_a_store_that_is_declared_anew_finds_all_that_it_keeps(
+    owner: Owner, before: int | None, after: int | None, policy: str, retention: int | None
+) -> None:
+    declared(owner, ttl_ms=before)
+    config = declared(owner, ttl_ms=after)
+    assert config["cleanup.policy"] == policy
+    assert config.get("retention.ms") == (None if retention is None else str(retention))
+
+
+def test_a_store_restored_after_old_segments_went_has_what_has_not_expired() -> None:
+    changelog = Changelog()
+    spec: StoreSpec[str, int] = StoreSpec(
+        "seen", key=str, value=int, ttl_ms=HOUR_MS, engine="memory"
+    )
+    changelog.owner.alter_topic(
+        changelog.partition.topic,
+        config={
+            "cleanup.policy": "compact,delete",
+            "retention.ms": str(HOUR_MS + TTL_MARGIN_MS),
+            "segment.ms": str(HOUR_MS // 4),
+        },
+    )
+    store = changelog.open(spec)
+    for hour in range(40):
+        store[f"hour {hour}"] = hour
+        changelog.commit(store)
+        changelog.clock.advance(HOUR_MS)
+        changelog.owner.tick()
+    changelog.clock.advance(-HOUR_MS // 2)
+    log = changelog.owner.offsets([changelog.partition])[changelog.partition]
+    assert log.log_start > 0, "retention has taken nothing"
+    again = open_store(spec, None, clock=changelog.clock, lock_timeout=0)
+    changelog.restore(again)
+    assert dict(again.all()) == dict(store.all()) == {"hour 39": 39}
