@@ -48,8 +48,9 @@ class View:
             if used and used + frame.header.length > max_bytes:
                 break
             position = frame.header.last_offset + 1
-            if self._shows(frame):
-                batches.append(self._batch(frame))
+            batch = self._batch(frame)
+            if batch is not None:
+                batches.append(batch)
                 used += frame.header.length
         else:
             position = max(position, self.limit)
@@ -63,8 +64,10 @@ class View:
         Raises what `fetch` raises.
         """
         for frame in self._frames(storage):
-            if frame.header.max_timestamp >= timestamp and self._shows(frame):
-                batch = self._batch(frame)
+            if frame.header.max_timestamp < timestamp:
+                continue
+            batch = self._batch(frame)
+            if batch is not None:
                 late_enough = pc.greater_equal(batch.columns.column(0), timestamp)
                 index = pc.index(late_enough, True).as_py()
                 if index >= 0:
@@ -88,11 +91,14 @@ class View:
             return True
         return not self.aborted.covers(header.producer_id, header.base_offset)
 
-    def _batch(self, frame: LocatedFrame) -> Batch:
-        """The frame's records, without those before `offset`."""
+    def _batch(self, frame: LocatedFrame) -> Batch | None:
+        """The frame's records that the reader may see, from `offset` on; None: there are none."""
+        if not self._shows(frame):
+            return None
         batch = batch_of(frame, self.partition, self.schemas)
         if batch.base_offset >= self.offset:
             return batch
         if batch.sparse_offsets is None:
             return batch.slice(self.offset - batch.base_offset)
-        return batch.slice(pc.index(pc.greater_equal(batch.offsets, self.offset), True).as_py())
+        first = pc.index(pc.greater_equal(batch.offsets, self.offset), True).as_py()
+        return batch.slice(first) if first >= 0 else None

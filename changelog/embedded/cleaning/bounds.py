@@ -68,7 +68,7 @@ def bounds_of(partition: Partition, now_ms: int) -> Bounds:
             config.min_cleanable_dirty_ratio,
             _overdue(closed, dirty, now_ms - config.max_compaction_lag_ms),
             any(
-                segment.base_offset < dirty and NO_HORIZON < segment.delete_horizon <= now_ms
+                segment.end_offset <= dirty and NO_HORIZON < segment.delete_horizon <= now_ms
                 for segment in closed
             ),
         )

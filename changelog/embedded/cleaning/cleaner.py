@@ -65,25 +65,30 @@ class Pass:
     """Out of the log; their files are still there."""
 
 
-def clean(partition: Partition, *, memory: int, pace: Pace, now_ms: int) -> Pass:
+def clean(
+    partition: Partition, *, memory: int, pace: Pace, now_ms: int, done: Pass | None = None
+) -> Pass:
     """Clean a partition as far as it can be; the caller holds `partition.cleaning`.
 
-    `memory` bytes hold the keys. Raises CorruptLog, StorageFailed, what `pace` raises, and if the topic is
-    deleted or the log closed meanwhile UnknownTopic or OwnerUnavailable: the partition is as it was, or
-    has some of its segments rewritten.
+    `memory` bytes hold the keys. `done` is filled in, also by a pass that fails. Raises CorruptLog,
+    StorageFailed, what `pace` raises, and if the topic is deleted or the log closed meanwhile
+    UnknownTopic or OwnerUnavailable: the partition is as it was, or has some of its segments rewritten.
     """
-    return _Cleaning(partition, memory, pace, now_ms).run()
+    return _Cleaning(partition, memory, pace, now_ms, done or Pass()).run()
 
 
 class _Cleaning:
     """The state of a pass."""
 
-    def __init__(self, partition: Partition, memory: int, pace: Pace, now_ms: int) -> None:
+    def __init__(
+        self, partition: Partition, memory: int, pace: Pace, now_ms: int, done: Pass
+    ) -> None:
         self._partition = partition
         self._pace = pace
         self._now_ms = now_ms
         self._bounds = bounds_of(partition, now_ms)
-        self._done = Pass(start=self._bounds.dirty)
+        self._done = done
+        done.start = self._bounds.dirty
         seed = int(partition.environment.clock.new_id(), 16)
         self._known = OffsetMap(memory, base=self._bounds.dirty, seed=seed)
 
@@ -105,13 +110,16 @@ class _Cleaning:
         """Fill the map from the dirty section; how far that went, and records met without a key."""
         keyless = 0
         for keys, offsets in self._dirty_keys():
+            nameless = offsets[:0]
             if keys.null_count:
-                keyless += keys.null_count
-                there = keys.is_valid()
-                keys, offsets = keys.filter(there), offsets[there.to_numpy(zero_copy_only=False)]
+                there = keys.is_valid().to_numpy(zero_copy_only=False)
+                nameless = offsets[~there]
+                keys, offsets = keys.drop_null(), offsets[there]
             taken = self._known.put(keys, offsets)
             if taken < len(keys):
-                return int(offsets[taken]), keyless
+                end = int(offsets[taken])
+                return end, keyless + int(np.searchsorted(nameless, end))
+            keyless += len(nameless)
         return self._bounds.end, keyless
 
     def _dirty_keys(self) -> Iterator[tuple[pa.BinaryArray, Offsets]]:
@@ -161,8 +169,7 @@ class _Cleaning:
                 if verdicts is None:
                     self._done.left_alone += 1
                 else:
-                    if not group:
-                        writer.begin(segment.base_offset)
+                    writer.begin(segment)
                     group.append(segment)
                     self._write(segment, verdicts, survivors, writer)
                 if verdicts is None or writer.bytes * 2 >= self._partition.config.segment_bytes:

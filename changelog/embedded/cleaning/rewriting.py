@@ -8,7 +8,9 @@ epoch and horizon.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -33,8 +35,8 @@ FOREVER = 1 << 62
 class Rewriter:
     """New segments in the place of old ones.
 
-    `begin` is told where the old ones begin, `add` of their frames, in order; `finish` gives the new
-    segments, at least one, durable and listed nowhere yet. `written` is called with the bytes of each frame.
+    `begin` is told of each old one, then `add` of its frames, in order; `finish` gives the new segments, at
+    least one, durable and listed nowhere yet. `written` is called with the bytes of each frame.
     """
 
     def __init__(
@@ -46,12 +48,11 @@ class Rewriter:
         self._gathered = _Gathered()
         self._done: list[Segment] = []
         self._segment: Segment | None = None
-        self._base: int | None = None
-        """Where the first segment is to begin."""
+        self._old: list[Segment] = []
 
-    def begin(self, base_offset: int) -> None:
-        """The old segments begin at that offset, so the new ones do too."""
-        self._base = base_offset
+    def begin(self, old: Segment) -> None:
+        """The frames of an old segment follow."""
+        self._old.append(old)
 
     @property
     def bytes(self) -> int:
@@ -83,10 +84,10 @@ class Rewriter:
     def finish(self) -> list[Segment]:
         """The new segments; more may be added after them, to others."""
         self._flush()
-        if self._base is not None:  # nothing stays
-            self._segment = self._new_segment(self._base)
+        if not self._done and self._segment is None:  # nothing stays
+            self._segment = self._new_segment(self._old[0].base_offset)
         self._close()
-        done, self._done = self._done, []
+        done, self._done, self._old = self._done, [], []
         self._partition.environment.storage.sync_dir(self._partition.folder)
         return done
 
@@ -145,11 +146,12 @@ class Rewriter:
         self._written(header.length)
 
     def _new_segment(self, base_offset: int) -> Segment:
+        """The first one begins where the old ones do. Each is as old as what it begins with."""
         partition = self._partition
-        base, self._base = self._base, None
-        name = partition.new_segment_name(base_offset if base is None else base)
-        now = partition.environment.clock.now_ms()
-        return Segment.create(partition.environment.storage, partition.folder, name, now)
+        source = bisect_right(self._old, base_offset, key=attrgetter("base_offset")) - 1
+        created_ms = self._old[source].created_ms
+        name = partition.new_segment_name(base_offset if self._done else self._old[0].base_offset)
+        return Segment.create(partition.environment.storage, partition.folder, name, created_ms)
 
     def _close(self) -> None:
         """Make what was written durable, with what a closed segment has beside it."""

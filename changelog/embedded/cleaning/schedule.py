@@ -238,12 +238,15 @@ class Cleaners:
             course.done_bytes += nbytes
             self._throttle.take(nbytes, check)
 
-        with partition.cleaning:
-            check()
-            settings = self._settings
-            memory = settings.dedupe_buffer_size // settings.threads
-            done = clean(partition, memory=memory, pace=pace, now_ms=started_ms)
-        self._doom(topic, done.replaced)
+        done = Pass()
+        try:
+            with partition.cleaning:
+                check()
+                settings = self._settings
+                memory = settings.dedupe_buffer_size // settings.threads
+                clean(partition, memory=memory, pace=pace, now_ms=started_ms, done=done)
+        finally:
+            self._doom(topic, done.replaced)
         seconds = clock.monotonic() - begun
         course.last = _told(done, started_ms, seconds, self._throttle.waited - waited)
         course.wanted = course.wanted and not done.whole

@@ -156,7 +156,7 @@ class Survivors:
         if self.start <= header.base_offset and header.last_offset < self.end:
             stay = self._latest.within(header.base_offset, header.last_offset + 1)
             if not len(stay):  # its checksum was compared when its keys were read
-                return Verdict(header, _NOTHING, stays_apart=self.last_of_producer(header))
+                return self._emptied(header)
             content = content_of(frame, self.schemas)
             kept = (
                 stay - header.base_offset
@@ -188,6 +188,11 @@ class Survivors:
             return Verdict(header, stays_apart=True)
         return Verdict(header, _NOTHING)
 
+    def _emptied(self, header: FrameHeader) -> Verdict:
+        """A frame of which no record stays; nothing in it waits for a horizon any more."""
+        header = header._replace(delete_horizon=NO_HORIZON)
+        return Verdict(header, _NOTHING, stays_apart=self.last_of_producer(header))
+
     def _aborted(self, header: FrameHeader, marker: int) -> Verdict:
         if marker >= self.end:
             return Verdict(header, stays_apart=True)  # its marker could not tell where it began
@@ -208,7 +213,8 @@ class Survivors:
         if content.columns.column(2).null_count:
             kept, horizon = self._tombstones(header, content, kept)
             header = header._replace(delete_horizon=horizon)
-        apart = self.last_of_producer(header)
+        seen_in_part = header.last_offset >= self.end
+        apart = seen_in_part or self.last_of_producer(header)
         if header.transactional and not apart:
             header = as_plain(header)
         self.tally.kept += len(kept)
@@ -219,9 +225,10 @@ class Survivors:
         self, header: FrameHeader, content: Content, kept: Offsets
     ) -> tuple[Offsets, int]:
         """What stays without the expired tombstones, and until when those that stay are there."""
-        dead = content.columns.column(2).is_null().to_numpy(zero_copy_only=False)[kept]
-        dead &= content.offsets[kept] < self.end  # nothing older of their keys is left
         horizon = header.delete_horizon
+        if header.last_offset >= self.end:  # of some, older records may be left
+            return kept, horizon
+        dead = content.columns.column(2).is_null().to_numpy(zero_copy_only=False)[kept]
         if not dead.any():
             return kept, NO_HORIZON
         if horizon == NO_HORIZON:

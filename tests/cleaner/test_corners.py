@@ -1,0 +1,206 @@
+"""Corners of cleaning, each a story of its own: batches seen in part, passes cut short, old producers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from changelog.embedded.cleaning.cleaner import Pass, clean
+from changelog.embedded.manifest import NO_HORIZON
+from changelog.embedded.partition import Partition
+from changelog.errors import DiskFull, StorageFailed
+from changelog.records import Append, Appended, TopicPartition
+from tests.crash.twin import Operation
+from tests.log.kit import START_MS, Client, World
+from tests.log.power import PowerWorld
+
+T0 = TopicPartition("t", 0)
+DAY_MS = 24 * 60 * 60 * 1000
+ONE_KEY = 1
+"""Bytes for a map with room for one key."""
+
+
+@pytest.fixture
+def world() -> PowerWorld:
+    """A log with the compacted topic `t`, on a disk that can fail."""
+    world = PowerWorld()
+    config = {"cleanup.policy": "compact", "segment.bytes": "4096", "delete.retention.ms": "1000"}
+    world.owner.create_topic("t", config=config)
+    return world
+
+
+def send(client: Client, *records: tuple[bytes | None, bytes | None]) -> Appended:
+    """A batch of (key, value)."""
+    keys, values = zip(*records, strict=True)
+    columns = pa.record_batch(
+        {
+            "timestamp": pa.array([START_MS] * len(keys), pa.int64()),
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+        }
+    )
+    base = client.sequences.get(T0, 0)
+    client.sequences[T0] = base + len(keys)
+    transactional = client.transactional_id is not None
+    request = Append(*T0, columns, client.identity, base, transactional)
+    return client.world.owner.append([request])[0]
+
+
+def partition_of(world: World) -> Partition:
+    return world.owner._catalog.get("t").partition(0)
+
+
+def pass_of(world: World, memory: int) -> Pass:
+    """One pass, with so much memory for keys, over all that there is."""
+    partition = partition_of(world)
+    if partition.segments[-1].size:
+        partition.roll()
+    now = world.clock.now_ms()
+    return clean(partition, memory=memory, pace=lambda _: None, now_ms=now)
+
+
+def left(world: World, start: int = 0) -> list[tuple[int, bytes | None, bytes | None]]:
+    """What a reader gets from an offset on: offsets, keys, values."""
+    found = []
+    while True:
+        fetched = world.owner.fetch({T0: start})[T0]
+        found += [(r.offset, r.key, r.value) for b in fetched.batches for r in b.records()]
+        if fetched.next_offset == start:
+            return found
+        start = fetched.next_offset
+
+
+def test_a_reader_behind_the_last_record_left_of_a_batch_goes_on_at_the_next_batch(
+    world: PowerWorld,
+) -> None:
+    send(
+        Client(world), (b"a", b"1"), (b"b", b"1"), (b"c", b"1")
+    )  # stays a batch: the producer's last
+    send(Client(world), (b"b", b"2"), (b"c", b"2"))
+    world.owner.clean(["t"])
+    rest = [(3, b"b", b"2"), (4, b"c", b"2")]
+    assert left(world) == [(0, b"a", b"1"), *rest]
+    assert [left(world, start) for start in range(1, 5)] == [rest, rest, rest, rest[1:]]
+    assert world.owner.offset_for_time(T0, START_MS) == 0
+
+
+def test_a_tombstone_that_a_pass_has_not_come_to_gets_its_time_from_the_pass_that_has(
+    world: PowerWorld,
+) -> None:
+    send(Client(world), (b"b", b"1"))
+    send(Client(world), (b"a", None), (b"b", None))
+    while not pass_of(world, ONE_KEY).whole and partition_of(world).manifest.clean_end < 2:
+        pass
+    assert partition_of(world).manifest.clean_end == 2  # in the middle of the batch
+    world.clock.advance(1001)
+    world.owner.clean(["t"])
+    assert [(key, value) for _, key, value in left(world)] == [(b"a", None), (b"b", None)]
+    world.clock.advance(1000)
+    world.owner.clean(["t"])
+    assert left(world) == []
+
+
+def test_an_emptied_batch_of_a_pass_that_was_cut_short_waits_for_nothing(
+    world: PowerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(Client(world), (b"a", None))  # stays a batch: the producer's last
+    with monkeypatch.context() as patch:
+        patch.setattr(Partition, "note_cleaned", _failing)
+        with pytest.raises(StorageFailed):
+            pass_of(world, 1 << 16)
+    assert partition_of(world).segments[0].delete_horizon != NO_HORIZON
+    send(Client(world), (b"a", b"2"))
+    world.owner.clean(["t"])
+    assert left(world) == [(1, b"a", b"2")]
+    assert {segment.delete_horizon for segment in partition_of(world).segments} == {NO_HORIZON}
+
+
+def _failing(*_: Any) -> None:
+    raise StorageFailed("the disk fails")
+
+
+def test_what_an_open_transaction_has_written_across_the_logs_start_stays_in_it(
+    world: PowerWorld,
+) -> None:
+    client = Client(world, "tx")
+    send(client, (b"a", b"1"), (b"b", b"1"))
+    send(client, (b"c", b"1"))
+    partition_of(world).roll()
+    world.owner.delete_records(T0, 1)
+    assert partition_of(world).last_stable_offset == 1
+    pass_of(world, 1 << 16)
+    client.abort()
+    assert left(world, 1) == []
+    world.owner.clean(["t"])
+    assert left(world, 1) == []
+
+
+def test_the_logs_start_moves_to_where_it_is_told_though_nothing_is_left_there(
+    world: PowerWorld,
+) -> None:
+    world.owner.alter_topic("t", config={"cleanup.policy": "delete"})
+    send(Client(world), (b"a", b"1"), (None, b"1"), (None, b"2"))
+    world.owner.alter_topic("t", config={"cleanup.policy": "compact"})
+    world.clock.advance(DAY_MS + 1)
+    world.owner.tick()  # the producer is forgotten, so nothing of its batch has to stay
+    world.owner.clean(["t"])
+    assert partition_of(world).segments[0].end_offset == 1
+    assert [world.owner.delete_records(T0, to) for to in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_records_without_a_key_are_counted_by_the_pass_that_removes_them(
+    world: PowerWorld,
+) -> None:
+    world.owner.alter_topic("t", config={"cleanup.policy": "delete"})
+    send(Client(world), (b"a", b"1"), (b"b", b"1"), (None, b"1"), (b"c", b"1"), (None, b"2"))
+    world.owner.alter_topic("t", config={"cleanup.policy": "compact"})
+    passes = [pass_of(world, ONE_KEY) for _ in range(3)]
+    assert [(one.end, one.tally.keyless) for one in passes] == [(1, 0), (3, 1), (5, 1)]
+    assert [one.tally.superseded for one in passes] == [0, 0, 0]
+
+
+def test_a_cleaned_segment_is_as_old_as_its_records(world: PowerWorld) -> None:
+    # check takes a producer that is missing in a snapshot for forgotten only if it was idle for a day.
+    send(Client(world), (b"a", b"1"))
+    partition_of(world).roll()
+    made = partition_of(world).segments[0].created_ms
+    world.clock.advance(DAY_MS + 1)
+    world.owner.tick()
+    send(Client(world), (b"a", b"2"))
+    world.owner.clean(["t"])
+    first, *_ = partition_of(world).segments
+    assert (first.created_ms, left(world)) == (made, [(1, b"a", b"2")])
+
+
+def test_the_files_that_a_failed_pass_has_replaced_are_removed_in_time(world: PowerWorld) -> None:
+    clients = [Client(world) for _ in range(3)]
+    for number in range(9):  # a segment each, of which two thirds stay
+        send(clients[number % 3], (b"a", bytes(800)), (b"%d" % number, bytes(2400)))
+    world.storage.hook = _second_manifest_finds_no_room()
+    world.owner.clean(["t"])
+    world.storage.hook = None
+    [status] = [one for one in world.owner.cleaning() if one.topic == "t"]
+    assert (status.state, status.reason) == ("failed", "no room")
+    world.clock.advance(60_001)  # file.delete.delay.ms
+    world.owner._upkeep.tick()
+    partition = partition_of(world)
+    listed = {segment.path for segment in partition.segments}
+    assert set(world.storage.paths(partition.folder, ".log")) == listed
+    world.owner.clean(["t"])
+    assert [key for _, key, _ in left(world)] == [*(b"%d" % n for n in range(8)), b"a", b"8"]
+
+
+def _second_manifest_finds_no_room() -> Any:
+    count = [0]
+
+    def hook(operation: Operation) -> None:
+        if operation.kind == "rename" and "topics/" in operation.path:
+            count[0] += operation.path.endswith("manifest.meta")
+            if count[0] == 3 and operation.path.endswith(
+                "manifest.meta"
+            ):  # the first is the roll's
+                raise DiskFull("no room")
+
+    return hook
