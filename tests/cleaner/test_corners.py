@@ -204,3 +204,40 @@ def _second_manifest_finds_no_room() -> Any:
                 raise DiskFull("no room")
 
     return hook
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+@pytest.mark.parametrize("death", ["kill", "power"])
+def test_after_a_swap_that_nobody_knows_of_whether_it_took_place_the_log_goes_on(
+    world: PowerWorld, death: str, *, rolled: bool
+) -> None:
+    for value in (b"1", b"2"):
+        send(Client(world), (b"a", value), (b"b", value))
+    partition_of(world).roll()
+    world.storage.hook = _folder_is_not_synced_after_the_rename()
+    with pytest.raises(StorageFailed):
+        pass_of(world, 1 << 16)
+    world.storage.hook = None
+    send(Client(world), (b"c", b"3"))
+    if rolled:
+        partition_of(world).roll()
+        send(Client(world), (b"d", b"4"))
+    last = {key: value for _, key, value in left(world)}
+    world.crash() if death == "kill" else world.power_cut()
+    assert {key: value for _, key, value in left(world)} == last
+    world.owner.clean(["t"])
+    assert {key: value for _, key, value in left(world)} == last
+    assert len(left(world)) == len(last)
+
+
+def _folder_is_not_synced_after_the_rename() -> Any:
+    renamed: list[Operation] = []
+
+    def hook(operation: Operation) -> None:
+        if operation.kind == "rename" and operation.path.endswith("manifest.meta"):
+            renamed.append(operation)
+        if operation.kind == "sync_dir" and len(renamed) == 1:
+            renamed.append(operation)
+            raise StorageFailed("cannot sync the folder")
+
+    return hook
