@@ -366,8 +366,9 @@ class Partition:
         self._sync_file(active.file)
         active.save_index()
         self.save_aborted(active)
+        storage, producers = self.environment.storage, self.producers.entries
         side_files.save_producers(
-            self.environment.storage, self.folder, next_base, self.producers.entries
+            storage, self.folder, next_base, producers, before=active.base_offset
         )
         return active.entry()
 

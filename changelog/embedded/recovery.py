@@ -187,7 +187,8 @@ def _recover_state(partition: Partition) -> None:
     active = partition.segments[-1]
     for segment in partition.segments:
         if segment is active and segment.base_offset > start:
-            save_producers(storage, folder, segment.base_offset, partition.producers.entries)
+            producers = partition.producers.entries
+            save_producers(storage, folder, segment.base_offset, producers, before=start)
         if segment.end_offset > start:
             for frame in segment.frames(segment.index.position_of(start), CHUNK):
                 if frame.header.base_offset >= start:

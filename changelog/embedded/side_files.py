@@ -18,14 +18,18 @@ ABORTED_KIND = "aborted"
 
 
 def save_producers(
-    storage: Storage, folder: str, offset: int, entries: Mapping[int, ProducerEntry]
+    storage: Storage, folder: str, offset: int, entries: Mapping[int, ProducerEntry], before: int
 ) -> None:
-    """Write the producer state as of `offset` and keep the last two such files."""
+    """Write the producer state as of `offset`, and keep that as of `before` of such files.
+
+    `before` is where the last segment begins that the manifest has by now: the roll may fail, and the
+    next one too, and until one has not, that file is the one to begin with.
+    """
     path = f"{folder}/{producer_snapshot(offset)}"
     document.save(storage, path, SNAPSHOT_KIND, list(entries.items()))
-    names = [name for name in storage.list_dir(folder) if snapshot_offset(name) is not None]
-    for name in names[:-2]:
-        storage.unlink(f"{folder}/{name}")
+    for name in storage.list_dir(folder):
+        if snapshot_offset(name) not in (None, offset, before):
+            storage.unlink(f"{folder}/{name}")
 
 
 def load_producers(storage: Storage, folder: str, offset: int) -> ProducerStates:

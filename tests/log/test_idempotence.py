@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
-from changelog.errors import OutOfOrderSequence, ProducerFenced
+from changelog.errors import DiskFull, OutOfOrderSequence, ProducerFenced
 from changelog.records import ProducerIdentity, TopicPartition
 from tests.log.kit import Client, World
+from tests.log.power import PowerWorld, failing
 
 
 def test_a_batch_sent_again_gets_its_first_offsets_and_is_not_written_again(world: World) -> None:
@@ -90,6 +91,22 @@ def test_producer_state_outlives_the_segments_it_came_from() -> None:
     for n in range(200):
         other.append(b"%d" % n)
     world.owner.delete_records(TopicPartition("t", 0), 150)
+    world.crash()
+    assert client.append(b"a", sequence=0).duplicate
+
+
+def test_rolls_that_fail_do_not_take_the_snapshot_of_the_one_that_did_not() -> None:
+    world = PowerWorld()
+    world.owner.create_topic("t", 1)
+    client, other = Client(world), Client(world)
+    client.append(b"a")
+    world.owner.delete_records(TopicPartition("t", 0), -1)  # a snapshot knows the client
+    partition = world.owner._catalog.get("t").partition(0)
+    world.storage.hook = failing("create", ".log", error=DiskFull("no room"))
+    for n in range(3):
+        other.append(b"%d" % n)
+        with pytest.raises(DiskFull):
+            partition.roll()
     world.crash()
     assert client.append(b"a", sequence=0).duplicate
 
