@@ -10,6 +10,7 @@ from changelog.errors import NotInTask
 from statestore.edit import Edit
 from statestore.spec import UNSET, StoreSpec
 from statestore.store import PartitionStore
+from statestore.unsized import Unsized
 
 if TYPE_CHECKING:
     from framework.app import App
@@ -19,7 +20,7 @@ V = TypeVar("V")
 D = TypeVar("D")
 
 
-class Store(Generic[K, V]):
+class Store(Unsized, Generic[K, V]):
     """State of one task, by key: made by `App.store`, used inside the task's handlers.
 
     Each partition of the task's input has its own; a handler sees that of its record's
@@ -132,23 +133,6 @@ class Store(Generic[K, V]):
     def approximate_num_entries(self) -> int:
         """About how many keys the partition has."""
         return self._partition().approximate_num_entries()
-
-    def __len__(self) -> int:
-        raise TypeError(
-            f"store {self.name!r} does not know its exact length; use"
-            " approximate_num_entries(), or count all()"
-        )
-
-    def __bool__(self) -> bool:
-        raise TypeError(
-            f"store {self.name!r} is neither true nor false; use `key in store`, or"
-            " `any(store.all())`"
-        )
-
-    def __iter__(self) -> Iterator[K]:
-        raise TypeError(
-            f"store {self.name!r} is not iterated as it is; use all(), range() or prefix()"
-        )
 
     def shown(self, value: Any) -> Any:
         """A stored value as users see it."""

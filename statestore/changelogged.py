@@ -97,7 +97,6 @@ class Changelogged:
 
     def get(self, key: bytes) -> bytes | None:
         """The committed value of a key that no loose batch has."""
-        self.counters.misses += 1
         value = self._layers.find(key)
         if value is not MISSING:
             return value
@@ -105,7 +104,6 @@ class Changelogged:
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The same for many keys, those of the engine in one call."""
-        self.counters.misses += len(keys)
         found = [self._layers.find(key) for key in keys]
         wanted = [key for key, value in zip(keys, found, strict=True) if value is MISSING]
         if not wanted:

@@ -8,15 +8,34 @@ from changelog.metrics import Histogram
 
 
 @dataclass(slots=True)
+class Sample:
+    """Look-ups of one partition, while they are counted."""
+
+    lookups: int = 0
+    """All of them."""
+    misses: int = 0
+    """Those of keys that were not at hand."""
+
+
+@dataclass(slots=True)
 class StoreCounters:
     """Counted by the thread of the store's task, but for checkpoints."""
 
     misses: int = 0
     """Look-ups of keys that were not at hand."""
+    sampled_hits: int = 0
+    """Look-ups of keys that were at hand, in samples: elsewhere they are not counted."""
+    sampled_misses: int = 0
+    """Of the misses those in samples."""
     changes: int = 0
     """Keys that commits have changed."""
     checkpoints: Histogram = field(default_factory=Histogram)
     """Seconds of those that moved something to the engine."""
+
+    def add(self, sample: Sample) -> None:
+        """A sample has been taken."""
+        self.sampled_hits += sample.lookups - sample.misses
+        self.sampled_misses += sample.misses
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, overload
 
 from changelog.broker import Broker
@@ -33,17 +34,18 @@ from changelog.errors import InvalidRecord, InvalidTxnState
 from changelog.records import TopicPartition
 from statestore.cache import Cache
 from statestore.changelogged import ChangelogBatch, Changelogged, later
-from statestore.counters import StoreCounters, StoreSizes
+from statestore.counters import Sample, StoreCounters, StoreSizes
 from statestore.dirty import Dirty
 from statestore.edit import Edit
 from statestore.engine import Engine, Position
-from statestore.engines.memory import MemoryEngine
+from statestore.engines.choice import engine_of
 from statestore.expiry import Sweeper
 from statestore.keys import Never, key_codec
 from statestore.ordered import FIRST_KEY
 from statestore.reader import CommittedReader
 from statestore.restore import OnProgress, Restored, restore
 from statestore.spec import UNSET, StoreSpec
+from statestore.unsized import Unsized
 from statestore.values import DELETED, UNSHARED, Packed, ValueCodec
 
 K = TypeVar("K")
@@ -80,23 +82,25 @@ def open_store(
         ValueCodec(spec.value, ttl_ms=spec.ttl_ms, now=now or clock.now_ms),
         Cache(spec.limits.cache_bytes),
         Dirty(key_codec(spec.key).encode),
-        Changelogged(engine or _engine(spec, folder, lock_timeout, clock), counters),
+        Changelogged(engine or engine_of(spec, folder, lock_timeout, clock), counters),
         clock,
     )
 
 
-class PartitionStore(Generic[K, V]):
+class PartitionStore(Unsized, Generic[K, V]):
     """State of one partition: a sorted mapping whose changes are committed by its task."""
 
     __slots__ = (
         "_cache",
         "_clock",
         "_committed",
+        "_counters",
         "_default_value",
         "_dirty",
         "_drained",
         "_keys",
         "_last_checkpoint",
+        "_sample",
         "_sweeper",
         "_values",
         "changed",
@@ -123,6 +127,8 @@ class PartitionStore(Generic[K, V]):
         self._dirty = dirty
         self._cache = cache
         self._committed = committed
+        self._counters = committed.counters
+        self._sample: Sample | None = None
         self._clock = clock
         self._sweeper = Sweeper(committed, values) if spec.ttl_ms else None
         self._drained: ChangelogBatch | None = None
@@ -150,6 +156,8 @@ class PartitionStore(Generic[K, V]):
         """
         if type(key) is not self.exact:
             key = self._admit(key)
+            if self._sample is not None:
+                self._sample.lookups += 1
         held = self.young.get(key)
         if held is None:
             held = self._load(key)
@@ -164,6 +172,8 @@ class PartitionStore(Generic[K, V]):
         """The value of a key; else the store's default. Raises KeyError if it has none."""
         if type(key) is not self.exact:
             key = self._admit(key)
+            if self._sample is not None:
+                self._sample.lookups += 1
         held = self.young.get(key)
         if held is None:
             held = self._load(key)
@@ -265,24 +275,21 @@ class PartitionStore(Generic[K, V]):
         """About how many keys there are; each change that waits counts as one."""
         return self._committed.approximate_num_entries() + len(self._dirty.latest())
 
-    def __len__(self) -> int:
-        raise TypeError(
-            "a store does not know its exact length; use approximate_num_entries(), or count all()"
-        )
-
-    def __bool__(self) -> bool:
-        raise TypeError(
-            "a store is neither true nor false; use `key in store`, or `any(store.all())`"
-        )
-
-    def __iter__(self) -> Iterator[K]:
-        raise TypeError("a store is not iterated as it is; use store.all(), range() or prefix()")
-
     # What the worker uses ---------------------------------------------------------------
 
     def mark(self) -> int:
         """Where the undo log stands; `rollback` goes back to it."""
         return len(self.changed)
+
+    @contextmanager
+    def sampled(self) -> Iterator[None]:
+        """Count each look-up in this block: it then costs several times what it costs otherwise."""
+        self._sample, self.exact = Sample(), Never  # so that none of them takes the shortest way
+        try:
+            yield
+        finally:
+            self._counters.add(self._sample)
+            self._sample, self.exact = None, self._keys.exact
 
     def rollback(self, mark: int) -> None:
         """Undo everything changed since `mark`: the handler of that record raised."""
@@ -408,6 +415,9 @@ class PartitionStore(Generic[K, V]):
         return held
 
     def _remember(self, key: Any, name: bytes, data: bytes | None) -> Any:
+        self._counters.misses += 1
+        if self._sample is not None:
+            self._sample.misses += 1
         held = DELETED if data is None else self._values.held(data)
         self._cache.add(key, held, len(name) + len(data or b""))
         return held
@@ -478,19 +488,6 @@ class PartitionStore(Generic[K, V]):
         self._dirty.clear()
         self._drained = None
         self.unchecked = self._values.unchecked
-
-
-def _engine(
-    spec: StoreSpec[Any, Any],
-    folder: str | os.PathLike[str] | None,
-    lock_timeout: float,
-    clock: Clock,
-) -> Engine:
-    if spec.engine == "memory" or folder is None:
-        return MemoryEngine()
-    from statestore.engines.folders import open_when_free
-
-    return open_when_free(folder, timeout=lock_timeout, clock=clock)
 
 
 AnyStore = PartitionStore[Any, Any]

@@ -26,6 +26,7 @@ from framework.container.inputs import Input, next_run
 from framework.container.metrics import TaskCounters
 from framework.container.outbox import Outbox
 from framework.container.rarely import Rarely
+from framework.container.sampling import Sampling
 from framework.context import ClockName, TaskContext
 from framework.record import Record
 from framework.task import TaskSpec
@@ -82,6 +83,7 @@ class TaskInstance:
         self._next_window = clock.now_ms() + (spec.window_ms or 0)
         self._plain = not spec.is_async and self.timers is None
         self._marks = [0] * len(self.all_stores)
+        self._sampling = Sampling(self.stores)
         self._put_aside = Rarely(_log, clock)
 
     def has_failed(self) -> bool:
@@ -110,18 +112,32 @@ class TaskInstance:
     def run(self, limit: int) -> int:
         """Handle up to `limit` of the records fed; return how many."""
         begun = time.perf_counter()
-        handled = self._run_all(limit) if self._plain else self.drive(self.steps(limit))
-        self.counters.took(time.perf_counter() - begun, handled)
+        sampled, size = 0, self._sampling.size(limit)
+        if size:
+            with self._sampling.counted():
+                sampled = self._run_all(size)
+        handled = sampled + self._run_all(limit - sampled)
+        self._took(time.perf_counter() - begun, handled, sampled)
         return handled
 
     async def run_async(self, limit: int) -> int:
         """The same for handlers of which some are to be awaited."""
         begun = time.perf_counter()
-        handled = await self.drive_async(self.steps(limit))
-        self.counters.took(time.perf_counter() - begun, handled)
+        sampled, size = 0, self._sampling.size(limit)
+        if size:
+            with self._sampling.counted():
+                sampled = await self.drive_async(self.steps(size))
+        handled = sampled + await self.drive_async(self.steps(limit - sampled))
+        self._took(time.perf_counter() - begun, handled, sampled)
         return handled
 
+    def _took(self, seconds: float, handled: int, sampled: int) -> None:
+        self.counters.took(seconds, handled)
+        self._sampling.handled(sampled, handled)
+
     def _run_all(self, limit: int) -> int:
+        if not self._plain:
+            return self.drive(self.steps(limit))
         self.bind()
         handled = 0
         try:

@@ -67,12 +67,25 @@ MISSES = Metric(
     "Look-ups of keys that were not at hand.",
     STORE,
 )
+SAMPLED_HITS = Metric(
+    "strandline_store_sampled_hits_total",
+    "counter",
+    "Look-ups of keys that were at hand, in a sample of the records.",
+    STORE,
+)
+SAMPLED_MISSES = Metric(
+    "strandline_store_sampled_misses_total",
+    "counter",
+    "Look-ups of keys that were not at hand, in the same sample.",
+    STORE,
+)
 CHECKPOINT = Metric(
     "strandline_store_checkpoint_seconds", "histogram", "How long checkpoints took.", STORE
 )
 METRICS = (
     *(HANDLED, SKIPPED, DEAD_LETTERED, HANDLER, COMMITS, ABORTED, COMMIT, RECENT),
-    *(FENCES, REBALANCES, RESTORE, RESTORED, CHANGES, MISSES, CHECKPOINT),
+    *(FENCES, REBALANCES, RESTORE, RESTORED, CHANGES, MISSES),
+    *(SAMPLED_HITS, SAMPLED_MISSES, CHECKPOINT),
 )
 
 PER_RECORD = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, *SECONDS)
@@ -144,6 +157,8 @@ class WorkerCounters:
         for name, store in list(self._stores.items()):
             yield Reading(CHANGES, (*app, name), store.changes)
             yield Reading(MISSES, (*app, name), store.misses)
+            yield Reading(SAMPLED_HITS, (*app, name), store.sampled_hits)
+            yield Reading(SAMPLED_MISSES, (*app, name), store.sampled_misses)
             yield Reading(CHECKPOINT, (*app, name), store.checkpoints.read())
 
 

@@ -19,8 +19,10 @@ from changelog.log import Log
 from changelog.metrics import exposition
 from changelog.records import TopicPartition
 from changelog.storage import MemoryStorage
-from framework.container import gauges, outage
+from framework.container import gauges, outage, sampling
 from framework.container.running import worker_for
+from statestore import StoreSpec, open_store
+from statestore.store import AnyStore
 from tests.metrics.running import Running, running
 from tests.metrics.scraping import parsed
 from tests.workers.pipeline import PARTITIONS
@@ -66,6 +68,37 @@ def test_records_commits_and_stores_are_what_they_were(
         markers = sum(end.last_stable_offset for end in ends.values())
         assert 40 <= seen("strandline_store_changes_total", store="per-word") < markers
         assert seen("strandline_store_pending_bytes", store="per-word") > 0
+
+
+def test_look_ups_of_sampled_records_are_told_by_what_they_found(
+    log: Log, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "RARITY", 0)
+    monkeypatch.setattr(sampling, "LONGEST", 10_000)
+    with running(log, tmp_path / "state") as one:
+        one.made.words.append(some(2_000))
+        handled = "strandline_records_handled_total"
+        for task, store, keys in (("tally", "per-word", 40), ("spell", "per-letter", 8)):
+            eventually(partial(one.tells, 2_000, handled, app="pipeline", task=task))
+            seen = one.told()
+            assert seen("strandline_store_sampled_misses_total", store=store) == keys
+            assert seen("strandline_store_sampled_hits_total", store=store) == 2_000 - keys
+
+
+@pytest.mark.parametrize("slice_size", [1, 7, 60, 1_000, 32_768])
+def test_few_records_are_sampled_however_long_slices_are(slice_size: int) -> None:
+    store: AnyStore = open_store(StoreSpec("s", engine="memory"))
+    made = sampling.Sampling([store])
+    assert made.size(slice_size) == 0  # nothing is at hand yet
+    handled = sampled = 0
+    for _ in range(2_000):
+        size = made.size(slice_size)
+        made.handled(size, slice_size)
+        handled, sampled = handled + slice_size, sampled + size
+    rare = handled / sampling.RARITY
+    slices = 2_000 * sampling.LONGEST
+    assert 0.5 * min(rare, slices) < sampled <= rare + sampling.LONGEST
+    assert sampling.Sampling([]).size(slice_size) == 0
 
 
 def test_checkpoints_and_restores_are_counted(

@@ -14,6 +14,8 @@ import pytest
 from changelog.clock import ManualClock
 from changelog.errors import InvalidConfig, InvalidRecord, InvalidTxnState
 from statestore import PartitionStore, StoreLimits, StoreSpec, decode_key, open_store
+from statestore.counters import StoreCounters
+from statestore.keys import key_codec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -565,3 +567,59 @@ def test_a_checkpoint_may_run_beside_the_task(tmp_path: Path) -> None:
 def test_a_declaration_that_cannot_hold_is_refused(settings: Any, message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):
         StoreSpec(**{"name": "s", **settings})
+
+
+# Counting --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [["a", "b", "c"], [("a", 1), ("b", 2), ("c", 3)]])
+def test_look_ups_are_counted_in_a_sample_and_only_there(keys: list[Any]) -> None:
+    counters = StoreCounters()
+    kind: Any = tuple[str, int] if isinstance(keys[0], tuple) else str
+    spec: StoreSpec[Any, Any] = StoreSpec(
+        "s", key=kind, value=list, default_factory=list, engine="memory"
+    )
+    store = open_store(spec, clock=ManualClock(), counters=counters)
+    first, second, third = keys
+    store[first] = store[second] = [1]
+    commit(store)
+    store._cool()
+
+    assert store[first] == [1]  # outside of a sample
+    with store.sampled():
+        assert store[first] == store.get(first) == [1]
+        store[first] = [2]
+        store.delete(first)
+        assert (counters.sampled_hits, counters.sampled_misses) == (0, 0)  # not before its end
+    assert (counters.sampled_hits, counters.sampled_misses, counters.misses) == (2, 0, 1)
+
+    with store.sampled():
+        assert second in store  # not at hand
+        with store.edit(second) as value:
+            value.append(2)
+        assert store.get_many(keys) == {second: [1, 2]}  # the third is not at hand
+        assert store.put_if_absent(third, [3]) is None
+    assert store[third] == [3]
+    assert (counters.sampled_hits, counters.sampled_misses, counters.misses) == (6, 2, 3)
+
+
+def test_a_sample_ends_when_its_records_fail() -> None:
+    counters = StoreCounters()
+    store: PartitionStore[Any, Any] = open_store(StoreSpec("s", engine="memory"), counters=counters)
+    with pytest.raises(KeyError), store.sampled():
+        store["a"]
+    store.get("a")
+    assert (counters.sampled_hits, counters.sampled_misses) == (0, 1)
+
+
+def test_readers_beside_the_task_miss_nothing_of_its_memory() -> None:
+    counters = StoreCounters()
+    spec: StoreSpec[str, int] = StoreSpec("s", value=int, engine="memory")
+    store = open_store(spec, counters=counters)
+    store["a"] = 1
+    commit(store)
+    reader = store.reader()
+    names = [key_codec(str).encode(key) for key in ("a", "b")]
+    found = [reader.get_many(some) for some in (names, names[:1])]
+    assert [None if one is None else len(one.values) for one in found] == [2, 1]
+    assert counters.misses == 0

@@ -1,0 +1,28 @@
+"""Which engine holds a partition of a store."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from changelog.clock import Clock
+from statestore.engine import Engine
+from statestore.engines.memory import MemoryEngine
+from statestore.spec import StoreSpec
+
+
+def engine_of(
+    spec: StoreSpec[Any, Any],
+    folder: str | os.PathLike[str] | None,
+    lock_timeout: float,
+    clock: Clock,
+) -> Engine:
+    """The one that the spec names, RocksDB in `folder`; memory without a folder.
+
+    Another holder of the folder is waited for `lock_timeout` seconds. Raises FutureFormat, StorageFailed, DiskFull.
+    """
+    if spec.engine == "memory" or folder is None:
+        return MemoryEngine()
+    from statestore.engines.folders import open_when_free  # it imports RocksDB
+
+    return open_when_free(folder, timeout=lock_timeout, clock=clock)
