@@ -6,9 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from changelog.broker import Broker
 from changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
-from statestore.changelogged import Changelogged
-from statestore.engines.memory import MemoryEngine
-from statestore.restore import restore
 
 POLL_SECONDS = 0.5
 """How long one request waits for something new; `follow` is asked in between."""
@@ -54,11 +51,3 @@ def read(
                 wanted = batch.clip(0, ends[tp]) if follow is None else batch
                 if len(wanted):
                     yield wanted
-
-
-def latest_of(broker: Broker, topic: str) -> Iterator[tuple[int, dict[bytes, bytes]]]:
-    """The latest committed value of each key in each partition of a changelog."""
-    for tp in partitions_of(broker, topic):
-        state = Changelogged(MemoryEngine())
-        restore(state, broker, tp)
-        yield tp.partition, dict(state.scan((), b"", None, reverse=False))

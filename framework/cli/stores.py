@@ -1,4 +1,4 @@
-"""`strandline stores`: the committed state of apps, read from the changelogs.
+"""`strandline stores`: the committed state of apps, as their workers have it, or their changelogs.
 
 What an app's code declares is not needed: keys say themselves what they are, and values are
 MessagePack unless the app has a serde of its own.
@@ -7,6 +7,7 @@ MessagePack unless the app has a serde of its own.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import math
 from collections.abc import Iterator
 from itertools import islice
@@ -16,19 +17,23 @@ import msgspec
 import typer
 
 from changelog.broker import Broker
-from changelog.clock import SystemClock
 from changelog.errors import InvalidRecord, InvalidRequest, StrandlineError
 from framework.cli import output
 from framework.cli.forms import ValueForm, json_line, plain, show_value
-from framework.cli.loading import opened
+from framework.cli.loading import location, opened
 from framework.cli.options import JsonOption, LogOption
-from framework.cli.reading import latest_of, partitions_of
+from framework.querying.client import Connection, connect
+from framework.querying.committed import entries
+from framework.querying.folded import Folded
+from framework.querying.workers import Source
 from statestore.keys import codec_of, decode_key
-from statestore.values import ValueCodec
+from statestore.reader import Bounds
+from statestore.serdes import MessagePack
+from statestore.spec import changelog_topic
 
 commands = typer.Typer(help="The stores of apps: list, get, scan.", no_args_is_help=True)
 
-CHANGELOG = "-changelog"
+CHANGELOG = changelog_topic("", "")[1:]
 
 StoreArgument = Annotated[
     str, typer.Argument(metavar="APP/STORE", help="A store, as `strandline stores list` calls it.")
@@ -51,7 +56,7 @@ class StoreName(NamedTuple):
     @property
     def topic(self) -> str:
         """The topic of its changelog."""
-        return f"{self.app}-{self.store}{CHANGELOG}"
+        return changelog_topic(self.app, self.store)
 
     def __str__(self) -> str:
         return f"{self.app}/{self.store}"
@@ -63,7 +68,7 @@ def list_stores(
 ) -> None:
     """List the stores whose changelogs are in the log."""
     with opened(log) as where:
-        rows = [_summary(where.broker, name, expired) for name in stores_of(where.broker)]
+        rows = [_summary(where.broker, name, expired=expired) for name in stores_of(where.broker)]
     names = ("store", "partitions", "keys", "changelog")
     output.listing(rows, names, json=json, empty="no store has a changelog here yet")
 
@@ -83,12 +88,14 @@ def get(
     json: JsonOption = False,
 ) -> None:
     """Print the committed value of a key. Exit code 1 if it has none."""
-    wanted = set(encoded_keys(key))
-    with opened(log) as where:
+    wanted = list(encoded_keys(key))
+    with connect(location(log)) as connection:
+        held = _held(connection, _named(connection.broker, store), expired=expired)
         found = [
-            _entry(partition, data, values[data], value_format)
-            for partition, values in _held(where.broker, _topic(where.broker, store), expired)
-            for data in wanted & values.keys()
+            _entry(partition, name, data, value_format)
+            for partition, values in held.source.read(held.partitions, wanted).items()
+            for name, data in zip(wanted, values, strict=True)
+            if data is not None
         ]
     if not found:
         raise InvalidRequest(f"store {store} has no key {key}")
@@ -111,20 +118,18 @@ def scan(
     json: JsonOption = False,
 ) -> None:
     """Print all keys of a store, in order, and their committed values. --json: a line each."""
-    with opened(log) as where:
-        topic = _topic(where.broker, store)
-        entries = sorted(
-            (data, partition, value)
-            for partition, values in _held(where.broker, topic, expired)
-            for data, value in values.items()
+    with connect(location(log)) as connection:
+        held = _held(connection, _named(connection.broker, store), expired=expired)
+        rows = (
+            _entry(partition, name, data, value_format)
+            for name, partition, data in heapq.merge(*held.entries())
         )
-    rows = (_entry(partition, data, value, value_format) for data, partition, value in entries)
-    shown = islice((row for row in rows if _begins(row["key"], prefix)), limit)
-    if json:
-        for row in shown:
-            output.document(row)
-        return
-    _print_entries(list(shown))
+        shown = islice((row for row in rows if _begins(row["key"], prefix)), limit)
+        if json:
+            for row in shown:
+                output.document(row)
+            return
+        _print_entries(list(shown))
 
 
 def stores_of(broker: Broker) -> list[StoreName]:
@@ -158,14 +163,14 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-def _topic(broker: Broker, store: str) -> str:
+def _named(broker: Broker, store: str) -> StoreName:
     app, slash, name = store.partition("/")
     known = stores_of(broker)
     topics = {found.topic for found in known}
     if not slash or StoreName(app, name).topic not in topics:
         names = ", ".join(map(str, known)) or "none"
         raise InvalidRequest(f"there is no store {store!r}; stores: {names}")
-    return StoreName(app, name).topic
+    return StoreName(app, name)
 
 
 def _name(topic: str, groups: list[str]) -> StoreName:
@@ -176,18 +181,44 @@ def _name(topic: str, groups: list[str]) -> StoreName:
     return StoreName(app, whole[len(app) + 1 :])
 
 
-def _held(broker: Broker, topic: str, expired: bool) -> Iterator[tuple[int, dict[bytes, bytes]]]:
-    """By partition what a store holds for its readers, with `expired` what its changelog holds."""
-    for partition, values in latest_of(broker, topic):
-        live = {key: data for key, data in values.items() if not _values.expired(data)}
-        yield partition, values if expired else live
+class _Held(NamedTuple):
+    """What a store holds, and in which partitions."""
+
+    source: Source
+    partitions: range
+
+    def entries(self) -> list[Iterator[tuple[bytes, int, bytes]]]:
+        """By partition the keys in order, where they are, and their values."""
+        return [self._of(number) for number in self.partitions]
+
+    def _of(self, number: int) -> Iterator[tuple[bytes, int, bytes]]:
+        return ((key, number, data) for key, data in entries(self.source, number, Bounds()))
 
 
-def _summary(broker: Broker, name: StoreName, expired: bool) -> dict[str, Any]:
+def _held(connection: Connection, name: StoreName, *, expired: bool) -> _Held:
+    """As the workers have it. They do not tell what has expired: that is in the changelogs."""
+    committed = connection.committed(str(name))
+    try:
+        known = not expired and committed.ask(lambda _told, _source: True)
+    except InvalidRequest:
+        known = False  # the app has it for itself, as timers, or does not have it any more
+    if known:
+        return _Held(committed, committed.partitions)
+    return _folded(connection.broker, name, expired=expired)
+
+
+def _folded(broker: Broker, name: StoreName, *, expired: bool) -> _Held:
+    """As its changelogs have it."""
+    partitions = broker.topic(name.topic).partitions
+    return _Held(Folded(broker, name.topic, partitions, expired=expired), range(partitions))
+
+
+def _summary(broker: Broker, name: StoreName, *, expired: bool) -> dict[str, Any]:
+    held = _folded(broker, name, expired=expired)
     return {
         "store": str(name),
-        "partitions": len(partitions_of(broker, name.topic)),
-        "keys": sum(len(values) for _, values in _held(broker, name.topic, expired)),
+        "partitions": len(held.partitions),
+        "keys": sum(1 for found in held.entries() for _ in found),
         "changelog": name.topic,
     }
 
@@ -200,15 +231,11 @@ def _entry(partition: int, key: bytes, data: bytes, form: ValueForm) -> dict[str
     return {"key": shown_key, "value": _value(data, form), "partition": partition}
 
 
-_values = ValueCodec(None, ttl_ms=1, now=SystemClock().now_ms)
-"""Values with a time to live say so themselves; this takes them with and without."""
-
-
 def _value(data: bytes, form: ValueForm) -> Any:
     if form != "auto":
         return show_value(data, form)
     try:
-        return plain(_values.loads(data))
+        return plain(MessagePack().loads(data))
     except InvalidRecord:
         return show_value(data)
 

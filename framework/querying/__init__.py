@@ -2,6 +2,7 @@
 
 client.py        what `sl.connect` gives: a connection, and the stores read through it
 workers.py       which worker has a partition, and asking it until the deadline
+committed.py     what a store holds as bytes, from workers or from changelogs
 folded.py        the same from the changelogs, while no worker runs the app
 connections.py   a client's sockets, kept for the next query
 endpoint.py      a worker's side: listens, and answers on threads of its own

@@ -22,12 +22,14 @@ from changelog.clock import Clock, SystemClock
 from changelog.errors import InvalidRequest, UnknownTopic
 from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.log import Log
+from framework.querying.committed import Committed, entries
 from framework.querying.connections import Connections
 from framework.querying.declared import Form, form_of, likely_partition
 from framework.querying.folded import Folded
-from framework.querying.workers import AtWorkers, Fleet, Nobody, Source
+from framework.querying.messages import Described
+from framework.querying.workers import Fleet, Source
 from statestore.ordered import FIRST_KEY
-from statestore.reader import PAGE_ENTRIES, Bounds
+from statestore.reader import Bounds
 from statestore.spec import UNSET, changelog_topic
 
 K = TypeVar("K")
@@ -36,8 +38,6 @@ D = TypeVar("D")
 T = TypeVar("T")
 
 DEADLINE = 10.0
-FIRST_PAGE = 64
-"""Entries that a scan asks for at first; it asks for more each time."""
 KEYS_AT_ONCE = 1_000
 
 
@@ -79,7 +79,8 @@ class Connection:
         clock: Clock,
         close: Callable[[], None],
     ) -> None:
-        self._broker = broker
+        self.broker = broker
+        """The log that the apps are on."""
         self._deadline = deadline
         self._clock = clock
         self._close = close
@@ -96,17 +97,20 @@ class Connection:
         keys are of their declared type; values of a class that this process has not imported are
         plain data. Raises InvalidRequest if there is no such store.
         """
+        return ReadOnlyStore(name, self.committed(name), key, value)
+
+    def committed(self, name: str) -> Committed:
+        """What the store "app/store" holds, as bytes. Raises InvalidRequest if there is none."""
         app, slash, short = name.partition("/")
         topic = changelog_topic(app, short)
         try:
-            partitions = self._broker.topic(topic).partitions if slash else 0
+            partitions = self.broker.topic(topic).partitions if slash else 0
         except UnknownTopic:
             partitions = 0
         if not partitions:
             raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")
-        fleet = Fleet(app, self._broker, self._connections, self._clock, self._deadline)
-        folded = Folded(self._broker, topic, partitions)
-        return ReadOnlyStore(name, fleet, folded, partitions, key, value)
+        fleet = Fleet(app, self.broker, self._connections, self._clock, self._deadline)
+        return Committed(short, fleet, Folded(self.broker, topic, partitions), partitions)
 
     def close(self) -> None:
         """Let go of the log and of all workers; harmless when repeated."""
@@ -121,7 +125,7 @@ class Connection:
 
     def _changelogs(self) -> str:
         suffix = changelog_topic("", "")[1:]
-        names = [info.name for info in self._broker.topics() if info.name.endswith(suffix)]
+        names = [info.name for info in self.broker.topics() if info.name.endswith(suffix)]
         return f"changelogs here: {', '.join(sorted(names)) or 'none'}"
 
 
@@ -132,16 +136,13 @@ class ReadOnlyStore(Generic[K, V]):
     deadline, InvalidRecord for keys or values of another type, and what reading the log does.
     """
 
-    def __init__(
-        self, name: str, fleet: Fleet, folded: Folded, partitions: int, key: Any, value: Any
-    ) -> None:
+    def __init__(self, name: str, committed: Committed, key: Any, value: Any) -> None:
         self.name = name
-        self._fleet = fleet
-        self._folded = folded
-        self._partitions = partitions
+        self._committed = committed
+        self._partitions = len(committed.partitions)
         self._given = (key, value)
-        self._known: tuple[Form, Source] | None = None
-        """How to read it and where, once a worker has said how it was declared."""
+        self._known: Form | None = None
+        """How to read it, once a worker has said how it was declared."""
 
     def __repr__(self) -> str:
         return f"ReadOnlyStore({self.name!r})"
@@ -181,14 +182,14 @@ class ReadOnlyStore(Generic[K, V]):
         None is no limit. Of tuple keys the leading elements are enough. `reverse` begins with
         the last. It is read in pages, as it is gone through.
         """
-        form, _ = self._now()
+        form = self._ask(lambda form, _source: form)
         first = FIRST_KEY if lower is None else form.codec(lower).bound(lower)
         last = None if upper is None else form.codec(upper).bound(upper)
         return self._scan(Bounds(first, last, reverse))
 
     def prefix(self, prefix: Any, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
         """Entries whose key begins with `prefix`: a str, bytes, or a tuple's first elements."""
-        form, _ = self._now()
+        form = self._ask(lambda form, _source: form)
         return self._scan(Bounds(*form.codec(prefix).prefix(prefix), reverse))
 
     def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
@@ -197,7 +198,7 @@ class ReadOnlyStore(Generic[K, V]):
 
     def approximate_num_entries(self) -> int:
         """About how many keys there are."""
-        return self._ask(lambda _form, source: source.count())
+        return self._committed.count()
 
     # Helpers ----------------------------------------------------------------------------
 
@@ -241,39 +242,19 @@ class ReadOnlyStore(Generic[K, V]):
                 found.setdefault(key, data)
 
     def _scan(self, bounds: Bounds) -> Iterator[tuple[K, V]]:
-        form, _ = self._now()
-        streams = [self._entries(number, bounds) for number in range(self._partitions)]
+        form = self._ask(lambda form, _source: form)
+        streams = [
+            entries(self._committed, number, bounds) for number in self._committed.partitions
+        ]
         merged = heapq.merge(*streams, key=itemgetter(0), reverse=bounds.reverse)
         return ((form.key_of(key), form.value_of(data)) for key, data in merged)
 
-    def _entries(self, number: int, bounds: Bounds) -> Iterator[tuple[bytes, bytes]]:
-        rest: Bounds | None = bounds
-        limit = FIRST_PAGE
-        while rest is not None:
-            entries, rest = self._page(number, rest, limit)
-            yield from entries
-            limit = min(4 * limit, PAGE_ENTRIES)
-
-    def _page(self, number: int, rest: Bounds, limit: int) -> Any:
-        return self._ask(lambda _form, source: source.page(number, rest, limit))
-
     def _ask(self, question: Callable[[Form, Source], T]) -> T:
-        """Ask the workers; the changelogs if there is no worker, or the last one has just gone."""
-        form, source = self._now()
-        try:
-            return question(form, source)
-        except Nobody:
-            return question(form, self._folded)
+        return self._committed.ask(lambda told, source: question(self._form(told), source))
 
-    def _now(self) -> tuple[Form, Source]:
-        """How to read the store, and where."""
-        if self._known is not None:
-            return self._known
-        short = self.name.partition("/")[2]
-        try:
-            told = self._fleet.describe(short)
-        except Nobody:
-            return form_of(self.name, None, *self._given), self._folded
-        source = AtWorkers(self._fleet, short, told.inputs, self._partitions)
-        self._known = form_of(self.name, told, *self._given), source
+    def _form(self, told: Described | None) -> Form:
+        if told is None:
+            return form_of(self.name, None, *self._given)
+        if self._known is None:
+            self._known = form_of(self.name, told, *self._given)
         return self._known

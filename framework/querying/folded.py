@@ -16,14 +16,18 @@ from statestore.store import AnyStore, open_store
 class Folded:
     """Implements `Source`: each query first reads on to what is committed by now. Thread-safe."""
 
-    def __init__(self, broker: Broker, changelog: str, partitions: int) -> None:
+    def __init__(
+        self, broker: Broker, changelog: str, partitions: int, *, expired: bool = False
+    ) -> None:
+        """With `expired` values whose time to live is over are found as well."""
         self._broker = broker
         self._places = [TopicPartition(changelog, number) for number in range(partitions)]
         # Values with a time to live say so themselves; this takes them with and without.
         spec: StoreSpec[bytes, bytes] = StoreSpec(
             "folded", key=bytes, value=bytes, ttl_ms=1, engine="memory"
         )
-        self._parts: list[AnyStore] = [open_store(spec) for _ in self._places]
+        now = _long_ago if expired else None
+        self._parts: list[AnyStore] = [open_store(spec, now=now) for _ in self._places]
         self._readers = [part.reader() for part in self._parts]
         self._lock = threading.Lock()
         """One query at a time: what reads on may begin anew."""
@@ -52,3 +56,8 @@ class Folded:
 
     def _read_on(self, partitions: Collection[int]) -> None:
         restore_all([(self._parts[n], self._places[n]) for n in partitions], self._broker)
+
+
+def _long_ago() -> int:
+    """A time before that of any value."""
+    return 0

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import strandline as sl
 from changelog.clock import SystemClock
 from changelog.log import Log
+from changelog.records import TopicPartition
 from framework.cli import app_main
+from framework.querying import folded
 from statestore.keys import key_codec
 from statestore.values import ValueCodec
 from tests.cli.conftest import Command
+from tests.workers.threads import InThread
 
 SHOP = "tests.cli.shop:app"
 
@@ -148,6 +153,60 @@ def test_values_whose_time_is_over_are_shown_only_if_asked_for(
     [listed] = strandline("stores", "list", "--json").json
     [every] = strandline("stores", "list", "--json", "--expired").json
     assert (listed["keys"], every["keys"]) == (2, 3)
+
+
+@pytest.fixture
+def bank(log: Log, tmp_path: Path, eventually: Callable[..., None]) -> Iterator[None]:
+    """A running app that has handled 200 records, with a timer set."""
+    app = sl.App("bank", log=log.broker, state_dir=tmp_path / "state", commit_interval_ms=10)
+    sums = app.topic("sums", key=str, value=int, partitions=2)
+    held = app.store("held", key=str, value=int, default=0)
+    codes = app.store("codes", key=int, value=bytes)
+
+    @app.task(sums, stores=[held, codes])
+    def add(record: sl.Record[str, int]) -> None:
+        held[record.key] += record.value
+        codes[record.value] = record.key.encode()
+        sl.set_timer("close", 2**50)
+
+    @app.on_timer(add)
+    def close(name: str) -> None:
+        held[name] = 0
+
+    sums.append([(f"k{n:03}", n) for n in range(200)])
+    running = InThread(app, "add")
+    eventually(lambda: has_handled_all(log), what="all handled")
+    yield
+    running.stop()
+
+
+def has_handled_all(log: Log) -> bool:
+    sums = [TopicPartition("sums", number) for number in range(2)]
+    ends, done = log.broker.offsets(sums), log.broker.committed("bank")
+    return all(tp in done and done[tp].offset == ends[tp].last_stable_offset for tp in sums)
+
+
+def test_the_workers_of_a_running_app_are_asked(
+    bank: None, strandline: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(folded, "restore_all", None)  # the changelogs cannot be read
+        assert strandline("stores", "get", "bank/held", "k007").out.strip() == "7"
+        assert strandline("stores", "get", "bank/codes", "7").json == {"utf8": "k007"}
+        rows = strandline("stores", "scan", "bank/held", "--json").lines
+        assert [(row["key"], row["value"]) for row in rows] == [(f"k{n:03}", n) for n in range(200)]
+        assert {row["partition"] for row in rows} == {0, 1}
+        found = strandline("stores", "scan", "bank/held", "--prefix", "k1", "--max", "3", "--json")
+        assert [row["key"] for row in found.lines] == ["k100", "k101", "k102"]
+        missing = strandline("stores", "get", "bank/held", "k999")
+        assert (missing.code, "no key k999" in missing.err) == (1, True)
+    # Timers are the app's own business, and what has expired no worker tells.
+    timers = strandline("stores", "scan", "bank/add-timers", "--json").lines
+    assert len(timers) == 2 * 2  # of each partition the timer, and its stream time
+    rows = strandline("stores", "scan", "bank/held", "--json", "--expired").lines
+    assert len(rows) == 200
+    listed = strandline("stores", "list", "--json").json
+    assert {row["store"]: row["keys"] for row in listed}["bank/held"] == 200
 
 
 def test_what_is_not_in_a_store(shop: Log, strandline: Command) -> None:

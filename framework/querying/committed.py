@@ -1,0 +1,72 @@
+"""The committed state of one store, as bytes: the workers have it, and its changelogs while there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeVar
+
+from framework.querying.folded import Folded
+from framework.querying.messages import Described
+from framework.querying.workers import AtWorkers, Fleet, Nobody, Source
+from statestore.reader import PAGE_ENTRIES, Bounds
+
+T = TypeVar("T")
+
+Question = Callable[[Described | None, Source], T]
+"""Asks a source; told how the store was declared, if a worker has ever said so."""
+
+FIRST_PAGE = 64
+"""Entries that a scan asks for at first; it asks for more each time."""
+
+
+def entries(source: Source, partition: int, bounds: Bounds) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values within `bounds`, in order; read in pages, as they are gone through."""
+    rest: Bounds | None = bounds
+    limit = FIRST_PAGE
+    while rest is not None:
+        found, rest = source.page(partition, rest, limit)
+        yield from found
+        limit = min(4 * limit, PAGE_ENTRIES)
+
+
+class Committed:
+    """Implements `Source` for all partitions of a store. Thread-safe; raises what `Fleet` does, but for Nobody."""
+
+    def __init__(self, store: str, fleet: Fleet, folded: Folded, partitions: int) -> None:
+        self.partitions = range(partitions)
+        self._store = store
+        self._fleet = fleet
+        self._folded = folded
+        self._known: tuple[Described, Source] | None = None
+        """How it was declared, and where it is asked for, once a worker has said so."""
+
+    def ask(self, question: Question[T]) -> T:
+        """Ask the workers; the changelogs if there is no worker, or the last one has just gone."""
+        told, source = self._now()
+        try:
+            return question(told, source)
+        except Nobody:
+            return question(told, self._folded)
+
+    def read(
+        self, partitions: Collection[int], keys: Sequence[bytes]
+    ) -> dict[int, list[bytes | None]]:
+        return self.ask(lambda _told, source: source.read(partitions, keys))
+
+    def page(
+        self, partition: int, bounds: Bounds, limit: int
+    ) -> tuple[Sequence[tuple[bytes, bytes]], Bounds | None]:
+        return self.ask(lambda _told, source: source.page(partition, bounds, limit))
+
+    def count(self) -> int:
+        return self.ask(lambda _told, source: source.count())
+
+    def _now(self) -> tuple[Described | None, Source]:
+        if self._known is None:
+            try:
+                told = self._fleet.describe(self._store)
+            except Nobody:
+                return None, self._folded
+            source = AtWorkers(self._fleet, self._store, told.inputs, len(self.partitions))
+            self._known = told, source
+        return self._known
