@@ -1,10 +1,13 @@
-"""From a frame to the batch that readers get."""
+"""From a frame to what readers get."""
 
 from __future__ import annotations
 
-from changelog.embedded.frame import decode, payload_bytes
+from collections.abc import Iterator
+
+from changelog.embedded.format import Attributes, Kind
+from changelog.embedded.frame import decode, decode_pairs, payload_bytes
 from changelog.embedded.segment import LocatedFrame
-from changelog.records import Batch, TopicPartition
+from changelog.records import Batch, ConsumerRecord, TopicPartition
 from changelog.schema import ValueSchemas, upgrade
 
 
@@ -24,3 +27,21 @@ def batch_of(frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchem
         columns = columns.select(columns.schema.names[:-1])
     topic, number = partition
     return Batch(topic, number, base, columns, header.leader_epoch, sparse)
+
+
+def records_of(
+    frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchemas
+) -> Iterator[ConsumerRecord]:
+    """The same as `batch_of(…).records()`, and some five times as fast for a frame of few records.
+
+    Raises CorruptLog.
+    """
+    header = frame.header
+    plain = header.kind == Kind.ROWS and not header.attributes & Attributes.HEADERS
+    if not plain or schemas.latest_id:
+        yield from batch_of(frame, partition, schemas).records()
+        return
+    payload = payload_bytes(frame.data, frame.position, header, frame.where)
+    rows = zip(*decode_pairs(header, payload, frame.where), strict=True)
+    for offset, (timestamp, key, value) in enumerate(rows, header.base_offset):
+        yield ConsumerRecord(*partition, offset, timestamp, key, value)

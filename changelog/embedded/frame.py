@@ -7,6 +7,7 @@ Arrow sees a byte, since Arrow trusts what it is given.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -231,22 +232,45 @@ def decode(
     schema = columns_schema(value, headers=bool(header.attributes & Attributes.HEADERS))
     if header.attributes & Attributes.OFFSETS:
         schema = schema.append(_OFFSET)
-    try:
+    with _decoding(header, where):
         if header.kind == Kind.ROWS:
             columns = _read_rows(payload, schema)
         else:
             columns = read_batch(pa.py_buffer(payload), schema)
+    _check_count(columns.num_rows, header, where)
+    return columns
+
+
+def decode_pairs(
+    header: FrameHeader, payload: memoryview, where: str
+) -> tuple[list[int], list[bytes | None], list[bytes | None]]:
+    """Timestamps, keys and values of rows without headers, not by way of Arrow. Raises CorruptLog."""
+    with _decoding(header, where):
+        rows = _decode_rows(payload)
+        if rows.headers is not None:
+            raise ValueError("there are headers where the frame says that there are none")
+    for column in (rows.timestamps, rows.keys, rows.values):
+        _check_count(len(column), header, where)
+    return rows.timestamps, rows.keys, rows.values
+
+
+@contextlib.contextmanager
+def _decoding(header: FrameHeader, where: str) -> Iterator[None]:
+    """What is wrong with the records is said of the place where they are."""
+    try:
+        yield
     except MemoryError as error:  # Arrow's is an ArrowException as well
         doing = f"decode {header.record_count} records in {header.length} bytes of {where}"
         raise out_of_memory(error, doing) from error
     except (pa.ArrowException, *UNREADABLE) as error:
         raise CorruptLog(f"{where}: records cannot be decoded: {error}; {REPAIR}") from error
-    if columns.num_rows != header.record_count:
+
+
+def _check_count(found: int, header: FrameHeader, where: str) -> None:
+    if found != header.record_count:
         raise CorruptLog(
-            f"{where}: {columns.num_rows} records where the header says {header.record_count}; "
-            f"{REPAIR}"
+            f"{where}: {found} records where the header says {header.record_count}; {REPAIR}"
         )
-    return columns
 
 
 def walk(data: memoryview, where: str) -> Iterator[tuple[int, FrameHeader]]:

@@ -116,6 +116,8 @@ class Segment:
         self._storage = storage
         self._folder = folder
         self.name = name
+        self.path = f"{folder}/{name.log_file}"
+        """Of the file of frames."""
         self._file: File | None = file
         self.created_ms = created_ms
         self.base_offset = name.base_offset
@@ -160,10 +162,6 @@ class Segment:
     def let_go(self) -> None:
         """The segment is closed: its file is open only for those who are reading it."""
         self._file = None
-
-    @property
-    def path(self) -> str:
-        return f"{self._folder}/{self.name.log_file}"
 
     def append(self, header: FrameHeader, parts: list[Any], index_interval: int) -> None:
         """Write a frame at the end."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -12,7 +12,7 @@ from changelog.arrays import binaries, int64s
 from changelog.embedded.frame import encode
 from changelog.embedded.names import TRANSACTION_STATE
 from changelog.embedded.partition import Partition
-from changelog.embedded.reading import fetch
+from changelog.embedded.reading import view
 from changelog.errors import REPAIR, UNREADABLE, CorruptLog
 from changelog.records import ConsumerRecord
 
@@ -153,11 +153,13 @@ def append_pairs(
     return partition.append(encode(columns), **stamp).base_offset  # type: ignore[arg-type]
 
 
-def read_records(partition: Partition) -> Iterable[ConsumerRecord]:
-    """Every committed record of a system partition."""
-    offset = partition.log_start
+def read_records(partition: Partition) -> Iterator[ConsumerRecord]:
+    """Every committed record of a system partition, while the log is being opened.
+
+    Nothing else reads or changes it then: no segment goes in between. Raises CorruptLog.
+    """
+    storage, offset = partition.environment.storage, partition.log_start
     while offset < partition.last_stable_offset:
-        fetched = fetch(partition, offset, max_bytes=4 << 20, isolation="read_committed")
-        for batch in fetched.batches:
-            yield from batch.records()
-        offset = fetched.next_offset
+        seen = view(partition, offset, max_bytes=4 << 20, isolation="read_committed")
+        yield from seen.records(storage)
+        offset = seen.limit

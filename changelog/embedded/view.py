@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from changelog.embedded.aborted import AbortedTransactions
-from changelog.embedded.batches import batch_of
+from changelog.embedded.batches import batch_of, records_of
 from changelog.embedded.segment import LocatedFrame, Piece
-from changelog.records import Batch, Fetched, TopicPartition
+from changelog.records import Batch, ConsumerRecord, Fetched, TopicPartition
 from changelog.schema import ValueSchemas
 from changelog.storage import Storage
 
@@ -57,6 +57,14 @@ class View:
         return Fetched(
             batches, position, self.log_start, self.high_watermark, self.last_stable_offset
         )
+
+    def records(self, storage: Storage) -> Iterator[ConsumerRecord]:
+        """All of them one by one, for who wants no batches. Raises what `fetch` raises."""
+        for frame in self._frames(storage):
+            if self._shows(frame):
+                for record in records_of(frame, self.partition, self.schemas):
+                    if record.offset >= self.offset:
+                        yield record
 
     def offset_for_time(self, storage: Storage, timestamp: int) -> int | None:
         """Offset of the first record with at least that timestamp (ms); None if there is none.

@@ -6,15 +6,19 @@ import re
 import struct
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changelog.embedded import frame
+from changelog.embedded.batches import batch_of, records_of
 from changelog.embedded.format import _HEADER, HEADER_SIZE, FrameHeader, Kind, unpack_header
+from changelog.embedded.segment import LocatedFrame
 from changelog.errors import CorruptLog, StrandlineError
-from changelog.records import HEADERS_TYPE
+from changelog.records import HEADERS_TYPE, TopicPartition
+from changelog.schema import ValueSchemas
 from tests.log.kit import columns
 
 TYPES = {"4s": "4s", "u8": "B", "u16": "H", "u32": "I", "i32": "i", "i64": "q"}
@@ -71,6 +75,46 @@ def test_batches_of_any_size_read_back_as_they_were_written(
         metadata_size = int.from_bytes(payload[4:8], "little")
         assert (header.payload_start + 8 + metadata_size) % 64 == 0
     assert frame.decode(header, payload, pa.binary(), "test").to_pydict() == batch.to_pydict()
+
+
+@pytest.mark.parametrize("count", [1, 31, 32])
+@pytest.mark.parametrize("shape", ["plain", "headers", "sparse", "typed"])
+def test_records_one_by_one_are_those_of_the_batch(count: int, shape: str) -> None:
+    batch, schemas = columns([None, *[b"v%d" % n for n in range(count - 1)]]), ValueSchemas()
+    offsets = pa.array(range(40, 40 + 2 * count, 2)) if shape == "sparse" else None
+    if shape == "headers":
+        headers = pa.array([[{"key": "h", "value": b"\xff"}], *[[]] * (count - 1)], HEADERS_TYPE)
+        batch = batch.append_column("headers", headers)
+    if shape == "typed":
+        schemas = schemas.extended(pa.schema({"n": pa.int64()}), "t")
+        batch = batch.set_column(2, "value", pa.nulls(count, schemas.latest_type))
+    payload = frame.encode(batch, offsets=offsets, schema_id=schemas.latest_id)
+    located = locate(*frame.frame_parts(payload, base_offset=40))
+    partition = TopicPartition("t", 3)
+    expected = list(batch_of(located, partition, schemas).records())
+    assert list(records_of(located, partition, schemas)) == expected
+    assert [record.offset for record in expected][-1] == 39 + (2 * count - 1 if offsets else count)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[1], [b"k"], [b"v"], None],
+        [[1, 2], [b"k"], [b"v", b"w"], None],
+        [[1, 2], [b"k", b"l"], [b"v", b"w"], [[], []]],
+        [[1, 2], ["k", "l"], [b"v", b"w"], None],
+        [1, 2],
+    ],
+    ids=["too few", "a key is missing", "headers", "keys of text", "no columns"],
+)
+def test_rows_that_are_not_what_the_header_says_are_damage(rows: list[object]) -> None:
+    header, _ = frame.frame_parts(frame.encode(columns([b"v", b"w"])), base_offset=0)
+    with pytest.raises(CorruptLog, match="here: "):
+        frame.decode_pairs(header, memoryview(msgspec.msgpack.encode(rows)), "here")
+
+
+def locate(header: FrameHeader, parts: list[bytes]) -> LocatedFrame:
+    return LocatedFrame(header, memoryview(b"".join(bytes(part) for part in parts)), 0, "here")
 
 
 @settings(max_examples=300, deadline=None)
