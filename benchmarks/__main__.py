@@ -15,6 +15,7 @@ WORKLOADS = (
     "append",
     "attached",
     "queries",
+    "asked",
     "spark_read",
     "memory",
     "scaling",

@@ -1,0 +1,86 @@
+"""The standard job while a client asks for one key after another, against the same job left alone.
+
+The worker is this process, and owns the log. The client is another, with one connection: it asks for counts of
+users drawn uniformly as fast as it gets them, from before the job begins until it has ended. Without: the same process
+is there, and waits. What an answer takes of the worker's interpreter, and what the client takes of the
+machine's cores, both count.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import strandline as sl
+from benchmarks.harness import Figure, Stopwatch, compare, folder
+from benchmarks.standard_job import USERS, app_on, fill
+
+START_SECONDS = 60.0
+LEAST = 20
+"""Answers that a client must have got, or else nothing was measured."""
+
+
+def run(*, quick: bool = False) -> list[Figure]:
+    """Records per second of the job, with a client that asks and with one that does not."""
+    count, rounds = (200_000, 2) if quick else (1_000_000, 5)
+    return [
+        compare(
+            f"asked: standard job, {count:,} records, one client asking",
+            partial(_rate, count, asks=True),
+            partial(_rate, count, asks=False),
+            peer_name="nobody asking",
+            unit="records/s",
+            rounds=rounds,
+            warm_up=False,
+        )
+    ]
+
+
+def _rate(count: int, *, asks: bool) -> float:
+    with folder() as path:
+        fill(path / "log", count)
+        with app_on(path / "log") as app:
+            app.prepare()
+            with _client(path / "log", asks=asks):
+                watch = Stopwatch()
+                handled = app.run(until="idle", progress=False)
+                rate = handled / watch.seconds
+            assert handled == count, (handled, count)
+    return rate
+
+
+@contextmanager
+def _client(path: Path, *, asks: bool) -> Iterator[None]:
+    """A client in a process of its own, connected by now."""
+    context = multiprocessing.get_context("spawn")
+    told, stop = context.Queue(), context.Event()
+    process = context.Process(target=_ask, args=(path, told, stop, asks))
+    process.start()
+    try:
+        told.get(timeout=START_SECONDS)
+        yield
+        stop.set()
+        answers = told.get(timeout=START_SECONDS)
+        assert not asks or answers >= LEAST, answers
+    finally:
+        stop.set()
+        process.join(START_SECONDS)
+        if process.is_alive():
+            process.kill()
+
+
+def _ask(path: Path, told: Any, stop: Any, asks: bool) -> None:
+    chance, answers = random.Random(0), 0
+    with sl.connect(path) as connection:
+        store = connection.store("standard/per-user", key=str, value=int)
+        told.put(None)
+        while asks and not stop.is_set():
+            store.get(f"user-{chance.randrange(USERS):05}")
+            answers += 1
+        stop.wait()
+    told.put(answers)
