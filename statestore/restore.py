@@ -169,6 +169,7 @@ def restore(
         plan = plan_restore(state.position, log, _epoch_before(state, broker, partition, log))
         first = first or plan
         if plan.action == "rebuild":
+            _log.info("the store of %s is made anew: %s", partition, plan.reason)
             state.wipe()
         replay = _Replay(broker, partition, _origin(state, plan, log), log, progress, clock)
         try:
