@@ -22,16 +22,19 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from changelog.embedded.checking.findings import Severity
 from changelog.embedded.checking.folder import check_log
+from changelog.records import TopicPartition
 from changelog.storage import LocalStorage
 from statestore.checking import check_stores
+from strandline import Store
 from tests.chaos.field import Field, wait_for
-from tests.workers.pipeline import Figures, pipeline
+from tests.workers.pipeline import Pipeline, pipeline
 
 WITHIN = "STRANDLINE_CHAOS_FOLDER"
 """The folder that is a file system of its own."""
@@ -60,6 +63,13 @@ class Report:
     rebalances: int = 0
     restores: list[float] = field(default_factory=list)
     replayed: int = 0
+    passes: int = 0
+    removed: int = 0
+    """Records, by cleaning; tombstones are among them."""
+    tombstones: int = 0
+    killed_in_a_pass: int = 0
+    made_anew: int = 0
+    """Stores, since deletions had been removed from their changelogs."""
     pens_repeated: int = 0
     lost: int = 0
     doubled: int = 0
@@ -75,6 +85,9 @@ class Report:
             f"{self.pens_repeated} transactions of producers aborted and written again",
             f"{len(takeovers)} takeovers: {_spread(takeovers)}",
             f"{len(restores)} restores, {self.replayed:,} records replayed: {_spread(restores)}",
+            f"{self.passes} passes of the cleaner, {self.killed_in_a_pass} times killed in a pass",
+            f"{self.removed:,} records removed, {self.tombstones:,} tombstones removed",
+            f"{self.made_anew} stores rebuilt for purged tombstones",
             f"lost {self.lost}, doubled {self.doubled}",
             *(f"WRONG {what}" for what in self.wrong),
         ]
@@ -89,7 +102,9 @@ class Chaos:
         self.chance = random.Random(seed)
         self._blows: list[tuple[int, Callable[[], None]]] = [
             (5, self.kill_worker),
-            (3, self.kill_owner),
+            (2, self.kill_owner),
+            (2, self.kill_in_a_pass),
+            (1, self.take_away),
             (4, self.freeze_worker),
             (1, self.freeze_owner),
             (3, self.restart_worker),
@@ -123,11 +138,33 @@ class Chaos:
         pause(self.chance.choice(PAUSES))
         self.field.start(slot)
 
+    def take_away(self) -> None:
+        """A worker, with its disk, for longer than deletions stay in the changelogs."""
+        apart = [slot for slot in self.field.running() if slot % 2]
+        if not apart:
+            return
+        slot = self.chance.choice(apart)
+        process = self.field.process(slot)
+        wait_for(lambda: process.has_stores or not process.is_running, 60, "a worker's stores")
+        pause(max(PAUSES))
+        process.kill()
+        since = self.field.changelogs()
+        wait_for(lambda: self.field.is_purged(since), 60, "deletions removed from the changelogs")
+        self.field.start(slot)
+
     def kill_owner(self) -> None:
         """Whoever it is: a worker, or a process that has nothing else to do."""
+        self._kill_owner(tries=1)
+
+    def kill_in_a_pass(self) -> None:
+        """The owner, when the cleaner has done a part of what it is at."""
+        self._kill_owner(tries=300)
+
+    def _kill_owner(self, tries: int) -> None:
         pid = self.field.owner()
         if pid is None:
             return
+        self.report.killed_in_a_pass += self.field.sweeps.catch(pid, tries)
         os.kill(pid, signal.SIGKILL)
         gone = time.monotonic()
         wait_for(lambda: self.field.owner() not in (None, pid), 30, "another owner")
@@ -186,13 +223,22 @@ def run(
     seed: int,
     workers: int,
     guarantee: str,
+    careless: bool,
     only: str,
     full_disk: bool,
 ) -> Report:
     """So many seconds of it, and the count."""
     report, begun = Report(seed), time.monotonic()
     said = Path(tempfile.mkdtemp(prefix="said-", dir=os.environ.get(OUTSIDE)))
-    on = Field(folder, said, workers=workers, seed=seed, guarantee=guarantee, bound=seconds + 600)
+    on = Field(
+        folder,
+        said,
+        workers=workers,
+        seed=seed,
+        guarantee=guarantee,
+        careless=careless,
+        bound=seconds + 600,
+    )
     try:
         chaos = Chaos(on, report, seed, only, full_disk=full_disk)
         wait_for(lambda: on.scribe.records > 1_000, 60, "the first records")
@@ -204,6 +250,7 @@ def run(
             chaos.strike()
         on.settle(180)
         report.wrong += on.left_open()
+        committed = on.committed()
         report.wrong += on.close()
     except BaseException:
         on.kill_all()
@@ -211,7 +258,7 @@ def run(
         raise
     report.seconds = time.monotonic() - begun
     count(on, report)
-    report.wrong += at_rest(on)
+    report.wrong += at_rest(on, committed)
     return report
 
 
@@ -236,24 +283,52 @@ def count(on: Field, report: Report) -> None:
     for records, took in re.findall(r"partitions back: (\d+) records replayed in ([\d.]+) s", said):
         report.replayed += int(records)
         report.restores.append(float(took))
+    report.made_anew = len(re.findall(r"is made anew: .* deletions from there", said))
+    sweeps = on.sweeps
+    report.passes, report.removed = sweeps.passes, sweeps.removed
+    report.tombstones = sweeps.tombstones
 
 
-def at_rest(on: Field) -> list[str]:
-    """What is wrong with the files that are left: the log, the stores, their content."""
-    folder = LocalStorage(on.log)
+def at_rest(on: Field, committed: Mapping[TopicPartition, int]) -> list[str]:
+    """What is wrong with the files that are left: the log, the stores, their content, the offsets."""
     wait_for(lambda: on.owner() is None, 60, "the last owner to leave")
-    checked = check_log(folder)
-    check_stores(on.log, checked)
+    checked = check_log(LocalStorage(on.log))
+    for machine in on.machines():
+        check_stores(machine, checked)
     findings = checked.report.findings
     found = [f"{f.file}: {f.what}" for f in findings if f.severity > Severity.NOTE]
-    made = pipeline(str(on.log))
+    for machine in on.machines():
+        found += differences(on, machine / "state", committed)
+    return found
+
+
+def differences(on: Field, state: Path, committed: Mapping[TopicPartition, int]) -> list[str]:
+    """How stores, brought up to the end of their changelogs, and offsets differ from what they should be."""
+    made = pipeline(str(on.log), recent=True, state_dir=state)
+    assert made.recent is not None
     with made.app:
-        for store, stage in ((made.per_word, "figures"), (made.per_letter, "letters")):
-            held: dict[str, Figures] = made.app.query(store).to_dict()
-            wanted = dict(on.scribe.stages[stage].given)
-            if held != wanted:
-                off = [key for key in wanted if held.get(key) != wanted[key]]
-                found.append(f"store {store.name}: {len(off)} keys are off, as {off[:3]}")
+        stages = on.scribe.stages
+        found = compare(made, made.per_word, stages["figures"].given)
+        found += compare(made, made.per_letter, stages["letters"].given)
+        found += compare(made, made.recent, on.scribe.recent)
+        after = made.app.broker.committed("pipeline", require_stable=True)
+        if {tp: offset.offset for tp, offset in after.items()} != committed:
+            found.append(f"committed were {committed}, and are {after}")
+    return found
+
+
+def compare(made: Pipeline, store: Store[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """How a store differs from what should be in it."""
+    held: dict[str, Any] = made.app.query(store).to_dict()
+    off = sorted(key for key in wanted if held.get(key) != wanted[key])
+    back = sorted(held.keys() - wanted.keys())
+    found = []
+    if off:
+        found.append(f"store {store.name}: {len(off)} keys are off, as {off[:3]}")
+    if back:
+        found.append(
+            f"store {store.name}: {len(back)} keys are there that were deleted, as {back[:3]}"
+        )
     return found
 
 
@@ -306,6 +381,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--guarantee", default="exactly_once")
+    parser.add_argument("--careless", action="store_true", help="workers overlook deletions")
     parser.add_argument("--only", default="", help="blows whose names have this in them, as kill")
     parser.add_argument("--no-full-disk", action="store_true")
     parser.add_argument("--size", default="6g", help="of the small file system")
@@ -320,6 +396,7 @@ def main() -> int:
         seed=options.seed,
         workers=options.workers,
         guarantee=options.guarantee,
+        careless=options.careless,
         only=options.only,
         full_disk=not options.no_full_disk,
     )

@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import changelog
@@ -17,8 +17,9 @@ from changelog.errors import StrandlineError
 from changelog.records import TopicPartition
 from tests.chaos.pens import Pen
 from tests.chaos.scribe import Scribe
-from tests.workers.pipeline import Pipeline, pipeline
-from tests.workers.processes import Process, worker
+from tests.chaos.sweeps import Sweeps
+from tests.workers.pipeline import PARTITIONS, Pipeline, pipeline
+from tests.workers.processes import Process
 
 INPUTS = ("words", "pipeline-letter-repartition")
 OUTPUTS = ("figures", "letters")
@@ -30,7 +31,15 @@ class Field:
     """Everything that runs. The process that is here only attaches: it can own nothing."""
 
     def __init__(
-        self, folder: Path, said: Path, *, workers: int, seed: int, guarantee: str, bound: float
+        self,
+        folder: Path,
+        said: Path,
+        *,
+        workers: int,
+        seed: int,
+        guarantee: str,
+        careless: bool,
+        bound: float,
     ) -> None:
         self.log = folder / "log"
         self.ballast = folder / "ballast"
@@ -38,13 +47,14 @@ class Field:
         self.frozen: set[int] = set()
         self.starts = 0
         self._said = said
-        self._guarantee = guarantee
+        self._manner = [guarantee, *(["careless"] if careless else [])]
         self._bound = bound
         self.attached = changelog.open(self.log, role="attach_or_spawn")
-        self.made: Pipeline = pipeline(self.attached)
+        self.made: Pipeline = pipeline(self.attached, recent=True)
         self.made.app.prepare()
         for topic in (*INPUTS, *OUTPUTS):
             self.attached.alter_topic(topic, config={"segment.bytes": str(1 << 20)})
+        self.sweeps = Sweeps(self.made.app.broker, self.log)
         for slot in range(workers):
             self.start(slot)
         self.scribe = Scribe(self.made)
@@ -54,8 +64,18 @@ class Field:
 
     def start(self, slot: int) -> None:
         said = self._said / f"worker-{slot}-{self.starts}.log"
-        self.slots[slot] = worker(self.log, said, self._guarantee, self._bound)
+        state = self._machine(slot) / "state"
+        command = ["tests.chaos.worker", str(self.log), str(state), *self._manner]
+        self.slots[slot] = Process(command, said, bound=self._bound)
         self.starts += 1
+
+    def _machine(self, slot: int) -> Path:
+        """Where a worker keeps its stores: one in two has a disk of its own, others share one."""
+        return self.log.with_name(f"machine-{slot}") if slot % 2 else self.log
+
+    def machines(self) -> list[Path]:
+        """All that there were; the stores are in `state`."""
+        return [self.log, *sorted(self.log.parent.glob("machine-*"))]
 
     def running(self) -> list[int]:
         """Slots of workers that are there and not frozen."""
@@ -126,6 +146,18 @@ class Field:
         found = self.made.app.broker.committed("pipeline", require_stable=False)
         return {tp: offset.offset for tp, offset in found.items()}
 
+    def changelogs(self) -> dict[TopicPartition, int]:
+        """The end of each changelog from which keys are deleted."""
+        recent = [TopicPartition("pipeline-recent-changelog", n) for n in range(PARTITIONS)]
+        return {tp: e.high_watermark for tp, e in self.made.app.broker.offsets(recent).items()}
+
+    def is_purged(self, ends: Mapping[TopicPartition, int]) -> bool:
+        """Whether deletions up to these ends have been removed."""
+        with contextlib.suppress(StrandlineError):
+            now = self.made.app.broker.offsets(list(ends))
+            return all(now[tp].purged_end >= end for tp, end in ends.items())
+        return False
+
     def is_far_behind(self) -> bool:
         try:
             ends, committed = self.ends(), self.committed()
@@ -194,6 +226,14 @@ class Field:
             pen.stop()
         wait_for(self.is_settled, timeout, "everything to be handled")
         self.scribe.stop()
+        wait_for(self.is_cleaned, 60, "the cleaner to get over what had failed")
+        self.sweeps.stop()
+
+    def is_cleaned(self) -> bool:
+        """Whether no pass has failed that was not done since."""
+        with contextlib.suppress(StrandlineError):
+            return not self.sweeps.failing()
+        return False
 
     def close(self) -> list[str]:
         """End the workers, in order; what was wrong with that."""

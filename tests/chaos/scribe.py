@@ -18,7 +18,7 @@ from changelog.errors import StrandlineError
 from changelog.records import TopicPartition
 from framework.container.decoding import decode
 from framework.topic import Topic
-from tests.workers.pipeline import Figures, Pipeline
+from tests.workers.pipeline import RECENT, Figures, Pipeline
 
 EXAMPLES = 10
 
@@ -76,6 +76,8 @@ class Scribe:
 
     def __init__(self, made: Pipeline) -> None:
         self.stages = {"figures": Stage(str), "letters": Stage(lambda word: word[0])}
+        self.recent: dict[str, int] = {}
+        """The last values of each word, as they should be in the store."""
         self.values: Counter[int] = Counter()
         self.wrong: list[str] = []
         self.positions: dict[TopicPartition, int] = {}
@@ -127,8 +129,14 @@ class Scribe:
                     self.values[record.value] += 1
                     for stage in self.stages.values():
                         stage.put_in(record.key, record.value)
+                    self._remember(record.key, record.value)
                 else:
                     self.stages[tp.topic].came_out(record.key, record.value)
+
+    def _remember(self, word: str, value: int) -> None:
+        number = self.stages["figures"].given[word].n
+        self.recent[f"{word}/{number}"] = value
+        self.recent.pop(f"{word}/{number - RECENT}", None)
 
     def _note(self, what: str) -> None:
         if len(self.wrong) < EXAMPLES:

@@ -30,11 +30,36 @@ def test_nothing_is_lost_and_nothing_doubled(repository: Path) -> None:
     assert status == 0, said
     assert "lost 0, doubled 0" in said
     assert "WRONG" not in said
-    blows = ["kill worker", "kill owner", "freeze worker", "delete what was read"]
+    blows = [
+        "kill worker",
+        "kill owner",
+        "kill in a pass",
+        "take away",
+        "freeze worker",
+        "delete what was read",
+    ]
     if NO_SMALL_DISK not in said or os.environ.get("CI") == "true":
         blows.append("fill disk")
     for blow in blows:
         assert f"× {blow}" in said, said
+    for what in (
+        "passes of the cleaner",
+        "times killed in a pass",
+        "tombstones removed",
+        "stores rebuilt for purged tombstones",
+    ):
+        assert number_of(what, said) > 0, said
+
+
+@pytest.mark.timeout(420)
+def test_keys_come_back_to_workers_that_overlook_that_their_deletions_were_removed(
+    repository: Path,
+) -> None:
+    """It can find what it looks for."""
+    arguments = ("--minutes", "0.3", "--only", "take_away", "--careless")
+    status, said = chaos(repository, *arguments)
+    assert status == 1
+    assert re.search(r"WRONG state/pipeline/recent/.* has the key", said), said
 
 
 @pytest.mark.timeout(420)
@@ -51,3 +76,10 @@ def test_at_least_once_the_same_run_doubles_records_and_loses_none(repository: P
             assert status == 1
             return
     pytest.fail("nothing was doubled")
+
+
+def number_of(what: str, said: str) -> int:
+    """How many of it the report tells of."""
+    found = re.search(rf"([\d,]+) {re.escape(what)}", said)
+    assert found is not None, said
+    return int(found[1].replace(",", ""))

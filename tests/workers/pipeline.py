@@ -21,6 +21,8 @@ from typing import Any
 import strandline as sl
 
 PARTITIONS = 4
+RECENT = 3
+"""Values of a word that are kept, where they are."""
 
 
 @dataclass(frozen=True)
@@ -51,29 +53,36 @@ class Pipeline:
     letters: sl.Topic[str, Figures]
     per_word: sl.Store[str, Figures]
     per_letter: sl.Store[str, Figures]
+    recent: sl.Store[str, int] | None
+    """By word and number, as "a1/17", its last values; each one more deletes one."""
 
 
-def pipeline(log: Any, **options: Any) -> Pipeline:
-    """The app on a log."""
+def pipeline(log: Any, *, recent: bool = False, **options: Any) -> Pipeline:
+    """The app on a log; with a store of `recent` values, if wanted."""
     app = sl.App("pipeline", log=log, **options)
     words = app.topic("words", value=int, partitions=PARTITIONS)
     figures = app.topic("figures", value=Figures, partitions=2)
     letters = app.topic("letters", value=Figures, partitions=2)
     per_word = app.store("per-word", value=Figures, default=Figures())
     per_letter = app.store("per-letter", value=Figures, default=Figures())
+    values = app.store("recent", key=str, value=int) if recent else None
     by_letter = app.repartition(words, lambda record: record.key[0], name="letter")
 
-    @app.task(words, stores=[per_word])
+    @app.task(words, stores=[per_word] if values is None else [per_word, values])
     def tally(record: sl.Record[str, int]) -> None:
         per_word[record.key] = now = per_word[record.key].add(record.value)
         figures.send(record.key, now)
+        if values is not None:
+            values[f"{record.key}/{now.n}"] = record.value
+            if now.n > RECENT:
+                values.delete(f"{record.key}/{now.n - RECENT}")
 
     @app.task(by_letter, stores=[per_letter])
     def spell(record: sl.Record[str, int]) -> None:
         per_letter[record.key] = now = per_letter[record.key].add(record.value)
         letters.send(record.key, now)
 
-    return Pipeline(app, words, figures, letters, per_word, per_letter)
+    return Pipeline(app, words, figures, letters, per_word, per_letter, values)
 
 
 def some(count: int, start: int = 0) -> list[tuple[str, int]]:
@@ -155,13 +164,19 @@ def _fold(values: Iterable[int]) -> Figures:
 
 def main() -> None:
     log, *guarantee = sys.argv[1:]
+    work(log, guarantee[0] if guarantee else "exactly_once")
+
+
+def work(log: str, guarantee: str, **options: Any) -> None:
+    """Be a worker until told to stop."""
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     made = pipeline(
         log,
         commit_interval_ms=20,
         session_timeout_ms=2_000,
         standby_replicas=1,
-        processing_guarantee=guarantee[0] if guarantee else "exactly_once",
+        processing_guarantee=guarantee,
+        **options,
     )
     with made.app:
         made.app.run(progress=False)

@@ -40,6 +40,11 @@ class Process:
         return self.said.read_text(errors="replace")
 
     @property
+    def has_stores(self) -> bool:
+        """Whether it has brought partitions of stores back, as it says."""
+        return "store partitions back" in self.text()
+
+    @property
     def status(self) -> int | None:
         """Its exit status; None while it runs."""
         return self._process.poll()

@@ -1,0 +1,129 @@
+"""What the cleaner does meanwhile: how often, how much, and whether it was in the middle of it.
+
+Settings are so that every partition of a compacted topic is cleaned every few seconds, and
+tombstones go soon after; what a pass reads and writes is bounded, so that there is a middle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from pathlib import Path
+
+from changelog.broker import Broker
+from changelog.cleaning import Cleaned
+from changelog.embedded.manifest import Manifest
+from changelog.embedded.names import partition_folder, segment_of
+from changelog.errors import StrandlineError
+from changelog.storage import LocalStorage
+
+LOOK_SECONDS = 0.1
+LOG_SETTINGS = {
+    "log.cleaner.backoff.ms": "100",
+    "log.cleaner.io.max.bytes.per.second": str(4 << 20),
+    "log.cleaner.threads": "2",
+    "log.cleaner.min.cleanable.ratio": "0.1",
+    "log.cleaner.delete.retention.ms": "1000",
+    "log.segment.delete.delay.ms": "2000",
+}
+TOPIC_SETTINGS = {"segment.bytes": str(64 << 10), "segment.ms": "1000"}
+"""Of compacted topics."""
+
+
+class Sweeps:
+    """Looks at the cleaner, on a thread of its own, until it is stopped."""
+
+    def __init__(self, broker: Broker, log: Path) -> None:
+        self._broker = broker
+        self._storage = LocalStorage(log)
+        self._passes: dict[tuple[str, int, int], Cleaned] = {}
+        """Those that were seen; of two between two looks it is the last."""
+        broker.alter_config(LOG_SETTINGS)
+        compacted = [topic for topic in broker.topics() if topic.effective.compact]
+        for topic in compacted:
+            broker.alter_topic(topic.name, config=TOPIC_SETTINGS)
+        self._folders = [
+            partition_folder(topic.topic_id, number)
+            for topic in compacted
+            for number in range(topic.partitions)
+        ]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    @property
+    def passes(self) -> int:
+        return len(self._passes)
+
+    @property
+    def tombstones(self) -> int:
+        """Removed."""
+        return sum(done.tombstones for done in self._passes.values())
+
+    @property
+    def removed(self) -> int:
+        """Records, of all kinds."""
+        return sum(done.read - done.kept for done in self._passes.values())
+
+    def failing(self) -> list[str]:
+        """Partitions whose last pass failed, and why."""
+        return [
+            f"cleaning {status.topic}-{status.partition}: {status.reason}"
+            for status in self._broker.cleaning()
+            if status.failures
+        ]
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def catch(self, pid: int, tries: int) -> bool:
+        """Stop the owner, up to so often, in the middle of a pass; whether it was, and stands still."""
+        pause = threading.Event()
+        for _ in range(tries):
+            os.kill(pid, signal.SIGSTOP)
+            while not _stands(pid):
+                pause.wait(0.001)
+            if any(self._is_half_done(folder) for folder in self._folders):
+                return True
+            os.kill(pid, signal.SIGCONT)
+            pause.wait(0.01)
+        return False
+
+    def _is_half_done(self, folder: str) -> bool:
+        """Whether a pass has written what is not in the log yet, or put a part of it there."""
+        try:
+            manifest = Manifest.load(self._storage, folder)
+        except FileNotFoundError:
+            return False
+        if manifest.superseding_end > manifest.clean_end:
+            return True
+        listed = {entry.name for entry in manifest.segments}
+        active = manifest.segments[-1].base_offset if manifest.segments else 0
+        newest = max((name.generation for name in listed), default=0)
+        found = map(segment_of, self._storage.list_dir(folder))
+        return any(
+            name is not None
+            and name not in listed
+            and name.generation > newest
+            and name.base_offset < active
+            for name in found
+        )
+
+    def _look(self) -> None:
+        while not self._stop.wait(LOOK_SECONDS):
+            with contextlib.suppress(StrandlineError):  # no owner for a moment
+                for status in self._broker.cleaning():
+                    if (done := status.last) is not None:
+                        self._passes[status.topic, status.partition, done.started_ms] = done
+
+
+def _stands(pid: int) -> bool:
+    """Whether a process is stopped, or gone."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in "TtZX"
