@@ -55,8 +55,8 @@ def clean(
     partition = owner._partition(tp)
     left = iter(range(frames)) if frames is not None else None
 
-    def pace(_: int) -> None:
-        if left is not None and next(left, None) is None:
+    def pace(nbytes: int) -> None:
+        if nbytes and left is not None and next(left, None) is None:
             raise CutShort
 
     now_ms = partition.environment.clock.now_ms()

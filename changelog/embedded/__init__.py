@@ -5,5 +5,5 @@ the files        names.py  document.py  manifest.py  folder.py  filesystem.py
 a partition      partition.py  segment.py  view.py  reading.py  recovery.py  retention.py
 producers        producer_state.py  aborted.py
 transactions     coordinator.py  group_commit.py  transaction_log.py  offsets.py
-the whole        owner.py  topic.py  admission.py  environment.py
+the whole        owner.py  topic.py  admission.py  environment.py  traffic.py
 """

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 from changelog.clock import Clock
 from changelog.embedded.metrics import LogCounters
+from changelog.embedded.traffic import Traffic
 from changelog.log_config import LogConfig
 from changelog.storage import Storage
 
@@ -51,6 +52,8 @@ class Environment:
     """What is set for the log as a whole, at the moment; changed by the catalog."""
     signal: Signal = field(default_factory=Signal)
     counters: LogCounters = field(default_factory=LogCounters)
+    traffic: Traffic = field(default_factory=Traffic)
+    """Appends and commits; the cleaner gives way to them."""
     pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(SYNC_THREADS, "strandline-sync")
     )

@@ -257,15 +257,16 @@ class Owner:
         self._check_open()
         appended: list[Appended] = []
         plain: dict[Partition, None] = {}
-        try:
-            for request in appends:
-                topic = self._catalog.get(request.topic)
-                partition = topic.partition(request.partition)
-                appended.append(self._append(topic, partition, request))
-                if not request.transactional:
-                    plain[partition] = None
-        finally:
-            self._sync(plain)
+        with self._environment.traffic:
+            try:
+                for request in appends:
+                    topic = self._catalog.get(request.topic)
+                    partition = topic.partition(request.partition)
+                    appended.append(self._append(topic, partition, request))
+                    if not request.transactional:
+                        plain[partition] = None
+            finally:
+                self._sync(plain)
         return appended
 
     def _append(self, topic: Topic, partition: Partition, request: Append) -> Appended:
@@ -277,10 +278,7 @@ class Owner:
             joined = self._coordinator.joined(_identity(producer), partition)
         with joined:
             return partition.append(
-                payload,
-                producer,
-                request.base_sequence,
-                transactional=request.transactional,
+                payload, producer, request.base_sequence, transactional=request.transactional
             )
 
     def _sync(self, partitions: Collection[Partition]) -> None:
@@ -403,7 +401,8 @@ class Owner:
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         self._check_open()
-        return self._coordinator.end(producer, commit=commit)
+        with self._environment.traffic:
+            return self._coordinator.end(producer, commit=commit)
 
     # Consumer groups ------------------------------------------------------------------
 
@@ -424,9 +423,10 @@ class Owner:
     def _commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
     ) -> None:
-        changes = self._offsets.write(group, offsets)
-        self._sync([self._offsets.partition])
-        self._offsets.apply(changes)
+        with self._environment.traffic:
+            changes = self._offsets.write(group, offsets)
+            self._sync([self._offsets.partition])
+            self._offsets.apply(changes)
 
     def committed(
         self,

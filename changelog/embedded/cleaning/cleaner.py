@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -36,7 +37,10 @@ CHUNK = 1 << 20
 
 
 class Pace(Protocol):
-    """Is told of the bytes that a pass reads and writes. It may wait, and raise to end the pass."""
+    """Is told of the bytes that a pass reads and writes, 0 between steps of about a millisecond.
+
+    It may wait, and raise to end the pass.
+    """
 
     def __call__(self, nbytes: int) -> None: ...
 
@@ -90,7 +94,9 @@ class _Cleaning:
         self._done = done
         done.start = self._bounds.dirty
         seed = int(partition.environment.clock.new_id(), 16)
-        self._known = OffsetMap(memory, base=self._bounds.dirty, seed=seed)
+        self._known = OffsetMap(
+            memory, base=self._bounds.dirty, seed=seed, pause=partial(pace, 0)
+        )
 
     def run(self) -> Pass:
         end, keyless = self._look()

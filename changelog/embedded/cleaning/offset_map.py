@@ -11,6 +11,8 @@ a table that fits the processor's cache is several times as fast.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -53,7 +55,7 @@ class Latest:
 class OffsetMap:
     """Keys to offsets, from `base` on.
 
-    `memory` bytes bound it. `seed` has 128 bits.
+    `memory` bytes bound it. `seed` has 128 bits. `pause` is called about every millisecond of work.
 
     >>> keys = pa.array([b"a", b"b", b"a"])
     >>> known = OffsetMap(1 << 20, base=10, seed=7)
@@ -65,7 +67,10 @@ class OffsetMap:
     [11]
     """
 
-    def __init__(self, memory: int, *, base: int, seed: int) -> None:
+    def __init__(
+        self, memory: int, *, base: int, seed: int, pause: Callable[[], None] = lambda: None
+    ) -> None:
+        self._pause = pause
         room = max(memory // 2, memory - OVERHEAD)
         self._most_slots = max(2, room // SLOT_BYTES)
         self.capacity = _room(self._most_slots)
@@ -132,6 +137,7 @@ class OffsetMap:
             mine &= self._second.take(slots) == second
             found = np.flatnonzero(mine)
             self._offsets[slots[found]] = offsets[found]
+            self._pause()
             rest = np.flatnonzero(~mine)
             first, second, offsets = first[rest], second[rest], offsets[rest]
             slots = self._next(slots[rest])
@@ -155,6 +161,7 @@ class OffsetMap:
             mine &= self._second.take(slots) == second
             found = np.flatnonzero(mine)
             answer[asked[found]] = self._offsets.take(slots[found]) + np.int64(self._base)
+            self._pause()
             rest = np.flatnonzero((there != 0) & ~mine)
             first, second, asked = first[rest], second[rest], asked[rest]
             slots = self._next(slots[rest])
@@ -163,6 +170,7 @@ class OffsetMap:
     def _hashed(self, keys: pa.BinaryArray) -> tuple[_Hashes, _Hashes]:
         column = pl.Series(pl.from_arrow(keys))
         one, other = (column.hash(seed).to_numpy() for seed in self._seeds)
+        self._pause()
         return one | np.uint64(1), other  # 0 is a free slot
 
     def _slots_of(self, hashes: _Hashes) -> npt.NDArray[np.int64]:

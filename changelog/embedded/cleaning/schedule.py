@@ -22,6 +22,7 @@ from changelog.embedded.environment import Environment
 from changelog.embedded.partition import Partition
 from changelog.embedded.segment import Segment
 from changelog.embedded.topic import Catalog, Topic
+from changelog.embedded.traffic import Courtesy
 from changelog.errors import InvalidTopic, OwnerUnavailable, StrandlineError, UnknownTopic
 from changelog.log_config import CleanerConfig
 from changelog.metrics import Metric, Reading
@@ -226,6 +227,7 @@ class Cleaners:
         clock = self._environment.clock
         begun, started_ms = clock.monotonic(), clock.now_ms()
         waited = self._throttle.waited
+        courtesy = Courtesy(self._environment.traffic, clock, self._stopping)
 
         def check() -> None:
             if self._stopping.is_set():
@@ -237,6 +239,7 @@ class Cleaners:
             check()
             course.done_bytes += nbytes
             self._throttle.take(nbytes, check)
+            courtesy.give_way()
 
         done = Pass()
         try:
