@@ -20,6 +20,7 @@ WORKLOADS = (
     "memory",
     "scaling",
     "producers",
+    "commits",
 )
 
 

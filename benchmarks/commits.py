@@ -1,0 +1,170 @@
+"""Commits while the log cleans itself, against the same with the cleaner off.
+
+This process owns the log, with the cleaner on its own thread, as in an app. It commits transactions of 8 small
+records to 4 partitions, with fsync: one after the other; or 50 a second, each
+timed from the moment it was due. Beside it a compacted topic is cleaned, of which 88 % is to go, by a
+cleaner without a brake, or by one that may read and write 50 MB a second. The peer does the same
+for as long, beside a topic as dirty which is left alone (`log.cleaner.enable=false`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+import changelog
+from benchmarks.harness import Figure, Stopwatch, folder, of_pairs
+from benchmarks.keyed_records import KeyedRecords
+from changelog.client.producer import Producer
+from changelog.log import Log
+
+TOPIC, DIRTY = "commits", "dirty"
+PARTITIONS = 4
+RECORDS = 8
+"""Of a transaction."""
+RATE = 50
+"""Transactions a second, where there is a rate."""
+BRAKE = 50_000_000
+"""Bytes a second."""
+LEVELS = (("median", 50), ("99th percentile", 99), ("99.9th percentile", 99.9))
+WARM_UP_SECONDS = 0.3
+_RECORDS_A_KEY = 8
+_VALUE = b"x" * 100
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    dirty: int = 4_000_000
+    """Records of the topic that is cleaned."""
+    seconds: float = 6.0
+    """At most, of a run; it ends when there is nothing more to clean."""
+    rounds: int = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """Commits of some seconds."""
+
+    milliseconds: list[float]
+    """Of each commit."""
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return len(self.milliseconds) / self.seconds
+
+    def at(self, percentile: float) -> float:
+        return float(np.percentile(self.milliseconds, percentile))
+
+
+Load = Callable[[Producer, Callable[[], bool]], list[float]]
+"""Commits as long as it is told to; the milliseconds of each."""
+
+
+def run(*, quick: bool = False) -> Iterator[Figure]:
+    """Milliseconds of a commit, and commits per second (no targets)."""
+    yield from figures(Plan(400_000, 1.0, 1) if quick else Plan())
+
+
+def figures(plan: Plan) -> Iterator[Figure]:
+    """Every figure of `plan`, as it comes."""
+    for brake in (None, BRAKE):
+        cleaner = "cleaning" if brake is None else f"cleaning at {brake // 10**6} MB/s"
+        for load, pace in (
+            (as_fast_as_it_can, "one after the other"),
+            (steadily, f"{RATE} a second"),
+        ):
+            pairs = [_pair(plan, load, brake) for _ in range(plan.rounds)]
+            yield from _figures(f"commits, {pace}, while {cleaner}", pairs)
+
+
+def _figures(name: str, pairs: list[tuple[Run, Run]]) -> Iterator[Figure]:
+    figure = partial(of_pairs, peer_name="without")
+    for level, percent in LEVELS:
+        yield figure(
+            f"{name}: {level}",
+            [(busy.at(percent), idle.at(percent)) for busy, idle in pairs],
+            unit="ms",
+            at_most=True,
+        )
+    yield figure(name, [(busy.rate, idle.rate) for busy, idle in pairs], unit="commits/s")
+
+
+def _pair(plan: Plan, load: Load, brake: int | None) -> tuple[Run, Run]:
+    busy = _measured(plan, load, plan.seconds, cleaning=True, brake=brake)
+    return busy, _measured(plan, load, busy.seconds, cleaning=False, brake=brake)
+
+
+def _measured(plan: Plan, load: Load, seconds: float, *, cleaning: bool, brake: int | None) -> Run:
+    with folder() as path, changelog.open(path / "log", role="own") as log:
+        _prepare(log, plan, cleaning, brake)
+        with log.producer(transactional_id="commits") as producer:
+            load(producer, _for(WARM_UP_SECONDS))
+            if cleaning:
+                log.broker.clean([DIRTY])
+            going = _for(seconds)
+            watch = Stopwatch()
+            milliseconds = load(producer, lambda: going() and _is_cleaned(log) is not cleaning)
+            return Run(milliseconds, watch.seconds)
+
+
+def _prepare(log: Log, plan: Plan, cleaning: bool, brake: int | None) -> None:
+    settings = {"log.cleaner.enable": str(cleaning).lower()}
+    if brake is not None:
+        settings["log.cleaner.io.max.bytes.per.second"] = str(brake)
+    log.alter_config(settings)
+    log.create_topic(TOPIC, PARTITIONS)
+    never = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1.0"}
+    log.create_topic(DIRTY, 1, config=never)  # it is cleaned when that is asked for
+    with log.producer() as producer:
+        for batch in KeyedRecords(plan.dirty, plan.dirty // _RECORDS_A_KEY).batches():
+            producer.append_batch(DIRTY, 0, batch)
+
+
+def _is_cleaned(log: Log) -> bool | None:
+    """Whether the cleaner is through; None if nobody has asked it."""
+    (status,) = [one for one in log.broker.cleaning() if one.topic == DIRTY]
+    assert not status.failures, status
+    return status.state == "idle" if status.last is not None or status.state != "idle" else None
+
+
+# Loads -------------------------------------------------------------------------------
+
+
+def as_fast_as_it_can(producer: Producer, going: Callable[[], bool]) -> list[float]:
+    """Commits, each after the one before."""
+    milliseconds: list[float] = []
+    while going():
+        watch = Stopwatch()
+        _commit(producer)
+        milliseconds.append(watch.seconds * 1000)
+    return milliseconds
+
+
+def steadily(producer: Producer, going: Callable[[], bool]) -> list[float]:
+    """RATE commits a second, each timed from when it was due: one that is late makes the next late."""
+    milliseconds: list[float] = []
+    watch = Stopwatch()
+    while going():
+        due = len(milliseconds) / RATE
+        time.sleep(max(0.0, due - watch.seconds))
+        _commit(producer)
+        milliseconds.append((watch.seconds - due) * 1000)
+    return milliseconds
+
+
+def _commit(producer: Producer) -> None:
+    with producer.transaction():
+        for number in range(RECORDS):
+            producer.send(TOPIC, key=b"%d" % number, value=_VALUE)
+
+
+def _for(seconds: float) -> Callable[[], bool]:
+    watch = Stopwatch()
+    return lambda: watch.seconds < seconds
