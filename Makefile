@@ -14,7 +14,7 @@ PYTEST  := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast test quick battery chaos lowest lint format types bench bench-clean wheel clean
+.PHONY: help demo wow cast pictures test quick battery chaos lowest lint format types bench bench-clean wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ wow: $(STAMP)  ## Flights as they come, live totals: kill and freeze the workers
 
 cast: $(STAMP)  ## Record docs/wow.cast (asciinema play docs/wow.cast) and docs/wow.svg
 	$(BIN)/python -m examples.flights.wow.show --script "7 k 5 z 6 z 6 d 8 k 6 q" --cast docs/wow.cast --picture docs/wow.svg
+
+pictures: $(STAMP)  ## Draw the pictures of docs/compaction.md, from logs that are filled and cleaned for it
+	$(BIN)/python -m examples.compaction.pictures
 
 test: $(STAMP)  ## All tests (ARGS='-k name' for some)
 	$(PYTEST) $(ARGS)
