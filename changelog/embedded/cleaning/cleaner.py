@@ -94,9 +94,7 @@ class _Cleaning:
         self._done = done
         done.start = self._bounds.dirty
         seed = int(partition.environment.clock.new_id(), 16)
-        self._known = OffsetMap(
-            memory, base=self._bounds.dirty, seed=seed, pause=partial(pace, 0)
-        )
+        self._known = OffsetMap(memory, base=self._bounds.dirty, seed=seed, pause=partial(pace, 0))
 
     def run(self) -> Pass:
         end, keyless = self._look()
