@@ -64,9 +64,9 @@ def test_keys_come_back_to_workers_that_overlook_that_their_deletions_were_remov
 
 @pytest.mark.timeout(420)
 def test_at_least_once_the_same_run_doubles_records_and_loses_none(repository: Path) -> None:
-    """It can find what it looks for. A kill must hit between two commits, so it has three tries."""
-    for seed in ("1", "2", "3"):
-        arguments = ("--minutes", "0.3", "--seed", seed, "--only", "kill")
+    """It can find what it looks for. A kill must hit between two commits, so it has four tries."""
+    for seed in ("1", "2", "3", "4"):
+        arguments = ("--minutes", "0.3", "--seed", seed, "--only", "kill_worker")
         status, said = chaos(repository, "--guarantee", "at_least_once", *arguments)
         found = re.search(r"lost (\d+), doubled (\d+)", said)
         assert found is not None, said
