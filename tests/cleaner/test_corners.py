@@ -8,8 +8,10 @@ import pyarrow as pa
 import pytest
 
 from changelog.embedded.cleaning.cleaner import Pass, clean
+from changelog.embedded.cleaning.schedule import Cleaners
 from changelog.embedded.manifest import NO_HORIZON
 from changelog.embedded.partition import Partition
+from changelog.embedded.topic import Topic
 from changelog.errors import DiskFull, StorageFailed
 from changelog.records import Append, Appended, TopicPartition
 from tests.crash.twin import Operation
@@ -241,3 +243,33 @@ def _folder_is_not_synced_after_the_rename() -> Any:
             raise StorageFailed("cannot sync the folder")
 
     return hook
+
+
+def test_one_that_is_less_dirty_does_not_wait_for_ever(
+    world: PowerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another one is as dirty again each time somebody looks."""
+    owner, client = world.owner, Client(world)
+    owner.create_topic("busy", config={"cleanup.policy": "compact", "segment.bytes": "4096"})
+    for number in range(80):
+        client.append(b"." * 200, key=b"%d" % number)
+    owner.clean(["t"])
+    for topic in ("t", "busy"):
+        for number in range(120):
+            client.append(b"." * 200, topic=topic, key=b"%d" % number)
+    ratios = {status.topic: status.ratio for status in owner.cleaning()}
+    assert 0.5 < ratios["t"] < ratios["busy"]
+    chosen = []
+
+    def begin(cleaners: Cleaners, topic: Topic, partition: Partition, _: object) -> None:
+        chosen.append(topic.meta.name)
+        cleaners._courses[partition].due_ms = None
+        cleaners._busy = 1
+
+    monkeypatch.setattr(Cleaners, "_begin", begin)
+    for _ in range(4):
+        owner._cleaners._busy = 0
+        world.clock.advance(15_000)
+        owner.tick()
+    assert chosen[0] == "busy"
+    assert "t" in chosen

@@ -1,7 +1,7 @@
 """Which partition is cleaned when (Kafka's LogCleaner and LogCleanerManager).
 
 Every `log.cleaner.backoff.ms` all compacted partitions are looked at, and again after each pass; those that are
-due are cleaned, the dirtiest first, on as many threads as `log.cleaner.threads` says. A partition whose
+due are cleaned, the dirtiest first, but none waits for ever, on as many threads as `log.cleaner.threads` says. A partition whose
 pass failed waits, twice as long each time; the others go on.
 """
 
@@ -82,6 +82,8 @@ class _Course:
     reason: str = ""
     retry_ms: int = 0
     """When it may be tried again, elapsed ms."""
+    due_ms: int | None = None
+    """Since when it is due, elapsed ms."""
     last: Cleaned | None = None
     passes: int = 0
     failed_passes: int = 0
@@ -186,9 +188,14 @@ class Cleaners:
                     partition.roll()
             bounds = bounds_of(partition, now)
             if wanted and not (bounds.dirty_bytes or bounds.expired):
-                course.wanted = False
-            elif wanted or (self._settings.enable and bounds.due):
-                rank = wanted, bounds.ratio
+                course.wanted = wanted = False
+            if not (wanted or (self._settings.enable and bounds.due)):
+                course.due_ms = None
+            else:
+                course.due_ms = steady_ms if course.due_ms is None else course.due_ms
+                # Or one that is hardly dirty would wait for ever while others get dirty again.
+                patience = (steady_ms - course.due_ms) / self._settings.backoff_ms
+                rank = wanted, bounds.ratio + patience
                 if best is None or rank > best[0]:
                     best = rank, topic, partition, bounds
         return best and best[1:]
@@ -197,7 +204,7 @@ class Cleaners:
         with self._lock:
             self._busy += 1
             course = self._course(partition)
-            course.running, course.done_bytes = True, 0
+            course.running, course.done_bytes, course.due_ms = True, 0, None
             course.total_bytes = 2 * bounds.dirty_bytes + bounds.clean_bytes
         if not self._background:
             self._run(topic, partition, course)
