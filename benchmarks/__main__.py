@@ -12,6 +12,7 @@ from benchmarks.harness import Figure, report
 WORKLOADS = (
     "standard_job",
     "restore",
+    "opening",
     "append",
     "attached",
     "queries",

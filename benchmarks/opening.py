@@ -1,0 +1,90 @@
+"""Opening a log after `kill -9`, when it is old: with the cleaner, and without.
+
+Each transaction is a record and a group's offset, so the topics in which the log keeps transactions
+and offsets grow by a few records, however few there are in the end. Both are read at each
+opening. What a kill leaves is a copy of the log's folder while it is open and nobody writes nor cleans (with
+durability "os", so all of the last segments is looked through, and written again). The peer has
+`log.cleaner.enable=false`; nothing else is different. A younger log has a third of the transactions.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import changelog
+from benchmarks.harness import Figure, Stopwatch, compare, folder
+from changelog.log import Log
+from changelog.records import CommittedOffset, TopicPartition
+
+TOPIC = "events"
+
+
+def run(*, quick: bool = False) -> list[Figure]:
+    """Seconds to open an old log, against one that is not cleaned, and a younger one (target: 1.5)."""
+    count, rounds = (2_000, 1) if quick else (30_000, 5)
+    with folder() as path:
+        old = _age(path / "old", count, clean=True)
+        dirty = _age(path / "dirty", count, clean=False)
+        young = _age(path / "young", count // 3, clean=True)
+        name = f"open after a kill, {count:,} small transactions"
+        return [
+            compare(
+                name,
+                lambda: _opening(old),
+                lambda: _opening(dirty),
+                peer_name="not cleaned",
+                unit="s",
+                at_most=True,
+                rounds=rounds,
+            ),
+            compare(
+                name,
+                lambda: _opening(old),
+                lambda: _opening(young),
+                peer_name=f"after {count // 3:,}",
+                unit="s",
+                target=None if quick else 1.5,
+                at_most=True,
+                rounds=rounds,
+            ),
+        ]
+
+
+def _age(path: Path, count: int, *, clean: bool) -> Path:
+    """What a kill leaves of a log in which there were so many transactions."""
+    killed = path.with_name(f"{path.name}-killed")
+    with changelog.open(path, durability="os") as log:
+        log.broker.alter_config({"log.cleaner.enable": str(clean).lower()})
+        _write(log, count)
+        deadline = Stopwatch()
+        while clean and any(status.state != "idle" for status in log.broker.cleaning()):
+            assert deadline.seconds < 60, log.broker.cleaning()
+            threading.Event().wait(0.1)
+        shutil.copytree(path, killed, ignore=shutil.ignore_patterns("*.sock"))
+    return killed
+
+
+def _write(log: Log, count: int) -> None:
+    log.create_topic(TOPIC)
+    partition = TopicPartition(TOPIC, 0)
+    topic_id = log.broker.offsets([partition])[partition].topic_id
+    with log.producer(transactional_id="writer") as producer:
+        for number in range(count):
+            with producer.transaction():
+                producer.append_columns(TOPIC, [b"key"], [b"value"], [number])
+                offset = CommittedOffset(number, "", topic_id)
+                producer.send_offsets_to_transaction({partition: offset}, "readers")
+
+
+def _opening(killed: Path) -> float:
+    """Seconds until a copy of it is open."""
+    with folder() as path:
+        copy = path / "log"
+        shutil.copytree(killed, copy)
+        watch = Stopwatch()
+        log = changelog.open(copy, durability="os")
+        seconds = watch.seconds
+        log.close()
+        return seconds
