@@ -64,7 +64,7 @@ class Run:
 
 
 Load = Callable[[Producer, Callable[[], bool]], list[float]]
-"""Commits as long as it is told to; the milliseconds of each."""
+"""Commits, at least once and as long as it is told to; the milliseconds of each."""
 
 
 def run(*, quick: bool = False) -> Iterator[Figure]:
@@ -111,7 +111,9 @@ def _measured(plan: Plan, load: Load, seconds: float, *, cleaning: bool, brake: 
             going = _for(seconds)
             watch = Stopwatch()
             milliseconds = load(producer, lambda: going() and _is_cleaned(log) is not cleaning)
-            return Run(milliseconds, watch.seconds)
+            seconds = watch.seconds
+        assert (_is_cleaned(log) is None) is not cleaning
+        return Run(milliseconds, seconds)
 
 
 def _prepare(log: Log, plan: Plan, cleaning: bool, brake: int | None) -> None:
@@ -140,7 +142,7 @@ def _is_cleaned(log: Log) -> bool | None:
 def as_fast_as_it_can(producer: Producer, going: Callable[[], bool]) -> list[float]:
     """Commits, each after the one before."""
     milliseconds: list[float] = []
-    while going():
+    while not milliseconds or going():
         watch = Stopwatch()
         _commit(producer)
         milliseconds.append(watch.seconds * 1000)
@@ -151,7 +153,7 @@ def steadily(producer: Producer, going: Callable[[], bool]) -> list[float]:
     """RATE commits a second, each timed from when it was due: one that is late makes the next late."""
     milliseconds: list[float] = []
     watch = Stopwatch()
-    while going():
+    while not milliseconds or going():
         due = len(milliseconds) / RATE
         time.sleep(max(0.0, due - watch.seconds))
         _commit(producer)
