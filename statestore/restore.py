@@ -19,8 +19,9 @@ waits for it up to 5 ms each time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -173,7 +174,8 @@ def restore(
             state.wipe()
         replay = _Replay(broker, partition, _origin(state, plan, log), log, progress, clock)
         try:
-            state.refill(_ahead(replay.chunks()))
+            with closing(_ahead(replay.chunks())) as chunks:
+                state.refill(chunks)
         except OffsetOutOfRange:
             if broker.offsets([partition])[partition].log_start <= replay.position:
                 raise
@@ -241,11 +243,13 @@ class _Replay:
         """What a state has come up to that has taken in everything."""
         return replace(self._origin, offset=self.position)
 
-    def chunks(self) -> Iterator[tuple[SortedChanges, Position]]:
+    def chunks(self) -> Generator[tuple[SortedChanges, Position]]:
         """What is read, as sorted chunks with the position each of them reaches."""
-        return (self._chunk(batches, end) for batches, end in _ahead(self._stretches()))
+        with closing(_ahead(self._stretches())) as stretches:
+            for batches, end in stretches:
+                yield self._chunk(batches, end)
 
-    def _stretches(self) -> Iterator[tuple[list[Batch], int]]:
+    def _stretches(self) -> Generator[tuple[list[Batch], int]]:
         """What is read, in stretches that are sorted at once, with the offset behind each."""
         pending: list[Batch] = []
         while self.position < self._end:
@@ -323,9 +327,13 @@ class ArrowColumn(Generic[T]):
         return chain.from_iterable(self._array[at : at + PIECE].to_pylist() for at in starts)
 
 
-def _ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each made on another thread while the one before it is used."""
-    with ThreadPoolExecutor(1, thread_name_prefix="replay") as pool:
+def _ahead(items: Generator[T]) -> Generator[T]:
+    """The same items, each made on another thread while the one before it is used.
+
+    To be closed by who does not take them all: if the garbage collector does it, it waits for that
+    thread wherever it happens to run, and inside of `Thread.start` that is for ever.
+    """
+    with closing(items), ThreadPoolExecutor(1, thread_name_prefix="replay") as pool:
         coming: Future[T | None] = pool.submit(next, items, None)
         while (item := coming.result()) is not None:
             coming = pool.submit(next, items, None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from statestore import (
     restore_all,
 )
 from statestore import restore as restore_module
+from statestore.engines.memory import MemoryEngine
 from statestore.latest import latest_per_key
 from tests.state.kit import Changelog, Meanwhile, columns
 
@@ -478,3 +481,29 @@ def test_columns_are_reduced_to_the_last_of_each_key(
     sliced = pa.array(names, pa.binary())[cut:], pa.array(values, pa.binary())[cut:]
     latest = [column.to_pylist() for column in latest_per_key(*sliced)]
     assert latest == [list(expected), list(expected.values())]
+
+
+def test_a_restore_that_fails_leaves_no_thread_to_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which would wait for it wherever it runs: inside of the start of another thread for ever."""
+    monkeypatch.setattr(restore_module, "CHUNK_RECORDS", 1)
+    changelog = Changelog()
+    for number in range(5):
+        changelog.append([(b"Qk%d" % number, b"\x01")])
+    store = open_store(
+        StoreSpec("s", key=str, value=int, engine="memory"), None, clock=changelog.clock
+    )
+
+    def full(*_: object) -> None:
+        raise DiskFull("so says the test")
+
+    monkeypatch.setattr(MemoryEngine, "write", full)
+    gc.disable()
+    try:
+        with pytest.raises(DiskFull) as caught:
+            changelog.restore(store)
+        assert caught.tb is not None  # and so whatever it holds
+        assert not [t.name for t in threading.enumerate() if t.name.startswith("replay")]
+    finally:
+        gc.enable()
