@@ -8,6 +8,12 @@ from typing import Literal
 CleaningState = Literal["idle", "waiting", "requested", "running", "failed"]
 
 
+def dirty_ratio(clean_bytes: int, dirty_bytes: int) -> float:
+    """Dirty bytes / all bytes; 0 of nothing."""
+    total = clean_bytes + dirty_bytes
+    return dirty_bytes / total if total else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Cleaned:
     """What one pass over a partition did."""
@@ -78,5 +84,4 @@ class CleaningStatus:
     @property
     def ratio(self) -> float:
         """Dirty bytes / all bytes, but those that cannot be cleaned yet."""
-        total = self.clean_bytes + self.dirty_bytes
-        return self.dirty_bytes / total if total else 0.0
+        return dirty_ratio(self.clean_bytes, self.dirty_bytes)

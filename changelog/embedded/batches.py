@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pyarrow as pa
+
 from changelog.embedded.format import Attributes, Kind
 from changelog.embedded.frame import decode, decode_pairs, payload_bytes
 from changelog.embedded.segment import LocatedFrame
@@ -11,20 +13,30 @@ from changelog.records import Batch, ConsumerRecord, TopicPartition
 from changelog.schema import ValueSchemas, upgrade
 
 
-def batch_of(frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchemas) -> Batch:
-    """The records of a data frame, their values as the latest schema has them.
+def columns_of(
+    frame: LocatedFrame, schemas: ValueSchemas
+) -> tuple[pa.RecordBatch, pa.Int64Array | None]:
+    """The records of a data frame as they were written; their offsets where some are missing between them.
 
     Raises CorruptLog.
     """
     header, where = frame.header, frame.where
     payload = payload_bytes(frame.data, frame.position, header, where)
     columns = decode(header, payload, schemas.type_of(header.schema_id, where), where)
+    if columns.schema.names[-1] != "offset":
+        return columns, None
+    return columns.select(columns.schema.names[:-1]), columns.column("offset")
+
+
+def batch_of(frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchemas) -> Batch:
+    """The records of a data frame, their values as the latest schema has them.
+
+    Raises CorruptLog.
+    """
+    columns, sparse = columns_of(frame, schemas)
     columns = upgrade(columns, schemas.latest_type)
-    sparse, base = None, header.base_offset
-    if columns.schema.names[-1] == "offset":
-        sparse = columns.column("offset")
-        base = int(sparse[0].as_py())
-        columns = columns.select(columns.schema.names[:-1])
+    header = frame.header
+    base = header.base_offset if sparse is None else int(sparse[0].as_py())
     topic, number = partition
     return Batch(topic, number, base, columns, header.leader_epoch, sparse)
 

@@ -221,6 +221,10 @@ class Segment:
         with contextlib.closing(file):
             file.append(document.pack(INDEX_KIND, self.index.dump()))
 
+    def has_expired(self, now_ms: int) -> bool:
+        """Whether tombstones in it may go by now."""
+        return NO_HORIZON < self.delete_horizon <= now_ms
+
     def started_ms(self) -> int:
         """Timestamp of the first record; of a closed segment it is read from the file once."""
         if self.first_timestamp == _NO_TIME and self.size:

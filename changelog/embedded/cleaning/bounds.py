@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from changelog.embedded.manifest import NO_HORIZON
+from changelog.cleaning import dirty_ratio
 from changelog.embedded.partition import Partition
 from changelog.embedded.segment import Segment
 
@@ -35,8 +35,7 @@ class Bounds:
     @property
     def ratio(self) -> float:
         """Dirty bytes / all bytes, without what cannot be cleaned yet."""
-        total = self.clean_bytes + self.dirty_bytes
-        return self.dirty_bytes / total if total else 0.0
+        return dirty_ratio(self.clean_bytes, self.dirty_bytes)
 
     @property
     def due(self) -> bool:
@@ -67,10 +66,7 @@ def bounds_of(partition: Partition, now_ms: int) -> Bounds:
             sum(whole for _, whole in pairs) - clean_bytes,
             config.min_cleanable_dirty_ratio,
             _overdue(closed, dirty, now_ms - config.max_compaction_lag_ms),
-            any(
-                segment.end_offset <= dirty and NO_HORIZON < segment.delete_horizon <= now_ms
-                for segment in closed
-            ),
+            any(segment.end_offset <= dirty and segment.has_expired(now_ms) for segment in closed),
         )
 
 

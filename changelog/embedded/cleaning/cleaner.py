@@ -13,8 +13,7 @@ segments that no manifest lists are removed, here or at the next opening.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -24,13 +23,12 @@ import pyarrow as pa
 
 from changelog.embedded.cleaning.bounds import bounds_of
 from changelog.embedded.cleaning.offset_map import PIECE, OffsetMap, Offsets
-from changelog.embedded.cleaning.rewriting import Rewriter
+from changelog.embedded.cleaning.rewriting import Rewriter, remove_unlisted
 from changelog.embedded.cleaning.survivors import Survivors, Tally, Verdict, content_of
 from changelog.embedded.format import Kind
-from changelog.embedded.manifest import NO_HORIZON
 from changelog.embedded.partition import Partition
 from changelog.embedded.segment import LocatedFrame, Segment
-from changelog.errors import UNDONE, StorageFailed
+from changelog.errors import UNDONE
 
 CHUNK = 1 << 20
 """Bytes read at a time."""
@@ -192,7 +190,7 @@ class _Cleaning:
         """
         if segment.end_offset > survivors.start:
             return []
-        expired = NO_HORIZON < segment.delete_horizon <= self._now_ms
+        expired = segment.has_expired(self._now_ms)
         if survivors.known.keys == 0 and not expired and not survivors.reach_back:
             return None
         verdicts, changes = [], False
@@ -225,10 +223,10 @@ class _Cleaning:
                 purged_end=survivors.tally.purged_end,
             )
         except UNDONE:
-            _remove(new)
+            remove_unlisted(new)
             raise
         if not swapped:
-            _remove(new)
+            remove_unlisted(new)
             return False
         done = self._done
         done.replaced += old
@@ -255,9 +253,3 @@ def _joined(parts: list[tuple[pa.BinaryArray, Offsets]]) -> tuple[pa.BinaryArray
         return parts[0]
     keys, offsets = zip(*parts, strict=True)
     return pa.concat_arrays(keys), np.concatenate(offsets)
-
-
-def _remove(unlisted: Sequence[Segment]) -> None:
-    with contextlib.suppress(StorageFailed):  # the next opening removes them as well
-        for segment in unlisted:
-            segment.remove()

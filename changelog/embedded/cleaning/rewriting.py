@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -95,9 +95,7 @@ class Rewriter:
         """Remove what was written and is listed nowhere."""
         unlisted = [*self._done, *([self._segment] if self._segment else [])]
         self._done, self._segment = [], None
-        with contextlib.suppress(StorageFailed):  # the next opening removes them as well
-            for segment in unlisted:
-                segment.remove()
+        remove_unlisted(unlisted)
 
     @property
     def _longest(self) -> int:
@@ -206,6 +204,13 @@ def _alike(header: FrameHeader) -> tuple[int, int, int]:
 
 
 _NO_MATTER = Attributes.TRANSACTIONAL | Attributes.OFFSETS | Attributes.CLEANED
+
+
+def remove_unlisted(segments: Sequence[Segment]) -> None:
+    """Remove segments that no manifest lists."""
+    with contextlib.suppress(StorageFailed):  # the next opening removes them as well
+        for segment in segments:
+            segment.remove()
 
 
 def _kept(content: Content, kept: Offsets | None) -> tuple[pa.RecordBatch, Offsets]:

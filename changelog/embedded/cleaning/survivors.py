@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from changelog.embedded.aborted import AbortedTransactions
+from changelog.embedded.batches import columns_of
 from changelog.embedded.cleaning.offset_map import OffsetMap, Offsets
 from changelog.embedded.format import Attributes, FrameHeader, Kind
-from changelog.embedded.frame import decode, payload_bytes
 from changelog.embedded.manifest import NO_HORIZON
 from changelog.embedded.partition import Partition
 from changelog.embedded.producer_state import ProducerEntry
@@ -85,12 +85,10 @@ _NOTHING: Offsets = np.empty(0, np.int64)
 
 def content_of(frame: LocatedFrame, schemas: ValueSchemas) -> Content:
     """The records of a data frame. Raises CorruptLog."""
-    header, where = frame.header, frame.where
-    payload = payload_bytes(frame.data, frame.position, header, where)
-    columns = decode(header, payload, schemas.type_of(header.schema_id, where), where)
-    if columns.schema.names[-1] == "offset":
-        offsets = columns.column(columns.num_columns - 1).to_numpy()
-        return Content(columns.select(columns.schema.names[:-1]), offsets, dense=False)
+    columns, sparse = columns_of(frame, schemas)
+    if sparse is not None:
+        return Content(columns, sparse.to_numpy(), dense=False)
+    header = frame.header
     offsets = np.arange(header.base_offset, header.last_offset + 1, dtype=np.int64)
     return Content(columns, offsets, dense=True)
 
