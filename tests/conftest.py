@@ -11,6 +11,7 @@ import pytest
 from changelog.clock import ManualClock
 from changelog.storage import MemoryStorage
 from tests.checked import OpenedLogs
+from tests.cleaning import ignore
 
 
 @pytest.fixture
@@ -68,3 +69,11 @@ def eventually() -> Callable[..., None]:
 def repository() -> Path:
     """The folder that holds the project's source."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(params=[True, False], ids=["looked at", "not looked at"])
+def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether purged tombstones are looked at: where they are not, there must be zombies."""
+    if not request.param:
+        ignore(monkeypatch, "purged_end")
+    return bool(request.param)

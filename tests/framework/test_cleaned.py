@@ -19,20 +19,12 @@ from framework.querying.folded import Folded
 from statestore import StoreSpec
 from statestore import restore as restore_module
 from statestore.reader import Bounds
-from tests.cleaning import Segments, clean, close_segment, ignore
+from tests.cleaning import Segments, clean, close_segment
 from tests.state.kit import Meanwhile
 
 Eventually = Callable[..., None]
 
 SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
-
-
-@pytest.fixture(params=[True, False], ids=["looked at", "not looked at"])
-def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether purged tombstones are looked at: where they are not, there must be zombies."""
-    if not request.param:
-        ignore(monkeypatch, "purged_end")
-    return bool(request.param)
 
 
 @pytest.fixture

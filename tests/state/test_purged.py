@@ -24,14 +24,6 @@ IN_MEMORY: StoreSpec[str, int] = StoreSpec("s", key=str, value=int, engine="memo
 LOG = PartitionOffsets(0, 100, 100, "t1", 0, purged_end=40, clean_end=60)
 
 
-@pytest.fixture(params=[True, False], ids=["looked at", "not looked at"])
-def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether purged tombstones are looked at: where they are not, there must be zombies."""
-    if not request.param:
-        ignore(monkeypatch, "purged_end")
-    return bool(request.param)
-
-
 @pytest.fixture
 def piecemeal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fetch gives one batch, and it is written at once."""
