@@ -68,6 +68,7 @@ class Report:
     """Records, by cleaning; tombstones are among them."""
     tombstones: int = 0
     killed_in_a_pass: int = 0
+    killed_in_a_commit: int = 0
     made_anew: int = 0
     """Stores, since deletions had been removed from their changelogs."""
     pens_repeated: int = 0
@@ -82,6 +83,7 @@ class Report:
             f"{self.deleted:,} records deleted while producers ran",
             "  ".join(f"{number} × {blow}" for blow, number in sorted(self.blows.items())),
             f"{self.fences} fences, {self.rebalances} rebalances",
+            f"{self.killed_in_a_commit} times killed in a commit",
             f"{self.pens_repeated} transactions of producers aborted and written again",
             f"{len(takeovers)} takeovers: {_spread(takeovers)}",
             f"{len(restores)} restores, {self.replayed:,} records replayed: {_spread(restores)}",
@@ -104,6 +106,7 @@ class Chaos:
             (5, self.kill_worker),
             (2, self.kill_owner),
             (2, self.kill_in_a_pass),
+            (2, self.kill_in_a_commit),
             (1, self.take_away),
             (4, self.freeze_worker),
             (1, self.freeze_owner),
@@ -136,6 +139,18 @@ class Chaos:
         slot = self.chance.choice(self.field.running())
         self.field.process(slot).kill()
         pause(self.chance.choice(PAUSES))
+        self.field.start(slot)
+
+    def kill_in_a_commit(self) -> None:
+        """When outputs are written, and the offsets of what they came from are not committed yet."""
+        slot = self.chance.choice(self.field.running())
+        process = self.field.process(slot)
+        with contextlib.suppress(TimeoutError):  # how many it was is counted
+            wait_for(lambda: process.has_stores or not process.is_running, 20, "a worker's stores")
+            process.doom()
+            wait_for(lambda: not process.is_running, 5, "its next commit")
+            self.report.killed_in_a_commit += 1
+        process.kill()
         self.field.start(slot)
 
     def take_away(self) -> None:

@@ -2,13 +2,20 @@
 
 python -m tests.chaos.worker LOG STATE GUARANTEE [careless]      runs it until it is told to stop; one
     that is careless does not look whether deletions were removed from a changelog
+
+SIGUSR1 dooms it: it kills itself in its next commit, when outputs are written and the offsets are not
+committed yet.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from typing import Any
 
 from changelog.records import PartitionOffsets
+from framework.container import commit
 from tests.workers.pipeline import work
 
 
@@ -16,7 +23,26 @@ def main() -> None:
     log, state, guarantee, *care = sys.argv[1:]
     if care == ["careless"]:
         PartitionOffsets.must_start_over = lambda *_: False  # type: ignore[method-assign]
+    doom_before("_commit_transaction" if guarantee == "exactly_once" else "_commit_offsets")
     work(log, guarantee, recent=True, state_dir=state)
+
+
+def doom_before(step: str) -> None:
+    """A worker that is doomed does not take this step of the commit."""
+    take = getattr(commit, step)
+    doomed = False
+
+    def doom(*_: Any) -> None:
+        nonlocal doomed
+        doomed = True
+
+    def taken(*arguments: Any) -> None:
+        if doomed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        take(*arguments)
+
+    setattr(commit, step, taken)
+    signal.signal(signal.SIGUSR1, doom)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -59,6 +60,11 @@ class Process:
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
+
+    def doom(self) -> None:
+        """What that means is the process's own matter."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
 
     def kill(self) -> None:
         """At once, without a farewell."""
