@@ -86,30 +86,34 @@ class _Cleaning:
         self, partition: Partition, memory: int, pace: Pace, now_ms: int, done: Pass
     ) -> None:
         self._partition = partition
+        self._memory = memory
         self._pace = pace
         self._now_ms = now_ms
         self._bounds = bounds_of(partition, now_ms)
         self._done = done
         done.start = self._bounds.dirty
-        seed = int(partition.environment.clock.new_id(), 16)
-        self._known = OffsetMap(memory, base=self._bounds.dirty, seed=seed, pause=partial(pace, 0))
 
     def run(self) -> Pass:
-        end, keyless = self._look()
-        survivors = Survivors.of(
-            self._partition, self._known, self._bounds.dirty, end, self._now_ms
+        known = OffsetMap(
+            self._memory,
+            base=self._bounds.dirty,
+            seed=int(self._partition.environment.clock.new_id(), 16),
+            pause=partial(self._pace, 0),
         )
+        end, keyless = self._look(known)
+        latest = known.latest()
+        survivors = Survivors.of(self._partition, latest, self._bounds.dirty, end, self._now_ms)
         survivors.tally.keyless = keyless
         self._done.tally, self._done.end = survivors.tally, end
-        self._done.map_use, self._done.whole = self._known.use, end == self._bounds.end
+        self._done.map_use, self._done.whole = latest.use, end == self._bounds.end
         if self._rewrite(survivors):
             self._partition.note_cleaned(end)
         return self._done
 
     # 1. -------------------------------------------------------------------------------
 
-    def _look(self) -> tuple[int, int]:
-        """Fill the map from the dirty section; how far that went, and records met without a key."""
+    def _look(self, known: OffsetMap) -> tuple[int, int]:
+        """Fill a map from the dirty section; how far that went, and records met without a key."""
         keyless = 0
         for keys, offsets in self._dirty_keys():
             nameless = offsets[:0]
@@ -117,7 +121,7 @@ class _Cleaning:
                 there = keys.is_valid().to_numpy(zero_copy_only=False)
                 nameless = offsets[~there]
                 keys, offsets = keys.drop_null(), offsets[there]
-            taken = self._known.put(keys, offsets)
+            taken = known.put(keys, offsets)
             if taken < len(keys):
                 end = int(offsets[taken])
                 return end, keyless + int(np.searchsorted(nameless, end))
@@ -191,7 +195,7 @@ class _Cleaning:
         if segment.end_offset > survivors.start:
             return []
         expired = segment.has_expired(self._now_ms)
-        if survivors.known.keys == 0 and not expired and not survivors.reach_back:
+        if survivors.latest.keys == 0 and not expired and not survivors.reach_back:
             return None
         verdicts, changes = [], False
         for frame in self._frames(segment):

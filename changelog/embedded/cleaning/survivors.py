@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.batches import columns_of
-from changelog.embedded.cleaning.offset_map import OffsetMap, Offsets
+from changelog.embedded.cleaning.offset_map import Latest, Offsets
 from changelog.embedded.format import Attributes, FrameHeader, Kind
 from changelog.embedded.manifest import NO_HORIZON
 from changelog.embedded.partition import Partition
@@ -97,8 +97,8 @@ def content_of(frame: LocatedFrame, schemas: ValueSchemas) -> Content:
 class Survivors:
     """What a pass knows."""
 
-    known: OffsetMap
-    """The keys of [start, end)."""
+    latest: Latest
+    """The last offsets of the keys in [start, end)."""
     start: int
     """First dirty offset."""
     end: int
@@ -113,12 +113,12 @@ class Survivors:
 
     @classmethod
     def of(
-        cls, partition: Partition, known: OffsetMap, start: int, end: int, now_ms: int
+        cls, partition: Partition, latest: Latest, start: int, end: int, now_ms: int
     ) -> Survivors:
         """What is known of a partition."""
         with partition.lock:
             return cls(
-                known,
+                latest,
                 start,
                 end,
                 now_ms,
@@ -133,7 +133,6 @@ class Survivors:
             )
 
     def __post_init__(self) -> None:
-        self._latest = self.known.latest()
         ended = self.aborted.ending_in(self.start, self.end)
         self.reach_back = any(one.first_offset < self.start for one in ended)
         """Whether below `start` there is something whose abort marker is found only now."""
@@ -152,7 +151,7 @@ class Survivors:
             return self._aborted(header, marker)
         self.tally.read += header.record_count
         if self.start <= header.base_offset and header.last_offset < self.end:
-            stay = self._latest.within(header.base_offset, header.last_offset + 1)
+            stay = self.latest.within(header.base_offset, header.last_offset + 1)
             if not len(stay):  # its checksum was compared when its keys were read
                 return self._emptied(header)
             content = content_of(frame, self.schemas)
@@ -202,7 +201,7 @@ class Survivors:
         """The records that are not superseded, by their keys."""
         keys = content.columns.column(1)
         named = keys.fill_null(b"") if keys.null_count else keys
-        stays = self.known.get(named) <= content.offsets
+        stays = self.latest.of(named) <= content.offsets
         if keys.null_count:
             stays &= keys.is_valid().to_numpy(zero_copy_only=False)
         return np.flatnonzero(stays | (content.offsets >= self.end))
