@@ -16,7 +16,6 @@ import errno
 import fcntl
 import os
 import resource
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +23,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from changelog.errors import LogLocked, from_failed_sync, from_os_error, out_of_memory
+from changelog.lock import FileLock
 
 Bytes = bytes | bytearray | memoryview
 
@@ -221,7 +221,7 @@ class LocalStorage:
     def lock(self, path: str, note: str) -> Lock:
         with self._translated("lock", path):
             allow_many_files()
-            return FolderLock(self.root / path, note)
+            return FileLock(self.root / path, note)
 
     @contextlib.contextmanager
     def _translated(
@@ -307,51 +307,6 @@ class LocalFile:
 
     def __del__(self) -> None:
         self.close()
-
-
-class FolderLock:
-    """An flock, and a table of this process's own: threads sharing a descriptor both "get" a flock.
-
-    The file is never unlinked, or two processes could each lock "the" file. A forked child
-    neither holds nor releases its parent's lock.
-    """
-
-    _mutex = threading.Lock()
-    _held: set[str] = set()
-
-    def __init__(self, path: Path, note: str) -> None:
-        self._key = os.path.realpath(path)
-        self._pid = os.getpid()
-        with FolderLock._mutex:
-            if self._key in FolderLock._held:
-                raise LogLocked(f"{path} is already locked by this process (pid {self._pid})")
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip()
-                os.close(self._descriptor)
-                raise LogLocked(f"{path} is locked by another process ({holder})") from None
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, note.encode(), 0)
-            FolderLock._held.add(self._key)
-
-    def release(self) -> None:
-        with FolderLock._mutex:
-            if self._descriptor < 0 or os.getpid() != self._pid:
-                return
-            os.close(self._descriptor)
-            self._descriptor = -1
-            FolderLock._held.discard(self._key)
-
-    @classmethod
-    def forget_after_fork(cls) -> None:
-        """In a forked child: the parent's locks are not ours."""
-        cls._mutex = threading.Lock()
-        cls._held = set()
-
-
-os.register_at_fork(after_in_child=FolderLock.forget_after_fork)
 
 
 class MemoryStorage:

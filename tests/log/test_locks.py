@@ -1,0 +1,80 @@
+"""A lock is held until it is released or its process dies, and not a moment longer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from changelog.errors import DiskFull, LogLocked
+from changelog.storage import LocalStorage
+
+BOUND_S = 60
+
+FORKING = """
+import os, sys
+from changelog.storage import LocalStorage
+
+lock = LocalStorage(sys.argv[1]).lock("lock", "the parent")
+if os.fork() == 0:
+    os.write(1, b"forked\\n")
+    sys.stdin.read()
+    os._exit(0)
+if sys.argv[2] == "releases":
+    lock.release()
+    os.write(1, b"released\\n")
+    sys.stdin.read()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["releases", "ends"])
+def test_a_forked_child_does_not_keep_its_parents_lock(
+    tmp_path: Path, repository: Path, how: str
+) -> None:
+    storage = LocalStorage(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING, str(tmp_path), how],
+        cwd=repository,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        if how == "ends":
+            assert parent.wait(BOUND_S) == 0
+            assert parent.stdout.readline() == b"forked\n"
+        else:
+            said = {parent.stdout.readline(), parent.stdout.readline()}
+            assert said == {b"forked\n", b"released\n"}
+        storage.lock("lock", "we").release()  # the child is there until its input ends
+
+
+def test_a_lock_whose_note_finds_no_room_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(DiskFull):
+            storage.lock("lock", "a note")
+    storage.lock("lock", "a note").release()
+
+
+def test_what_was_released_twice_stays_with_its_next_holder(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    first = storage.lock("lock", "first")
+    first.release()
+    second = storage.lock("lock", "second")
+    first.release()
+    with pytest.raises(LogLocked, match="already locked by this process"):
+        storage.lock("lock", "third")
+    second.release()
