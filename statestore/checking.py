@@ -25,9 +25,9 @@ from changelog.embedded.names import STATE
 from changelog.errors import CorruptLog, FutureFormat, StrandlineError
 from changelog.records import Batch, PartitionOffsets
 from statestore.engine import Engine, Entry, Position
-from statestore.engines.inspection import DATABASE, inspected
+from statestore.engines.inspection import inspected
 from statestore.engines.memory import MemoryEngine
-from statestore.engines.rocksdb import RocksEngine
+from statestore.engines.rocksdb import DATABASE, RocksEngine
 from statestore.keys import decode_key
 from statestore.latest import latest_per_key
 from statestore.ordered import FIRST_KEY

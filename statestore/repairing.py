@@ -7,6 +7,7 @@ from functools import partial
 from changelog.embedded.repairing.plan import Plan
 from changelog.storage import Storage
 from statestore.checking import CheckedStores
+from statestore.engines.folders import lock_folder
 
 
 def add_stores(plan: Plan, stores: CheckedStores) -> None:
@@ -19,9 +20,13 @@ def add_stores(plan: Plan, stores: CheckedStores) -> None:
 def _move(folder: str, storage: Storage, kept: str) -> None:
     target = f"{kept}/{folder}"
     storage.make_dir(_parent(target))
-    storage.rename(folder, target)
-    storage.sync_dir(_parent(target))
-    storage.sync_dir(_parent(folder))
+    lock = lock_folder(storage, folder)  # a worker that was cut off may still have it open
+    try:
+        storage.rename(folder, target)
+        storage.sync_dir(_parent(target))
+        storage.sync_dir(_parent(folder))
+    finally:
+        lock.release()
 
 
 def _parent(path: str) -> str:

@@ -17,7 +17,7 @@ topics/<topic id>/<partition>/
 pins/<holder>/<since>-<until>/            a range that can be read again as it is now (changelog/pins)
     pin.meta                              what is pinned, and for how long
     <topic id>-<partition>-<segment>.log  hard link of a segment
-state/<app>/<store>/<partition>/          the store engines' folders (statestore)
+state/<app>/<store>/<partition>/          the store engines' folders, and a lock beside each (statestore)
 queries/<id>.sock               where a worker answers queries (framework/querying)
 repaired/<time>/                          what `strandline repair` changed or removed, as it was
 """

@@ -1,10 +1,18 @@
-"""Which folder an engine opens: the partition's own, or one beside it.
+"""Which folder an engine opens, and who may: the partition's own, or one beside it.
 
     0        of whoever holds the partition
     0.2 …    beside it: a copy that is kept warm for another holder (standby), or what was begun
              anew because a stalled holder had the lock of its own
+    0.lock, 0.2.lock …    who has the folder
 
-Whoever opens a partition takes the folder that reaches furthest, and it becomes the partition's own.
+**A folder is opened, changed, emptied, moved or removed only by who holds the lock beside it**, taken
+before the folder is made, and kept until its engine is closed and the folder left alone. RocksDB's
+own LOCK is not enough: whoever closes a database in order to remove it, or to begin anew, gives that
+up, and another would open what is just being taken away. Lock files are never removed. Nobody waits
+for the lock of a folder beside: with one who stops while he holds some, others take the next number.
+
+Whoever opens a partition takes the content that reaches furthest; it moves into the partition's own
+folder, and folders beside that nobody uses are removed.
 """
 
 from __future__ import annotations
@@ -12,11 +20,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from changelog.clock import Clock, SystemClock
 from changelog.errors import LogLocked, StrandlineError
-from changelog.storage import LocalStorage
+from changelog.storage import LocalStorage, Lock, Storage
 from statestore.engine import Position
 from statestore.engines.rocksdb import RocksEngine, wait_until
 
@@ -28,9 +37,10 @@ def open_when_free(
 ) -> RocksEngine:
     """The engine of a partition's folder, waiting up to `timeout` seconds for its lock.
 
-    If a folder beside it that nobody uses reaches further, it takes its place; others that nobody
-    uses are removed. If the old holder does not let go, one beside it is opened, and filled from
-    the changelog: a stalled process must not hold up the one that takes over.
+    If a folder beside it that nobody uses reaches further, it holds what that one held; all others
+    that nobody uses are removed. If the old holder does not let go, one beside it is opened, and
+    filled from the changelog: a stalled process must not hold up the one that takes over.
+    Raises StorageFailed, DiskFull, FutureFormat.
     """
     clock = clock or SystemClock()
     path = Path(folder)
@@ -38,7 +48,7 @@ def open_when_free(
 
     def is_free() -> bool:
         with contextlib.suppress(LogLocked):
-            opened.append(RocksEngine(path, clock=clock))
+            opened.append(_open(path, clock))
         return bool(opened)
 
     if not wait_until(is_free, timeout, clock):
@@ -46,45 +56,63 @@ def open_when_free(
         log.warning("%s stays locked; restoring into a folder beside it", path, extra=said)
         return open_beside(path, clock)
     own = opened[0]
-    further = _further(own, clock)
-    if further is None:
-        return own
-    own.close()
-    siblings = LocalStorage(path.parent)
-    siblings.remove_tree(path.name)
-    siblings.rename(further.name, path.name)
-    siblings.sync_dir("")
     try:
-        return RocksEngine(path, clock=clock)
-    except LogLocked:  # taken as a copy in the moment before it was moved
-        return open_beside(path, clock)
+        _take_furthest(own, clock)
+    except BaseException:
+        own.close()
+        raise
+    return own
 
 
 def open_beside(folder: str | os.PathLike[str], clock: Clock) -> RocksEngine:
-    """The first folder beside the partition's own that nobody else uses, made if need be."""
+    """The first folder beside the partition's own that nobody else uses, made if need be.
+
+    Raises StorageFailed, DiskFull, FutureFormat.
+    """
     path = Path(folder)
     for number in range(2, 1_000):
         with contextlib.suppress(LogLocked):
-            return RocksEngine(path.with_name(f"{path.name}.{number}"), clock=clock)
+            return _open(path.with_name(f"{path.name}.{number}"), clock)
     raise LogLocked(f"{path} and all folders beside it are locked; stop the old workers")
 
 
-def _further(own: RocksEngine, clock: Clock) -> Path | None:
-    """The folder beside it that holds more of the same changelog; others that are free are removed."""
-    siblings = LocalStorage(own.folder.parent)
-    best, further = own.position(), None
-    for path in sorted(own.folder.parent.glob(f"{own.folder.name}.*")):
-        with contextlib.suppress(StrandlineError):
-            beside = RocksEngine(path, clock=clock)
-            position = beside.position()
-            beside.close()
-            if not _is_further(position, best):
-                siblings.remove_tree(path.name)
+def lock_folder(storage: Storage, folder: str) -> Lock:
+    """Lock a state folder of `storage`, whose parent exists; LogLocked if somebody has it."""
+    try:
+        return storage.lock(f"{folder}.lock", f"pid {os.getpid()}\n")
+    except LogLocked as error:
+        raise LogLocked(f"{error}: it has the state in {folder} open; stop that worker") from None
+
+
+def _open(path: Path, clock: Clock) -> RocksEngine:
+    parent = LocalStorage(path.parent)
+    parent.make_dir("")
+    lock = lock_folder(parent, path.name)
+    try:
+        return RocksEngine(path, clock=clock, lock=lock)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _take_furthest(own: RocksEngine, clock: Clock) -> None:
+    for beside in _free_beside(own.folder, clock):
+        if _is_further(beside.position(), own.position()):
+            own.take(beside)
+        with contextlib.suppress(StrandlineError):  # the next to come may have more luck
+            beside.remove()
+
+
+def _free_beside(path: Path, clock: Clock) -> Iterator[RocksEngine]:
+    """The engines of folders beside that nobody has; one that cannot be opened is left alone."""
+    inside = f"{path.name}."
+    for name in LocalStorage(path.parent).list_dir(""):
+        if name.startswith(inside) and name.removeprefix(inside).isdecimal():
+            try:
+                engine = _open(path.with_name(name), clock)
+            except StrandlineError:
                 continue
-            if further is not None:
-                siblings.remove_tree(further.name)
-            best, further = position, path
-    return further
+            yield engine
 
 
 def _is_further(position: Position | None, than: Position | None) -> bool:

@@ -17,10 +17,9 @@ import rocksdict
 
 from changelog.errors import CorruptLog
 from statestore.engine import POSITION_KEY, Entry, Position
+from statestore.engines.rocksdb import DATABASE
 from statestore.ordered import FIRST_KEY
 
-DATABASE = "db"
-"""Within a partition's folder."""
 NOT_LINKED = {"LOCK", "LOG", "rocksdict-config.json"}
 
 

@@ -11,10 +11,14 @@ The rules, each for a failure that was seen:
 - Ingested files all land on level 0 and RocksDB does not push back, so a write waits while
   there are more than `MAX_LEVEL0_FILES`.
 - One block cache and one budget for memtables serve the whole process.
-- A store has six files open besides its tables (LOCK, LOG, MANIFEST, a log that stays empty, two
-  folders), so how many tables it keeps open depends on how many files the process may have.
+- A store has seven files open besides its tables (LOCK, LOG, MANIFEST, a log that stays empty, two
+  folders, the lock of its folder), so how many tables it keeps open depends on how many files the
+  process may have.
 - RocksDB's LOCK is a POSIX lock, which a process loses when it closes any descriptor of that
   file: nothing else here opens it.
+- RocksDB gives its LOCK up whenever the database is closed, and that is also done in order to
+  begin anew, to move it, to remove it. Who else may come to open it holds a lock of the folder
+  meanwhile (statestore/engines/folders.py); the engine keeps that until it is closed itself.
 
 A partition's folder holds `db/`, `tmp/`, and `damaged` once damage was met: a mark that makes
 the next open begin anew, for the changelog has everything. What was found damaged is kept as
@@ -48,12 +52,14 @@ from changelog.errors import (
     TooManyFiles,
     files_allowed,
 )
-from changelog.storage import LocalStorage, allow_many_files
+from changelog.storage import LocalStorage, Lock, allow_many_files
 from statestore.engine import POSITION_KEY, Column, Entry, Position
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+DATABASE = "db"
+"""Within a partition's folder."""
 SST_FROM = 10_000
 MAX_LEVEL0_FILES = 20
 BACK_PRESSURE_SECONDS = 120.0
@@ -81,7 +87,7 @@ class RocksEngine:
 
     Raises LogLocked if another process, or another engine of this one, has the folder,
     FutureFormat if a later version wrote it. A damaged database is moved aside and an empty
-    one takes its place: the changelog fills it again.
+    one takes its place: the changelog fills it again. `lock` is the folder's, released by `close`.
     """
 
     def __init__(
@@ -90,8 +96,12 @@ class RocksEngine:
         *,
         sst_from: int = SST_FROM,
         clock: Clock | None = None,
+        lock: Lock | None = None,
     ) -> None:
         self.folder = Path(folder)
+        self._lock = lock
+        if lock is not None:
+            weakref.finalize(self, lock.release).atexit = False  # for one that nobody closes
         self._storage = LocalStorage(self.folder)
         self._clock = clock or SystemClock()
         self._sst_from = sst_from
@@ -99,18 +109,8 @@ class RocksEngine:
         self._files_written = 0
         self._position: Position | None = None
         self._storage.make_dir("")
-        try:
-            self._open()
-        except FutureFormat:
-            raise
-        except CorruptLog as error:
-            self._set_aside(str(error))
-            self._open()
-        if self._damage_mark.exists():
-            self._db.close()
-            self._set_aside("damage was met when it was last read")
-            self._open()
-        try:  # only now: until the lock is ours, another may be writing there
+        self._open_or_begin_anew()
+        try:  # only now: until RocksDB's lock is ours, another may be writing there
             self._storage.remove_tree("tmp")
             self._storage.make_dir("tmp")
         except BaseException:
@@ -149,9 +149,35 @@ class RocksEngine:
         self._position = position
 
     def wipe(self) -> None:
-        self.close()
-        self._storage.remove_tree("db")
+        self._close_database()
+        self._storage.remove_tree(DATABASE)
         self._open()
+
+    def take(self, other: RocksEngine) -> None:
+        """Hold what `other` holds, whose folder lies beside and is now to be removed.
+
+        If that fails, both are closed, and what `other` held is in the one folder or in the other.
+        """
+        self._close_database()
+        other._close_database()
+        parent, here = LocalStorage(self.folder.parent), self.folder.name
+        try:
+            self._storage.remove_tree(DATABASE)
+            parent.rename(f"{other.folder.name}/{DATABASE}", f"{here}/{DATABASE}")
+            parent.sync_dir(here)
+            self._open_or_begin_anew()
+        except BaseException:
+            self.close()
+            other.close()
+            raise
+
+    def remove(self) -> None:
+        """Close it, and remove its folder before anybody else can have that."""
+        self._close_database()
+        try:
+            LocalStorage(self.folder.parent).remove_tree(self.folder.name)
+        finally:
+            self.close()
 
     def approximate_num_entries(self) -> int:
         estimate = self._guarded("read", self._db.property_int_value, "rocksdb.estimate-num-keys")
@@ -166,6 +192,11 @@ class RocksEngine:
         return int(self._db.property_int_value("rocksdb.num-files-at-level0") or 0)
 
     def close(self) -> None:
+        self._close_database()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _close_database(self) -> None:
         for scan in list(self._scans):
             with contextlib.suppress(ValueError):  # it runs on another thread this moment
                 scan.close()
@@ -178,9 +209,22 @@ class RocksEngine:
             said = {"folder": self.folder, "error": error}
             log.warning("closing the state in %s: %s", self.folder, error, extra=said)
 
+    def _open_or_begin_anew(self) -> None:
+        try:
+            self._open()
+        except FutureFormat:
+            raise
+        except CorruptLog as error:
+            self._set_aside(str(error))
+            self._open()
+        if self._damage_mark.exists():
+            self._db.close()
+            self._set_aside("damage was met when it was last read")
+            self._open()
+
     def _open(self) -> None:
-        database = self.folder / "db"
-        self._storage.make_dir("db")  # RocksDB would make it, and its parents, for all to read
+        database = self.folder / DATABASE
+        self._storage.make_dir(DATABASE)  # RocksDB would make it, and its parents, for all to read
         self._db = self._guarded("open", rocksdict.Rdict, str(database), _options())
         try:
             self._db.set_write_options(_write_options())
@@ -263,8 +307,8 @@ class RocksEngine:
             extra={"folder": self.folder},
         )
         self._storage.remove_tree("db.damaged")
-        if self._storage.exists("db"):
-            self._storage.rename("db", "db.damaged")
+        if self._storage.exists(DATABASE):
+            self._storage.rename(DATABASE, "db.damaged")
         self._damage_mark.unlink(missing_ok=True)
 
     @property

@@ -92,8 +92,8 @@ def test_a_store_that_differs_is_moved_away_and_restored(strandline: Command, fo
                 store.checkpoint()
     assert strandline("check", str(folder)).code == 0
     assert strandline("check", str(folder), "--json").json["stores"] > 0
-    for path in folder.glob("state/shop/seen/*"):
-        engine = RocksEngine(path)
+    for database in folder.glob("state/shop/seen/*/db"):
+        engine = RocksEngine(database.parent)
         position = engine.position()
         assert position is not None
         engine.write([encode_str("a")], [b"\x63"], position)

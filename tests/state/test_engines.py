@@ -13,11 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from changelog.clock import SystemClock
 from changelog.errors import CorruptLog, FutureFormat, InvalidRequest, LogLocked, StorageFailed
 from statestore.engine import POSITION_KEY, Engine, Position
 from statestore.engines import rocksdb
-from statestore.engines.folders import open_beside, open_when_free
 from statestore.engines.memory import MemoryEngine
 from statestore.engines.rocksdb import RocksEngine
 
@@ -154,54 +152,6 @@ def test_a_folder_has_one_holder(tmp_path: Path) -> None:
     write(holder, {b"\x02a": b"1"})
     holder.close()
     RocksEngine(tmp_path).close()
-
-
-def test_a_locked_folder_is_left_to_its_holder(tmp_path: Path) -> None:
-    folder = tmp_path / "0"
-    stalled = open_when_free(folder)
-    write(stalled, {b"\x02a": b"1"})
-    fresh = open_when_free(folder, timeout=0)
-    assert fresh.folder != folder
-    assert fresh.is_empty()
-    fresh.close()
-    stalled.close()
-    again = open_when_free(folder, timeout=0)
-    assert again.folder == folder
-    assert again.get(b"\x02a") == b"1"
-    assert [path.name for path in tmp_path.iterdir()] == ["0"]
-    again.close()
-
-
-def test_a_copy_that_reaches_further_takes_the_place_of_the_partitions_own(tmp_path: Path) -> None:
-    own = open_when_free(tmp_path / "0")
-    write(own, {b"\x02a": b"1"}, offset=1)
-    copy = open_beside(tmp_path / "0", SystemClock())
-    write(copy, {b"\x02a": b"2"}, offset=2)
-    other = open_beside(tmp_path / "0", SystemClock())
-    write(other, {b"\x02a": b"0"}, offset=0)
-    for engine in (own, copy, other):
-        engine.close()
-    taken = open_when_free(tmp_path / "0", timeout=0)
-    assert taken.folder == tmp_path / "0"
-    assert taken.get(b"\x02a") == b"2"
-    assert [path.name for path in tmp_path.iterdir()] == ["0"]
-    taken.close()
-
-
-def test_a_copy_that_is_in_use_or_of_another_changelog_is_left_alone(tmp_path: Path) -> None:
-    own = open_when_free(tmp_path / "0")
-    write(own, {b"\x02a": b"1"}, offset=1)
-    own.close()
-    in_use = open_beside(tmp_path / "0", SystemClock())
-    write(in_use, {b"\x02a": b"2"}, offset=2)
-    foreign = open_beside(tmp_path / "0", SystemClock())
-    foreign.write([b"\x02a"], [b"9"], Position("t2", 0, 9))
-    foreign.close()
-    again = open_when_free(tmp_path / "0", timeout=0)
-    assert again.get(b"\x02a") == b"1"
-    assert in_use.get(b"\x02a") == b"2"
-    again.close()
-    in_use.close()
 
 
 def test_closing_ends_open_scans_and_frees_the_folder(tmp_path: Path) -> None:

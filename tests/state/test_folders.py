@@ -1,0 +1,402 @@
+"""Who has which folder of a partition's state: several come at once, stop halfway, find no room."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from changelog.clock import SystemClock
+from changelog.embedded.repairing.plan import Plan, carry_out
+from changelog.errors import DiskFull, LogLocked
+from changelog.storage import LocalStorage
+from statestore.checking import CheckedStores
+from statestore.engine import Position
+from statestore.engines.folders import open_beside, open_when_free
+from statestore.engines.rocksdb import RocksEngine
+from statestore.repairing import add_stores
+
+Eventually = Callable[..., None]
+
+KEY = b"\x02a"
+BOUND_S = 120
+CLOCK = SystemClock()
+
+
+def beside(folder: Path) -> RocksEngine:
+    return open_beside(folder, CLOCK)
+
+
+def at_once(folder: Path) -> RocksEngine:
+    return open_when_free(folder, timeout=0)
+
+
+def put(engine: RocksEngine, offset: int, topic_id: str = "t1") -> RocksEngine:
+    engine.write([KEY], [b"%d" % offset], Position(topic_id, 0, offset))
+    return engine
+
+
+def value(engine: RocksEngine) -> int:
+    """What it holds; read from its files, too."""
+    found = engine.get(KEY)
+    assert [(KEY, found)] == list(engine.scan(b"\x02", None, reverse=False))
+    assert found is not None
+    return int(found)
+
+
+def folders(state: Path) -> list[str]:
+    return sorted(path.name for path in state.iterdir() if path.is_dir())
+
+
+def fill(state: Path, *offsets: int) -> None:
+    """A folder of the partition's own and others beside it, reaching so far."""
+    engines = [put(open_when_free(state / "0"), offsets[0])]
+    engines += [put(beside(state / "0"), offset) for offset in offsets[1:]]
+    for engine in engines:
+        engine.close()
+
+
+# Choosing -----------------------------------------------------------------------------
+
+
+def test_a_locked_folder_is_left_to_its_holder(tmp_path: Path) -> None:
+    stalled = put(open_when_free(tmp_path / "0"), 1)
+    fresh = at_once(tmp_path / "0")
+    assert fresh.folder != tmp_path / "0"
+    assert fresh.is_empty()
+    fresh.close()
+    stalled.close()
+    again = at_once(tmp_path / "0")
+    assert again.folder == tmp_path / "0"
+    assert value(again) == 1
+    assert folders(tmp_path) == ["0"]
+    again.close()
+
+
+def test_a_copy_that_reaches_further_takes_the_place_of_the_partitions_own(tmp_path: Path) -> None:
+    fill(tmp_path, 1, 2, 0, 3)
+    taken = at_once(tmp_path / "0")
+    assert taken.folder == tmp_path / "0"
+    assert (value(taken), taken.position()) == (3, Position("t1", 0, 3))
+    assert folders(tmp_path) == ["0"]
+    put(taken, 4).close()
+    again = at_once(tmp_path / "0")
+    assert value(again) == 4
+    again.close()
+
+
+def test_a_copy_that_is_in_use_or_of_another_changelog_is_not_taken(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    in_use = put(beside(tmp_path / "0"), 2)
+    put(beside(tmp_path / "0"), 9, "t2").close()
+    again = at_once(tmp_path / "0")
+    assert value(again) == 1
+    assert value(in_use) == 2
+    again.close()
+    in_use.close()
+
+
+def test_what_only_looks_like_a_folder_beside_is_left_alone(tmp_path: Path) -> None:
+    for name in ("0.old", "0.2x", "0.", "00.2", "1.2"):
+        (tmp_path / name).mkdir()
+    fill(tmp_path, 1, 2)
+    engine = at_once(tmp_path / "0")
+    assert value(engine) == 2
+    engine.close()
+    assert folders(tmp_path) == ["0", "0.", "0.2x", "0.old", "00.2", "1.2"]
+
+
+def test_an_engine_that_nobody_closed_does_not_keep_its_folder(tmp_path: Path) -> None:
+    lost = open_when_free(tmp_path / "0")
+    assert at_once(tmp_path / "0").folder != lost.folder
+    del lost
+    gc.collect()
+    found = at_once(tmp_path / "0")
+    assert found.folder == tmp_path / "0"
+    found.close()
+
+
+# Several at once ----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def before(
+    monkeypatch: pytest.MonkeyPatch, act: str, number: int, happens: Callable[[], Any]
+) -> Iterator[None]:
+    """Within the block, `happens` comes before the `number`th time that storage does `act`."""
+    real, left = getattr(LocalStorage, act), [number]
+
+    def acting(storage: LocalStorage, *arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            happens()
+        return real(storage, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, act, acting)
+        yield
+
+
+STEPS = [
+    (act, number)
+    for act, often in {"remove_tree": 13, "rename": 2, "sync_dir": 2, "make_dir": 18}.items()
+    for number in range(1, often + 1)
+    if (act, number) != ("make_dir", 1)  # before it has the lock
+]
+"""What opening the state of `fill(state, 1, 0, 2, 3)` does to files."""
+
+
+def test_the_steps_are_all_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    met = []
+    for act in dict(STEPS):
+        for number in range(1 + (act == "make_dir"), 30):
+            state = tmp_path / f"{act}-{number}"
+            fill(state, 1, 0, 2, 3)
+            with before(monkeypatch, act, number, lambda step=(act, number): met.append(step)):
+                open_when_free(state / "0").close()
+            if met[-1:] != [(act, number)]:
+                break
+    assert met == STEPS
+
+
+@pytest.mark.parametrize("open_it", [at_once, beside], ids=["the partition", "a copy"])
+@pytest.mark.parametrize(("act", "number"), STEPS)
+def test_who_comes_while_another_chooses_gets_a_folder_that_stays_his(
+    open_it: Callable[[Path], RocksEngine],
+    act: str,
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fill(tmp_path, 1, 0, 2, 3)
+    late: list[RocksEngine] = []
+
+    def come() -> None:
+        late.append(put(open_it(tmp_path / "0"), 7))
+
+    with before(monkeypatch, act, number, come):
+        first = open_when_free(tmp_path / "0")
+    assert first.folder == tmp_path / "0"
+    assert late[0].folder != first.folder
+    put(first, 8)
+    put(late[0], 9)
+    assert (value(first), value(late[0])) == (8, 9)
+    for engine in (first, *late):
+        engine.close()
+    last = at_once(tmp_path / "0")
+    assert value(last) == 9
+    last.close()
+    assert "damaged" not in caplog.text
+
+
+@pytest.mark.parametrize("act", ["remove_tree", "make_dir"])
+def test_nobody_gets_a_folder_that_is_just_made_anew(
+    act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = put(open_when_free(tmp_path / "0"), 5)
+    late: list[RocksEngine] = []
+    with before(monkeypatch, act, 1, lambda: late.append(put(at_once(tmp_path / "0"), 1))):
+        engine.wipe()
+    assert late[0].folder != engine.folder
+    put(engine, 2)
+    assert (value(engine), value(late[0])) == (2, 1)
+    engine.close()
+    late[0].close()
+
+
+def test_threads_of_one_process_never_share_a_folder(tmp_path: Path) -> None:
+    fill(tmp_path, 1, 2, 3)
+    begin, ready = threading.Barrier(6), threading.Barrier(6)
+    got: list[tuple[str, int]] = []
+    wrong: list[BaseException] = []
+
+    def come(number: int) -> None:
+        try:
+            for _ in range(10):
+                begin.wait(BOUND_S)
+                engine = (at_once if number % 2 else beside)(tmp_path / "0")
+                got.append((engine.folder.name, value(put(engine, 10 + number))))
+                ready.wait(BOUND_S)
+                assert value(engine) == 10 + number
+                engine.close()
+        except BaseException as error:
+            wrong.append(error)
+            begin.abort()
+            ready.abort()
+
+    threads = [threading.Thread(target=come, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(BOUND_S)
+    assert wrong == []
+    for round_ in range(10):
+        at_a_time = got[6 * round_ : 6 * round_ + 6]
+        assert len({name for name, _ in at_a_time}) == 6
+        assert {seen for _, seen in at_a_time} == set(range(10, 16))
+
+
+OPENING = """
+import json, logging, sys
+from pathlib import Path
+from changelog.clock import SystemClock
+from statestore.engine import Position
+from statestore.engines.folders import open_beside, open_when_free
+
+class Said(logging.Handler):
+    def emit(self, record):
+        if "stays locked" not in record.getMessage():
+            wrong.append(record.getMessage())
+
+wrong, folder, rounds = [], Path(sys.argv[2]), int(sys.argv[3])
+logging.getLogger("strandline").addHandler(Said())
+for number in range(rounds):
+    try:
+        if sys.argv[1] == "own":
+            engine = open_when_free(folder, timeout=0.05)
+        else:
+            engine = open_beside(folder, SystemClock())
+        reached = engine.position()
+        offset = reached.offset + 1 if reached else 1
+        engine.write([b"\\x02a"], [b"%d" % offset], Position("t1", 0, offset))
+        if engine.get(b"\\x02a") != b"%d" % offset:
+            wrong.append("another value")
+        engine.close()
+    except Exception as error:
+        wrong.append(repr(error))
+print(json.dumps(wrong))
+"""
+
+
+def python(repository: Path, program: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_that_come_and_go_take_nothing_from_each_other(
+    tmp_path: Path, repository: Path
+) -> None:
+    processes = [
+        python(repository, OPENING, what, tmp_path / "0", 250) for what in ("own", "copy", "copy")
+    ]
+    try:
+        said = [process.communicate(timeout=BOUND_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [json.loads(one) for one in said] == [[], [], []]
+
+
+# Stopping halfway ---------------------------------------------------------------------
+
+STOPPING = """
+import os, signal, sys
+from changelog.storage import LocalStorage
+from statestore.engine import Position
+from statestore.engines.folders import open_when_free
+
+folder, act, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+real, left = getattr(LocalStorage, act), [number]
+
+def acting(*arguments):
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), getattr(signal, sys.argv[4]))
+    return real(*arguments)
+
+setattr(LocalStorage, act, acting)
+engine = open_when_free(folder)
+engine.write([b"\\x02a"], [b"8"], Position("t1", 0, 8))
+print(engine.folder.name, engine.get(b"\\x02a").decode())
+engine.close()
+"""
+HALFWAY = [("remove_tree", 3), ("remove_tree", 7), ("rename", 1), ("rename", 2), ("make_dir", 9)]
+
+
+def is_stopped(process: subprocess.Popen[str]) -> bool:
+    options = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+    status = os.waitid(os.P_PID, process.pid, options)
+    return status is not None and status.si_code == os.CLD_STOPPED
+
+
+@pytest.mark.parametrize(("act", "number"), HALFWAY)
+def test_who_is_stopped_while_choosing_holds_nobody_up_and_spoils_nothing_when_he_goes_on(
+    act: str, number: int, tmp_path: Path, repository: Path, eventually: Eventually
+) -> None:
+    fill(tmp_path, 1, 0, 2, 3)
+    chooser = python(repository, STOPPING, tmp_path / "0", act, number, "SIGSTOP")
+    try:
+        eventually(lambda: is_stopped(chooser), what="the chooser stopped")
+        meanwhile = [put(at_once(tmp_path / "0"), 5), put(beside(tmp_path / "0"), 6)]
+        chooser.send_signal(signal.SIGCONT)
+        assert chooser.communicate(timeout=BOUND_S)[0] == "0 8\n"
+        assert [value(engine) for engine in meanwhile] == [5, 6]
+        put(meanwhile[0], 9)
+    finally:
+        chooser.kill()
+    for engine in meanwhile:
+        engine.close()
+    last = at_once(tmp_path / "0")
+    assert value(last) == 9
+    assert folders(tmp_path) == ["0"]
+    last.close()
+
+
+@pytest.mark.parametrize(("act", "number"), HALFWAY)
+def test_who_is_killed_while_choosing_leaves_what_reached_furthest(
+    act: str, number: int, tmp_path: Path, repository: Path
+) -> None:
+    fill(tmp_path, 1, 0, 2, 3)
+    chooser = python(repository, STOPPING, tmp_path / "0", act, number, "SIGKILL")
+    assert chooser.communicate(timeout=BOUND_S)[0] == ""
+    last = at_once(tmp_path / "0")
+    assert value(last) == 3
+    assert folders(tmp_path) == ["0"]
+    last.close()
+
+
+@pytest.mark.parametrize(("act", "number"), STEPS)
+def test_a_step_that_finds_no_room_leaves_what_reached_furthest_and_all_folders_free(
+    act: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, 1, 0, 2, 3)
+
+    def fail() -> None:
+        raise DiskFull("No space left on device")
+
+    # Not each step is one without which nothing can be opened.
+    with before(monkeypatch, act, number, fail), contextlib.suppress(DiskFull):
+        open_when_free(tmp_path / "0").close()
+    last = at_once(tmp_path / "0")
+    assert last.folder == tmp_path / "0"
+    assert value(last) == 3
+    assert folders(tmp_path) == ["0"]
+    last.close()
+
+
+# Repair -------------------------------------------------------------------------------
+
+
+def test_repair_moves_no_folder_away_that_is_open(tmp_path: Path) -> None:
+    folder = "state/app/s/0"
+    engine = put(open_when_free(tmp_path / folder), 1)
+    plan = Plan()
+    add_stores(plan, CheckedStores(bad={folder: "it differs"}))
+    with pytest.raises(LogLocked, match=r"state/app/s/0 open; stop that worker"):
+        carry_out(plan, LocalStorage(tmp_path), CLOCK)
+    assert value(put(engine, 2)) == 2
+    engine.close()
+    kept = carry_out(plan, LocalStorage(tmp_path), CLOCK)
+    assert (tmp_path / kept / folder / "db").is_dir()
+    assert not (tmp_path / folder).exists()
