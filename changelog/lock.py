@@ -41,8 +41,9 @@ class FileLock:
         except BlockingIOError:
             holder = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip()
             raise LogLocked(f"{path} is locked by another process ({holder})") from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, note.encode(), 0)
+        # In this order a full disk does not refuse a lock that was there before: nothing is given back.
+        written = os.pwrite(self._descriptor, note.encode(), 0)
+        os.ftruncate(self._descriptor, written)
 
     def release(self) -> None:
         with FileLock._mutex:

@@ -25,7 +25,6 @@ from changelog.errors import (
 )
 from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.metrics import Reading, measured
-from changelog.storage import LocalStorage
 from framework.container.folders import StoreFolders
 from framework.container.manager import TaskManager
 from framework.container.metrics import WorkerCounters
@@ -212,9 +211,17 @@ def raise_failures(worker: Worker) -> None:
 
 
 def reset(app: App) -> None:
-    """Delete internal topics, committed positions and the stores' files."""
+    """Delete the stores' files, internal topics and committed positions.
+
+    Raises InvalidRequest, or LogLocked, and does nothing, if the app has workers or a store is open.
+    """
+    from statestore.engines.folders import remove_all  # it imports RocksDB
+
     broker = app.broker
     check_at_rest(broker, app.name)
+    root = state_root(app)
+    if root is not None and root.exists():
+        remove_all(root)  # first: it may be refused
     for name in app.declared.internal_topics():
         try:
             broker.delete_topic(name)
@@ -223,9 +230,6 @@ def reset(app: App) -> None:
     committed = broker.committed(app.name)
     if committed:
         broker.commit_offsets(app.name, dict.fromkeys(committed))
-    root = state_root(app)
-    if root is not None and root.exists():
-        LocalStorage(root.parent).remove_tree(root.name)
 
 
 def check_at_rest(broker: Broker, app: str) -> None:

@@ -76,6 +76,19 @@ def open_beside(folder: str | os.PathLike[str], clock: Clock) -> RocksEngine:
     raise LogLocked(f"{path} and all folders beside it are locked; stop the old workers")
 
 
+def remove_all(root: Path) -> None:
+    """Remove an app's state: `<root>/<store>/<partition>`, of all its stores.
+
+    Raises LogLocked, and removes nothing, if a folder is open somewhere; StorageFailed.
+    """
+    storage = LocalStorage(root)
+    with contextlib.ExitStack() as locked:
+        for folder in sorted(path for path in root.glob("*/*") if path.is_dir()):
+            lock = lock_folder(storage, folder.relative_to(root).as_posix())
+            locked.callback(lock.release)
+        LocalStorage(root.parent).remove_tree(root.name)
+
+
 def lock_folder(storage: Storage, folder: str) -> Lock:
     """Lock a state folder of `storage`, whose parent exists; LogLocked if somebody has it."""
     try:

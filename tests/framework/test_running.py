@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from changelog.errors import LogLocked
+from statestore.engines.folders import open_when_free
 
 ROOT = Path(__file__).parents[2]
 
@@ -161,6 +164,22 @@ def test_reset_forgets_state_and_positions_but_not_topics(counting: Counting) ->
     assert counting.app.run("idle") == 30
     assert counting.totals() == {"a": 10, "b": 10, "c": 10}
     assert len(counting.out.to_polars()) == 60
+
+
+def test_a_reset_with_a_store_still_open_somewhere_does_nothing(
+    counting: Counting, tmp_path: Path
+) -> None:
+    counting.words.append(WORDS)
+    counting.app.run("idle")
+    with (
+        closing(open_when_free(tmp_path / "log" / "state" / "app" / "seen" / "0")),
+        pytest.raises(LogLocked, match="seen/0 open; stop that worker"),
+    ):
+        counting.app.reset()
+    assert counting.totals() == {"a": 10, "b": 10, "c": 10}
+    assert counting.app.run("idle") == 0
+    counting.app.reset()
+    assert counting.totals() == {}
 
 
 def test_restore_reports_its_progress(counting: Counting, tmp_path: Path) -> None:

@@ -69,6 +69,13 @@ def test_a_lock_whose_note_finds_no_room_is_not_held(
     storage.lock("lock", "a note").release()
 
 
+def test_the_note_is_that_of_the_last_holder(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    for note in ("a long note", "short", ""):
+        storage.lock("lock", note).release()
+        assert (tmp_path / "lock").read_text() == note
+
+
 def test_what_was_released_twice_stays_with_its_next_holder(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     first = storage.lock("lock", "first")

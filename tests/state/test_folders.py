@@ -22,7 +22,7 @@ from changelog.errors import DiskFull, LogLocked
 from changelog.storage import LocalStorage
 from statestore.checking import CheckedStores
 from statestore.engine import Position
-from statestore.engines.folders import open_beside, open_when_free
+from statestore.engines.folders import open_beside, open_when_free, remove_all
 from statestore.engines.rocksdb import RocksEngine
 from statestore.repairing import add_stores
 
@@ -385,7 +385,7 @@ def test_a_step_that_finds_no_room_leaves_what_reached_furthest_and_all_folders_
     last.close()
 
 
-# Repair -------------------------------------------------------------------------------
+# Repair, reset ------------------------------------------------------------------------
 
 
 def test_repair_moves_no_folder_away_that_is_open(tmp_path: Path) -> None:
@@ -400,3 +400,16 @@ def test_repair_moves_no_folder_away_that_is_open(tmp_path: Path) -> None:
     kept = carry_out(plan, LocalStorage(tmp_path), CLOCK)
     assert (tmp_path / kept / folder / "db").is_dir()
     assert not (tmp_path / folder).exists()
+
+
+def test_an_apps_state_goes_whole_and_not_while_a_folder_is_open(tmp_path: Path) -> None:
+    root = tmp_path / "app"
+    engines = [put(open_when_free(root / store / "0"), 1) for store in ("s", "t")]
+    engines.append(put(beside(root / "s" / "0"), 2))
+    for engine in engines:
+        with pytest.raises(LogLocked, match="stop that worker"):
+            remove_all(root)
+        assert all(engine.folder.exists() for engine in engines)
+        engine.close()
+    remove_all(root)
+    assert list(tmp_path.iterdir()) == []
