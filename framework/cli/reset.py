@@ -6,7 +6,6 @@ output topics stay as they are.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from changelog.broker import Broker
-from changelog.errors import InvalidRequest, from_os_error
+from changelog.errors import InvalidRequest
 from changelog.records import TopicPartition
 from framework.cli import output
 from framework.cli.loading import location, opened
@@ -161,15 +160,14 @@ def carry_out(broker: Broker, plan: Plan, *, yes: bool, json: bool) -> None:
 
 
 def _do(broker: Broker, plan: Plan) -> None:
+    from statestore.engines.folders import remove_all  # it imports RocksDB
+
+    if plan.state is not None:
+        remove_all(plan.state)  # first: it may be refused
     if plan.offsets:
         broker.commit_offsets(plan.app, dict.fromkeys(plan.offsets))
     for topic in plan.topics:
         broker.delete_topic(topic)
-    if plan.state is not None:
-        try:
-            shutil.rmtree(plan.state)
-        except OSError as error:
-            raise from_os_error(error, "remove", str(plan.state)) from error
 
 
 def _owner(topic: str, app: str, groups: list[str]) -> str | None:
