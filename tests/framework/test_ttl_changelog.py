@@ -11,8 +11,9 @@ from changelog.clock import ManualClock
 from changelog.embedded.owner import Owner
 from changelog.records import TopicPartition
 from changelog.storage import MemoryStorage
-from framework.declaring import TTL_MARGIN_MS
+from framework.declaring import TTL_MARGIN_MS, changelog_config
 from statestore import StoreSpec, open_store
+from statestore.keys import key_codec
 from tests.state.kit import Changelog
 
 HOUR_MS = 60 * 60 * 1000
@@ -70,18 +71,10 @@ def test_a_store_that_is_declared_anew_finds_all_that_it_keeps(
 
 
 def test_a_store_restored_after_old_segments_went_has_what_has_not_expired() -> None:
-    changelog = Changelog()
     spec: StoreSpec[str, int] = StoreSpec(
         "seen", key=str, value=int, ttl_ms=HOUR_MS, engine="memory"
     )
-    changelog.owner.alter_topic(
-        changelog.partition.topic,
-        config={
-            "cleanup.policy": "compact,delete",
-            "retention.ms": str(HOUR_MS + TTL_MARGIN_MS),
-            "segment.ms": str(HOUR_MS // 4),
-        },
-    )
+    changelog = changelog_of(spec)
     store = changelog.open(spec)
     for hour in range(40):
         store[f"hour {hour}"] = hour
@@ -94,3 +87,49 @@ def test_a_store_restored_after_old_segments_went_has_what_has_not_expired() -> 
     again = open_store(spec, None, clock=changelog.clock, lock_timeout=0)
     changelog.restore(again)
     assert dict(again.all()) == dict(store.all()) == {"hour 39": 39}
+
+
+def test_of_windows_the_changelog_keeps_the_last_figures_of_those_that_are_young() -> None:
+    """A window is a key and a start. Cleaning leaves one record of each, retention takes those that are old."""
+    days, pages = 10, ("home", "shop")
+    spec: StoreSpec[tuple[str, int], int] = StoreSpec(
+        "visits", key=tuple[str, int], value=int, ttl_ms=48 * HOUR_MS, engine="memory"
+    )
+    changelog = changelog_of(spec)
+    store, sizes = changelog.open(spec), []
+    for hour in range(24 * days):
+        for visits in range(1, 7):
+            for page in pages:
+                store[page, hour] = visits
+            changelog.commit(store)
+            changelog.clock.advance(HOUR_MS // 6)
+            changelog.owner.tick()
+        sizes.append(len(keys_in(changelog)))
+    kept = keys_in(changelog)
+    young = {(page, hour) for page in pages for hour in range(24 * (days - 2), 24 * days)}
+    assert young <= set(kept), "a young window is gone"
+    assert min(hour for _, hour in kept) > 24 * (days - 4), "retention has left old ones"
+    assert max(sizes) < 500, "cleaning has left repetitions"
+    again = open_store(spec, None, clock=changelog.clock, lock_timeout=0)
+    changelog.restore(again)
+    assert dict(again.all()) == dict(store.all()) == dict.fromkeys(sorted(young), 6)
+
+
+def changelog_of(spec: StoreSpec[Any, Any]) -> Changelog:
+    """One with the settings that an app gives it."""
+    changelog = Changelog()
+    changelog.owner.alter_topic(changelog.partition.topic, config=changelog_config(spec))
+    return changelog
+
+
+def keys_in(changelog: Changelog) -> list[tuple[str, int]]:
+    """The keys of its records, one for each."""
+    decode, tp = key_codec(tuple[str, int]).decode, changelog.partition
+    log, found = changelog.owner.offsets([tp])[tp], []
+    position = log.log_start
+    while position < log.last_stable_offset:
+        fetched = changelog.owner.fetch({tp: position})[tp]
+        for batch in fetched.batches:
+            found += [decode(key) for key in batch.columns.column("key").to_pylist()]
+        position = fetched.next_offset
+    return found
