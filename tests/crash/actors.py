@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from changelog.errors import StorageFailed, TransactionAborted, UnknownPartition, UnknownTopic
 from changelog.pins import PinName, PinnedRange
 from changelog.records import CommittedOffset, TopicPartition
 from tests.crash.oracle import (
+    AGED,
     KEPT,
     T0,
     Ledger,
@@ -285,8 +286,12 @@ class Actors:
                 self.world.owner.pins.release(name.holder, name.until)
 
     def tick(self) -> None:
-        """The log's periodic work."""
+        """The log's periodic work. Of what is old it may take whole segments."""
         with self.tolerant():
+            with suppress(UnknownTopic):
+                aged = self.world.owner._partition(AGED)
+                bases = {segment.base_offset for segment in aged.segments}
+                self.ledger.starts[AGED] |= bases | {aged.log_end}
             self.world.owner.tick()
 
     def clean(self) -> None:

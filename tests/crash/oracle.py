@@ -30,6 +30,8 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 PARTITIONS = (T0, T1)
 KEPT = TopicPartition("kept", 0)
 """Of a compacted topic."""
+AGED = TopicPartition("aged", 0)
+"""Of one whose records are deleted when they are old."""
 SYSTEM = (TopicPartition(CONSUMER_OFFSETS, 0), TopicPartition(TRANSACTION_STATE, 0))
 GROUPS = ("g0", "g1", "plain")
 """Of the two transactional producers, and of a consumer that commits by itself; all read T0."""
