@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import threading
 from pathlib import Path
 
 from changelog.errors import LogLocked
+from changelog.processes import DEAD, state_of
+
+NOTE_BYTES = 200
+UNKNOWN = "it is not known which"
 
 
 class FileLock:
@@ -39,8 +44,7 @@ class FileLock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip()
-            raise LogLocked(f"{path} is locked by another process ({holder})") from None
+            raise LogLocked(f"{path} is locked by another process ({holder(path)})") from None
         # In this order a full disk does not refuse a lock that was there before: nothing is given back.
         written = os.pwrite(self._descriptor, note.encode(), 0)
         os.ftruncate(self._descriptor, written)
@@ -65,3 +69,21 @@ class FileLock:
 
 
 os.register_at_fork(after_in_child=FileLock.forget_after_fork)
+
+
+def holder(path: Path) -> str:
+    """What a lock file that is held says of its holder; UNKNOWN if it names a process that has ended.
+
+    A note stays when its lock is released, and the next holder has the lock a moment before it
+    writes its own.
+    """
+    try:
+        note = path.read_bytes()[:NOTE_BYTES].decode(errors="replace").strip()
+    except OSError:
+        return UNKNOWN
+    pid = _PID.match(note)
+    has_ended = pid is not None and state_of(int(pid[1]))[0] in DEAD
+    return UNKNOWN if has_ended or not note else note
+
+
+_PID = re.compile(r"pid (\d{1,9})\b")

@@ -20,6 +20,7 @@ from typing import Literal, get_args
 from changelog.clock import Clock, SystemClock
 from changelog.embedded import filesystem
 from changelog.embedded.environment import Durability
+from changelog.embedded.names import LOCK
 from changelog.errors import InvalidConfig, LogLocked, OwnerUnavailable, Unauthenticated
 from changelog.flight import background
 from changelog.flight import endpoint as endpoints
@@ -27,6 +28,7 @@ from changelog.flight.client import DEADLINE, FlightBroker
 from changelog.flight.connection import Target
 from changelog.flight.failover import FailoverBroker, Link
 from changelog.flight.owning import ServedOwner
+from changelog.lock import holder
 
 Role = Literal["own_or_attach", "attach_or_spawn", "own"]
 
@@ -131,13 +133,5 @@ class _Folder:
     def _nobody(self, seconds: float) -> str:
         return (
             f"{self._folder} is locked by a process that does not serve it (waited {seconds:g} s): "
-            f"{_holder(self._folder)}; it may be recovering a large log, or be stopped"
+            f"{holder(self._folder / LOCK)}; it may be recovering a large log, or be stopped"
         )
-
-
-def _holder(folder: Path) -> str:
-    """What the lock file says of who holds it."""
-    try:
-        return (folder / "lock").read_text(errors="replace").strip() or "unknown"
-    except OSError:
-        return "unknown"

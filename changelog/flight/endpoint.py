@@ -13,14 +13,14 @@ import contextlib
 import os
 import re
 import secrets
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from changelog.errors import UNREADABLE, CorruptLog, FutureFormat, StorageFailed, from_os_error
+from changelog.errors import UNREADABLE, CorruptLog, FutureFormat, from_os_error
+from changelog.processes import DEAD, state_of
 
 ENDPOINT_FILE = "owner.json"
 SOCKET_FILE = "owner.sock"
@@ -55,8 +55,8 @@ class Endpoint(msgspec.Struct, frozen=True):
         """What the process table says about the owner."""
         if self.namespace != _namespace():
             return "unknown"
-        state, started = _process(self.pid)
-        if state in "ZX" or started != self.started:
+        state, started = state_of(self.pid)
+        if state in DEAD or started != self.started:
             return "dead"
         return "stopped" if state in "Tt" else "alive"
 
@@ -67,7 +67,7 @@ def new_endpoint(folder: Path) -> Endpoint:
         location=_UNIX + _socket_path(folder),
         token=secrets.token_urlsafe(32),
         pid=os.getpid(),
-        started=_process(os.getpid())[1],
+        started=state_of(os.getpid())[1],
         namespace=_namespace(),
     )
 
@@ -161,34 +161,3 @@ def _namespace() -> str:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
-
-
-def _process(pid: int) -> tuple[str, str]:
-    """State letter and start time of a process; ("X", "") if there is none."""
-    if os.path.exists("/proc/self/stat"):
-        try:
-            content = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        except OSError:
-            return "X", ""
-        return parse_stat(content)
-    answer = subprocess.run(
-        ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    state, _, started = answer.stdout.strip().partition(" ")
-    return (state[:1], started.strip()) if state else ("X", "")
-
-
-def parse_stat(content: str) -> tuple[str, str]:
-    """State and start time (clock ticks since boot) in the text of /proc/<pid>/stat.
-
-    >>> parse_stat("12 (a) b)) S " + " ".join(str(n) for n in range(4, 25)))
-    ('S', '22')
-    """
-    # The second field is the program's name in parentheses, which may hold any character.
-    fields = content.rpartition(")")[2].split()
-    if len(fields) < 20:
-        raise StorageFailed(f"cannot read the process table: got {content!r}")
-    return fields[0], fields[19]

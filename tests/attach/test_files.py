@@ -12,6 +12,7 @@ from changelog.embedded import filesystem
 from changelog.embedded.filesystem import Mount, mount_of, parse_mount_command, parse_mountinfo
 from changelog.errors import CorruptLog, FutureFormat, StorageFailed
 from changelog.flight import endpoint as endpoints
+from changelog.processes import state_of
 
 
 def test_an_endpoint_file_is_read_as_written_and_withdrawn_only_by_its_own(tmp_path):
@@ -42,7 +43,7 @@ def test_life_is_told_from_pid_and_start(tmp_path, eventually):
     assert endpoints.Endpoint(**{**fields, "started": "1"}).life() == "dead"
     assert endpoints.Endpoint(**{**fields, "namespace": "pid:[1]"}).life() == "unknown"
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    state, started = endpoints._process(child.pid)
+    state, started = state_of(child.pid)
     assert state in "RSD"
     theirs = endpoints.Endpoint(**{**fields, "pid": child.pid, "started": started})
     assert theirs.life() == "alive"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from changelog.errors import DiskFull, LogLocked
+from changelog.lock import UNKNOWN, holder
 from changelog.storage import LocalStorage
 
 BOUND_S = 60
@@ -74,6 +76,22 @@ def test_the_note_is_that_of_the_last_holder(tmp_path: Path) -> None:
     for note in ("a long note", "short", ""):
         storage.lock("lock", note).release()
         assert (tmp_path / "lock").read_text() == note
+
+
+def test_one_that_has_ended_is_not_named_as_the_holder(tmp_path: Path) -> None:
+    """Its note is there until the next has written its own."""
+    path, ended = tmp_path / "lock", subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(BOUND_S)
+    path.write_text(f"pid {ended.pid}, owner, started 2026-01-01T00:00:00\n")
+    assert holder(path) == holder(tmp_path / "no lock") == UNKNOWN
+    with path.open("r+") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        with pytest.raises(LogLocked, match=UNKNOWN) as raised:
+            LocalStorage(tmp_path).lock("lock", "mine\n")
+        assert str(ended.pid) not in str(raised.value)
+        path.write_text(f"pid {os.getppid()}, owner\n")
+        with pytest.raises(LogLocked, match=rf"\(pid {os.getppid()}, owner\)"):
+            LocalStorage(tmp_path).lock("lock", "mine\n")
 
 
 def test_what_was_released_twice_stays_with_its_next_holder(tmp_path: Path) -> None:
