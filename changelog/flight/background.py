@@ -23,9 +23,12 @@ from typing import Literal
 
 from changelog import signals
 from changelog.embedded.environment import Durability
+from changelog.embedded.names import LOCK
 from changelog.embedded.owner import Owner
 from changelog.errors import LogLocked, StorageFailed, StrandlineError, from_os_error
+from changelog.flight import endpoint as endpoints
 from changelog.flight.owning import ServedOwner
+from changelog.lock import holder
 from changelog.storage import LocalStorage
 
 IDLE = 10.0
@@ -100,6 +103,23 @@ def run(folder: Path, *, idle: float = IDLE, durability: Durability = "fsync") -
     """Own `folder` until no session was open for `idle` seconds, or SIGTERM; the exit status."""
     with signals.awaited(signal.SIGTERM, signal.SIGINT) as came:
         return _run(folder, idle, durability, lambda: not came.empty())
+
+
+def ask_to_leave(folder: Path) -> bool:
+    """Ask the background owner of `folder` to close the log; whether there is one that can be asked.
+
+    Those attached to it go on with whoever owns the folder next.
+    """
+    endpoint = endpoints.read(folder)
+    if endpoint is None or endpoint.life() != "alive":
+        return False
+    if not holder(folder / LOCK).startswith(f"pid {endpoint.pid}, {BACKGROUND}"):
+        return False
+    try:
+        os.kill(endpoint.pid, signal.SIGTERM)
+    except OSError:  # it has just left, or is another user's
+        return False
+    return True
 
 
 def _run(folder: Path, idle: float, durability: Durability, stopped: Callable[[], bool]) -> int:

@@ -15,7 +15,8 @@ import typer
 from changelog.clock import SystemClock
 from changelog.embedded.names import CATALOG, FOLDER_META, LOCK, TOPICS
 from changelog.errors import InvalidConfig, LogLocked
-from changelog.flight.background import BACKGROUND, IDLE
+from changelog.flight import background
+from changelog.flight.background import IDLE
 from changelog.storage import LocalStorage, Lock
 from framework.cli import output
 
@@ -58,24 +59,46 @@ def _locked(storage: LocalStorage) -> Lock:
         ) from None
 
 
-def once_left(take: Callable[[], T], *, others: float = 0.0) -> T:
+def once_left(take: Callable[[], T]) -> T:
     """What `take` gives once an owner in the background has left, which it does by itself.
 
-    Somebody else who has the log open is waited for `others` seconds. Raises LogLocked if that
-    is in vain.
+    Raises LogLocked if that is waited for in vain, or somebody else has the log open.
     """
+    return _taken(take, in_background=IDLE + LEAVING, others=0.0)
+
+
+def in_place_of(folder: Path, take: Callable[[], T], *, seconds: float, others: float) -> T:
+    """What `take` gives once an owner in the background has left, which is asked to.
+
+    It is waited for `seconds`, somebody else who has the log open `others` seconds. Raises
+    LogLocked if that is in vain.
+    """
+    return _taken(
+        take, in_background=seconds, others=others, ask=lambda: background.ask_to_leave(folder)
+    )
+
+
+def _taken(
+    take: Callable[[], T],
+    *,
+    in_background: float,
+    others: float,
+    ask: Callable[[], object] = lambda: None,
+) -> T:
     clock = SystemClock()
     begun, told = clock.monotonic(), False
     while True:
         try:
             return take()
         except LogLocked as error:
-            in_background = BACKGROUND in str(error)
-            if clock.monotonic() > begun + (IDLE + LEAVING if in_background else others):
+            waits = background.BACKGROUND in str(error)
+            if clock.monotonic() > begun + (in_background if waits else others):
                 raise
-        if in_background and not told:
-            output.note("waiting for the owner in the background to leave")
-            told = True
+        if waits:
+            if not told:
+                output.note("waiting for the owner in the background to leave")
+                told = True
+            ask()  # again and again: it may be one that has just come
         time.sleep(POLL)
 
 

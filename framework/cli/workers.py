@@ -24,12 +24,14 @@ from framework.cli import logs, output
 from framework.cli.application import FAILED, INTERRUPTED, debug_option
 from framework.cli.metrics import options_behind, serving_metrics
 from framework.cli.needs import COMMAND, Needs, ask
-from framework.cli.offline import once_left
+from framework.cli.offline import in_place_of
 from framework.supervisor.logs import LogFiles
 from framework.supervisor.process import WorkerProcess
 from framework.supervisor.supervisor import Outcome, Supervisor, ends
 from framework.supervisor.view import view_for
 
+BACKGROUND_PATIENCE = 10.0
+"""Seconds for which an owner in the background is waited for, which is asked to leave."""
 PATIENCE = 2.0
 """Seconds for which an owner is waited for: workers left by a supervisor that died own it as they end."""
 
@@ -79,13 +81,19 @@ def _log_of(needs: Needs) -> AbstractContextManager[object]:
     """The log, if it is a folder: owned by this process, or kept open if another has it."""
     if needs.log is None or "://" in needs.log:
         return contextlib.nullcontext()
-    own = partial(attach_or_own, needs.log, durability=needs.durability)
+    open_log = partial(attach_or_own, needs.log, durability=needs.durability)
+    own = partial(open_log, role="own")
     try:
-        return contextlib.closing(once_left(partial(own, role="own"), others=PATIENCE))
+        return contextlib.closing(
+            in_place_of(Path(needs.log), own, seconds=BACKGROUND_PATIENCE, others=PATIENCE)
+        )
     except LogLocked as error:
-        broker = own()
+        broker = open_log()
         if not broker.owning:
-            output.note(f"another process owns the log, and goes on doing so: {error}")
+            output.note(
+                f"this supervisor does not own the log: {error}; when that process ends, "
+                "a worker takes it over"
+            )
         return contextlib.closing(broker)
 
 

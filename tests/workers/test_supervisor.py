@@ -21,7 +21,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
+import changelog
 from changelog.clock import SystemClock
+from changelog.flight import endpoint as endpoints
+from changelog.flight.background import ask_to_leave
 from changelog.log import Log
 from framework.supervisor.backoff import Backoff
 from framework.supervisor.logs import LogFiles
@@ -207,6 +210,28 @@ def test_each_second_is_a_line_of_json(supervised: Supervised, eventually: Event
     assert all(worker["commits"] > 0 for worker in shown["workers"])
 
 
+def test_an_owner_in_the_background_makes_way_for_a_supervisor(
+    supervised: Supervised, eventually: Eventually
+) -> None:
+    """However long those who are attached to it stay: they go on with the new owner."""
+    with changelog.open(supervised.log, role="attach_or_spawn") as staying:
+        staying.create_topic("ours")
+        supervisor = supervised.start("--workers", "1")
+        endpoint = endpoints.read(supervised.log)
+        assert endpoint is not None
+        assert endpoint.pid == supervisor.pid
+        assert "does not own" not in supervised.text()
+        staying.append("ours", [{"value": b"after"}])
+        assert staying.read("ours").column("value").to_pylist() == [b"after"]
+        supervised.at_work(1)
+
+
+def test_only_an_owner_in_the_background_is_asked_to_leave(tmp_path: Path) -> None:
+    with changelog.open(tmp_path / "log", role="own"):
+        assert not ask_to_leave(tmp_path / "log"), "and this process lives"
+    assert not ask_to_leave(tmp_path / "log")
+
+
 @pytest.fixture
 def app_file(tmp_path: Path) -> Callable[[str], str]:
     """Writes an app with a handler of these lines; what `run` takes for it."""
@@ -264,7 +289,9 @@ def test_a_handler_may_print_when_the_supervisor_is_gone(
     target = app_file(handler, on_error="skip")
     supervised.write(3_000)  # and this process has the log from now on
     supervisor = supervised.start("--workers", "1", target=target)
-    assert re.search(rf"another process owns the log.*pid {os.getpid()}", supervised.text())
+    assert re.search(
+        rf"this supervisor does not own the log: .*pid {os.getpid()}", supervised.text()
+    )
     eventually(lambda: "[0] handling" in supervised.text(), timeout=60, what="work")
     supervisor.kill()
     last = supervised.start("--workers", "1", "--until", "idle", target=target)
