@@ -92,14 +92,25 @@ def run(
 
 def _run_supervised(target: str, until: Until | None, metrics: str | None, descriptor: int) -> None:
     """Be a worker of the supervisor at the other end of this socket."""
+    from framework.cli.application import FAILED, debug_option
     from framework.container.running import readings
-    from framework.supervisor.reporter import Reporter
+    from framework.supervisor.reporter import FOR_GOOD, Reporter
 
     with Reporter(descriptor) as reporter:
-        app = load_app(target)
-        told = serving_metrics(metrics, partial(readings, app))
-        with told, app, reporter.following(app):
-            app.run(_limit(until), progress=reporter.restoring)
+        try:
+            app = load_app(target)
+        except Exception as error:
+            reporter.failed(error)
+            raise
+        try:
+            told = serving_metrics(metrics, partial(readings, app))
+            with told, app, reporter.following(app):
+                app.run(_limit(until), progress=reporter.restoring)
+        except FOR_GOOD as error:
+            reporter.failed(error)
+            if debug_option():
+                raise
+            raise typer.Exit(FAILED) from error  # the supervisor says it, once for all workers
 
 
 def _limit(until: Until | None) -> Literal["idle"] | None:

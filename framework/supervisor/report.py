@@ -27,6 +27,8 @@ class Report(msgspec.Struct, frozen=True):
     lag: dict[str, int] = {}
     """By input topic: from what it has committed to the end of what is committed there."""
     restoring: Restoring | None = None
+    error: str = ""
+    """What it ends with, if it would end so however often it is started."""
 
 
 def encoded(report: Report) -> bytes:

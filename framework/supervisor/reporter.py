@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from changelog.broker import Broker
 from changelog.clock import SystemClock
-from changelog.errors import StrandlineError
+from changelog.errors import (
+    FutureFormat,
+    InvalidConfig,
+    InvalidTopic,
+    MissingDependency,
+    SchemaMismatch,
+    StrandlineError,
+    Unauthenticated,
+)
 from framework.container.restore import RestoreProgress
 from framework.container.status import WorkerStatus, lags
 from framework.supervisor.report import Report, Restoring, encoded
@@ -35,6 +43,15 @@ LAG_SECONDS = 1.0
 ORPHAN_SECONDS = 30.0
 """How long a worker may take to end when the supervisor is gone."""
 STOP_SECONDS = 0.1
+FOR_GOOD = (
+    Unauthenticated,
+    InvalidConfig,
+    InvalidTopic,
+    SchemaMismatch,
+    MissingDependency,
+    FutureFormat,
+)
+"""Errors that come again however often a worker is started. Of others, as UnknownTopic, the cause may go away."""
 STOPPED_LATE = 70
 """Exit status of a worker that had to be ended (BSD's EX_SOFTWARE)."""
 
@@ -52,6 +69,7 @@ class Reporter:
         self._restoring: Restoring | None = None
         self._lag: dict[str, int] = {}
         self._ask_at = 0.0
+        self._error = ""
         self._reporting = threading.Thread(target=self._report, name="strandline-report")
         self._reporting.daemon = True
 
@@ -85,6 +103,12 @@ class Reporter:
         self._notice_worker()  # here at the latest: all of the run may be over before the next report
         left = None if progress.done else Restoring(progress.records, progress.remaining)
         self._restoring = left
+
+    def failed(self, error: Exception) -> None:
+        """Note what the worker ends with, which starting it again does not mend."""
+        self._error = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if self._over.is_set():  # the last figures are told already
+            self._send(self._now())
 
     def _notice_worker(self) -> None:
         """An app has its worker only as long as it runs."""
@@ -123,7 +147,7 @@ class Reporter:
         app = self._app
         self._notice_worker()
         if app is None or self._worker is None:
-            return Report()
+            return Report(error=self._error)
         status = self._worker.status()
         over = self._over.is_set()
         return Report(
@@ -133,6 +157,7 @@ class Reporter:
             tuple(sorted(map(str, status.positions))),
             {} if over else self._lags(app.broker, status),
             self._restoring if status.state == "restoring" else None,
+            self._error,
         )
 
     def _lags(self, broker: Broker, status: WorkerStatus) -> dict[str, int]:

@@ -43,6 +43,10 @@ class WorkerSlot:
         self.process: WorkerProcess | None = None
         self.done = False
         """Whether its work is done, so that it is not started again."""
+        self.has_run = False
+        """Whether any of its processes has come so far."""
+        self.error = ""
+        """What its last process has ended with, if starting another does not mend that."""
         self._start = start
         self._clock = clock
         self._backoff = backoff
@@ -80,8 +84,8 @@ class WorkerSlot:
         assert process is not None
         process.close()
         self._handled_before, self._commits_before = self.records, self.commits
-        self._report = Report()
-        last, self._last_line = self._last_line, ""
+        self.error, self._report = self._report.error, Report()
+        last, self._last_line = self.error or self._last_line, ""
         return f"worker {self.number} (pid {process.pid}) {ending(status, last)}"
 
     def put_off(self) -> float:
@@ -104,6 +108,7 @@ class WorkerSlot:
         """Note reports."""
         for line in lines:
             self._report = decoded(line) or self._report
+            self.has_run |= self._report.state == "running"
             self._rate.note(self._clock.monotonic(), self.records)
 
     # Figures --------------------------------------------------------------------------

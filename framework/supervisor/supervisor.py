@@ -4,7 +4,7 @@
     bury       a worker that has ended: said in a line; started again after a pause, longer each time
     heed       Ctrl-C, SIGTERM: every worker commits and leaves; a later one kills them
     show       now and then
-    over       all have ended in order, or none can be kept alive
+    over       all have ended in order, none can be kept alive, or an error came that starting again does not mend
 
 It asks for nothing in a way that could make it wait: whatever workers do, the log that is open in
 this process goes on.
@@ -129,10 +129,14 @@ class Supervisor:
 
     def _bury(self, slot: WorkerSlot, status: int) -> None:
         how = slot.bury(status)
+        if slot.error and not any(slot.has_run for slot in self._slots):
+            # What ends one before any of them has run ends them all.
+            self._failure = self._failure or slot.error
+            self._end()
         slot.done = self._leaving or (status == 0 and self._until_idle)
         if not slot.done:
             self._put_off(slot, how)
-        elif self._leaving and status not in (0, -signal.SIGTERM):
+        elif self._leaving and status not in (0, -signal.SIGTERM) and not slot.error:
             self._failure = self._failure or how
             self._say(how)
 

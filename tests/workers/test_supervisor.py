@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -25,6 +26,7 @@ import changelog
 from changelog.clock import SystemClock
 from changelog.flight import endpoint as endpoints
 from changelog.flight.background import ask_to_leave
+from changelog.flight.serve import serve
 from changelog.log import Log
 from framework.supervisor.backoff import Backoff
 from framework.supervisor.logs import LogFiles
@@ -257,28 +259,39 @@ def app_file(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
+def ran(folder: Path, target: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "framework.cli", "run", target, *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
 def test_what_an_app_that_cannot_be_imported_says(
     tmp_path: Path, app_file: Callable[..., str]
 ) -> None:
-    def ran(target: str, *options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "framework.cli", "run", target, *options],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-
     for target in ("nowhere.at_all:app", app_file("pass", top="1 / 0")):
-        alone, together = ran(target), ran(target, "--workers", "2")
+        alone, together = ran(tmp_path, target), ran(tmp_path, target, "--workers", "2")
         assert together.returncode == alone.returncode == 1
         assert together.stderr.splitlines()[-1] == alone.stderr.splitlines()[-1]
     assert "ZeroDivisionError" in together.stderr
-    refused = ran(app_file("pass"), "--workers", "2", "--count", "5")
+    refused = ran(tmp_path, app_file("pass"), "--workers", "2", "--count", "5")
     assert (refused.returncode, "--count is of one" in refused.stderr) == (2, True)
-    assert ran(app_file("pass"), "--log-dir", "logs").returncode == 2
+    assert ran(tmp_path, app_file("pass"), "--log-dir", "logs").returncode == 2
     assert not (tmp_path / "data").exists()
+
+
+def test_a_wrong_token_is_said_once(tmp_path: Path, app_file: Callable[..., str]) -> None:
+    served = serve(tmp_path / "log", listen="127.0.0.1:0", token="sixteen-or-more-characters")
+    with contextlib.closing(served):
+        log = ["--log", f"{served.url}?token=none-that-is-accepted"]
+        run = ran(tmp_path, app_file("pass"), "--workers", "2", *log)
+    assert run.returncode == 1
+    assert run.stderr.count("does not accept this token") == 1
+    assert "starts again" not in run.stderr
 
 
 def test_a_handler_may_print_when_the_supervisor_is_gone(
@@ -346,6 +359,35 @@ def test_workers_that_die_at_once_are_started_less_and_less_often_and_then_given
     assert len(said) >= 4
     pauses = [float(line.split()[-2]) for line in said]
     assert pauses == sorted(pauses)
+
+
+FAILING = """
+import os, sys
+from changelog.errors import InvalidConfig
+from framework.supervisor.report import Report, encoded
+from framework.supervisor.reporter import Reporter
+with Reporter(int(sys.argv[-1])) as reporter:
+    if FIRST and not os.path.exists(FIRST):
+        open(FIRST, 'x').close()
+        reporter._send(Report('running'))
+        sys.exit(3)
+    reporter.failed(InvalidConfig('no such setting'))
+    sys.exit(1)
+"""
+
+
+def test_what_no_start_mends_ends_all_at_once_and_is_said_once() -> None:
+    outcome, told = supervise("FIRST = ''", FAILING, workers=3)
+    assert outcome.failure == "InvalidConfig: no such setting"
+    assert told == []
+
+
+def test_once_a_worker_has_run_the_same_error_is_tried_again(tmp_path: Path) -> None:
+    first = f"FIRST = {str(tmp_path / 'first')!r}"
+    outcome, told = supervise(first, FAILING, workers=1, backoff=Backoff(first=0.01))
+    assert "5 times in a row" in outcome.failure
+    assert "ended with status 3; it starts again" in told[0]
+    assert "saying: InvalidConfig: no such setting; it starts again" in told[1]
 
 
 def test_one_that_goes_on_keeps_the_others_from_being_given_up() -> None:
