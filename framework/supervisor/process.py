@@ -120,16 +120,17 @@ class WorkerProcess:
 
 
 def ending(status: int, last_line: str) -> str:
-    """How a process has ended, in words.
+    """How a process has ended, in words. Who is killed says nothing of it, but who aborts does.
 
-    >>> ending(-9, ""), ending(1, "ValueError: no")
+    >>> ending(-9, "a line of its log"), ending(1, "ValueError: no")
     ('was killed by SIGKILL', 'ended with status 1, saying: ValueError: no')
     """
     if status < 0:
         said = f"was killed by {_name(-status)}"
     else:
         said = f"ended with status {status}"
-    return f"{said}, saying: {_short(last_line)}" if last_line and status else said
+    says_why = status > 0 or status == -signal.SIGABRT
+    return f"{said}, saying: {_short(last_line)}" if last_line and says_why else said
 
 
 def _short(line: str) -> str:

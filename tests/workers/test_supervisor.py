@@ -143,7 +143,7 @@ def test_a_killed_worker_is_started_again_and_a_signal_ends_all_in_order(
     pids = supervised.at_work(2, but=first)
     assert second in pids
     assert re.search(
-        rf"worker \d \(pid {first}\) was killed by SIGKILL.*; it starts again in 0.\d s",
+        rf"worker \d \(pid {first}\) was killed by SIGKILL; it starts again in 0.\d s",
         supervised.text(),
     )
     eventually(supervised.all_right, what="all records counted once")
@@ -388,6 +388,20 @@ def test_once_a_worker_has_run_the_same_error_is_tried_again(tmp_path: Path) -> 
     assert "5 times in a row" in outcome.failure
     assert "ended with status 3; it starts again" in told[0]
     assert "saying: InvalidConfig: no such setting; it starts again" in told[1]
+
+
+def test_the_last_line_is_quoted_of_those_that_say_why_they_end() -> None:
+    def said(end: str) -> str:
+        return supervise(
+            "import os, sys",
+            "print('handled 5 records', file=sys.stderr, flush=True)",
+            end,
+            workers=1,
+            backoff=Backoff(first=0.01, give_up=1),
+        )[0].failure
+
+    assert said("os.kill(os.getpid(), 9)").endswith("was killed by SIGKILL")
+    assert said("os.abort()").endswith("was killed by SIGABRT, saying: handled 5 records")
 
 
 def test_one_that_goes_on_keeps_the_others_from_being_given_up() -> None:
