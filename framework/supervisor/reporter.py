@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import socket
 import sys
@@ -36,6 +37,8 @@ from framework.supervisor.report import Report, Restoring, encoded
 if TYPE_CHECKING:
     from framework.app import App
     from framework.container.worker import Worker
+
+_log = logging.getLogger("strandline")
 
 REPORT_SECONDS = 0.5
 LAG_SECONDS = 1.0
@@ -70,6 +73,7 @@ class Reporter:
         self._lag: dict[str, int] = {}
         self._ask_at = 0.0
         self._error = ""
+        self._supervisor = os.getppid()
         self._reporting = threading.Thread(target=self._report, name="strandline-report")
         self._reporting.daemon = True
 
@@ -120,6 +124,12 @@ class Reporter:
         """End when the supervisor has gone; it says nothing, so whatever comes is its end."""
         with contextlib.suppress(OSError):
             self._socket.recv(1)
+        _log.warning(
+            "the supervisor of this worker, pid %d, is gone; it commits and ends, within %g s",
+            self._supervisor,
+            ORPHAN_SECONDS,
+            extra={"supervisor": self._supervisor},
+        )
         pause = threading.Event()
         for _ in range(round(ORPHAN_SECONDS / STOP_SECONDS)):
             if self._app is not None:

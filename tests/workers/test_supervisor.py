@@ -454,9 +454,12 @@ def test_a_program_that_cannot_be_started_is_said() -> None:
     assert "worker 0 cannot be started: No such file or directory" in outcome.failure
 
 
-def test_a_worker_whose_handler_does_not_come_back_is_no_orphan(eventually: Eventually) -> None:
+def test_a_worker_whose_handler_does_not_come_back_is_no_orphan(
+    eventually: Eventually, tmp_path: Path
+) -> None:
     program = (
-        "import sys, threading; from framework.supervisor import reporter",
+        "import logging, sys, threading; from framework.supervisor import reporter",
+        f"logging.basicConfig(filename={str(tmp_path / 'its.log')!r})",
         "reporter.ORPHAN_SECONDS = 0.2",
         "with reporter.Reporter(int(sys.argv[-1])): threading.Event().wait()",
     )
@@ -466,6 +469,8 @@ def test_a_worker_whose_handler_does_not_come_back_is_no_orphan(eventually: Even
     process.reports.close()  # as when the supervisor is gone
     eventually(lambda: process.status is not None, what="its end")
     assert process.status == 70
+    (line,) = (tmp_path / "its.log").read_text().splitlines()
+    assert f"supervisor of this worker, pid {os.getpid()}, is gone; it commits and ends" in line
     process.close()
 
 
