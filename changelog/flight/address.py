@@ -43,6 +43,15 @@ def is_remote(url: str) -> bool:
     return url.partition("://")[0] in _SCHEMES and "://" in url
 
 
+def without_token(log: str) -> str:
+    """A folder, or a URL without its options, of which the token is one: as it may be shown.
+
+    >>> without_token("strandline://db?token=secret"), without_token("./data")
+    ('strandline://db', './data')
+    """
+    return log.partition("?")[0] if is_remote(log) else log
+
+
 def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Target:
     """What to connect to. Raises InvalidConfig.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from changelog.broker import Broker
+from changelog.flight.address import without_token
 from framework.cli import groups, output
 from framework.cli.loading import load_app, location, opened
 from framework.cli.options import JsonOption, LogOption
@@ -56,7 +57,8 @@ def command_of(app: App) -> Callable[..., None]:
 
 def describe_app(app: App, *, json: bool) -> None:
     """Print what an app declares; it opens no log."""
-    described: dict[str, Any] = app.describe() | {"log": str(app.log), "stores": _stores(app)}
+    log = without_token(str(app.log))
+    described: dict[str, Any] = app.describe() | {"log": log, "stores": _stores(app)}
     if json:
         output.document(described)
         return
@@ -71,7 +73,7 @@ def describe_log(log: LogOption, *, json: bool) -> None:
     """Print what a log holds: its apps and their stores, and its topics."""
     with opened(log) as where:
         described: dict[str, Any] = {
-            "log": log,
+            "log": log and without_token(log),
             "groups": _groups(where.broker),
             "topics": [_topic(info.name, info.partitions) for info in where.broker.topics()],
         }

@@ -17,6 +17,7 @@ import typer
 from changelog import signals
 from changelog.clock import SystemClock
 from changelog.errors import LogLocked
+from changelog.flight.address import without_token
 from changelog.flight.attach import attach_or_own
 from changelog.flight.background import environment
 from changelog.metrics import measured
@@ -59,9 +60,9 @@ def run_workers(
         serving_metrics(metrics, lambda: measured(log)),
         _files(log_dir, workers) as files,
     ):
+        where = without_token(needs.log) if needs.log else "a log of its own"
         output.note(
-            f"app {needs.app} runs on {needs.log or 'a log of its own'} in {workers} workers; "
-            "Ctrl-C commits and ends them"
+            f"app {needs.app} runs on {where} in {workers} workers; Ctrl-C commits and ends them"
         )
         outcome = Supervisor(
             workers,

@@ -286,6 +286,14 @@ def test_an_app_is_described_without_a_log(strandline: Command) -> None:
     assert described["stores"][1]["key"] == "tuple[str, int]"
 
 
+def test_a_token_is_not_shown(strandline: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tests.cli.shop", raising=False)
+    monkeypatch.setenv("STRANDLINE_LOG", "strandline://db:7361?token=secret")
+    said = strandline("describe", SHOP).out
+    assert "strandline://db:7361" in said
+    assert "secret" not in said
+
+
 def test_a_log_is_described(shop: Log, strandline: Command, folder: Path) -> None:
     described = strandline("describe", str(folder), "--json").json
     [group] = described["groups"]

@@ -292,6 +292,8 @@ def test_a_wrong_token_is_said_once(tmp_path: Path, app_file: Callable[..., str]
     assert run.returncode == 1
     assert run.stderr.count("does not accept this token") == 1
     assert "starts again" not in run.stderr
+    assert f"runs on {served.url} in" in run.stderr
+    assert "none-that-is-accepted" not in run.stderr
 
 
 def test_a_handler_may_print_when_the_supervisor_is_gone(
