@@ -54,6 +54,13 @@ class CoordinatorLoading(Retriable):
 class OwnerUnavailable(Retriable):
     """The process that owns the log folder is gone, or does not answer."""
 
+    waited: float | None = None
+    """Seconds that went by in vain, all attempts of the call together; None if it did not end for that."""
+
+    def __str__(self) -> str:
+        said = super().__str__()
+        return said if self.waited is None else f"{said} (waited {self.waited:.1f} s)"
+
 
 class RequestTimedOut(Retriable):
     """No answer came within the deadline."""

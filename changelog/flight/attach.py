@@ -126,12 +126,14 @@ class _Folder:
                 if link is not None:
                     return link
             if self._clock.monotonic() >= until:
-                raise why or OwnerUnavailable(self._nobody(seconds))
+                raise why or self._nobody(seconds)
             threading.Event().wait(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _nobody(self, seconds: float) -> str:
-        return (
-            f"{self._folder} is locked by a process that does not serve it (waited {seconds:g} s): "
+    def _nobody(self, seconds: float) -> OwnerUnavailable:
+        nobody = OwnerUnavailable(
+            f"{self._folder} is locked by a process that does not serve it: "
             f"{holder(self._folder / LOCK)}; it may be recovering a large log, or be stopped"
         )
+        nobody.waited = seconds
+        return nobody

@@ -336,12 +336,18 @@ def _translated(error: Exception, target: Target, call: str, deadline: float) ->
 
 
 def _no_answer(target: Target, deadline: float) -> OwnerUnavailable:
+    late = OwnerUnavailable(_silence(target))
+    late.waited = deadline
+    return late
+
+
+def _silence(target: Target) -> str:
     endpoint = target.endpoint
     if endpoint is None:
-        return OwnerUnavailable(f"{target.name} did not answer within {deadline:g} s")
+        return f"{target.name} did not answer"
     state = "is stopped" if endpoint.life() == "stopped" else "did not answer"
-    return OwnerUnavailable(
-        f"the owner of {target.name}, process {endpoint.pid}, {state} (waited {deadline:g} s); "
+    return (
+        f"the owner of {target.name}, process {endpoint.pid}, {state}; "
         f"let it go on (kill -CONT {endpoint.pid}) or end it (kill -9 {endpoint.pid}), "
         "then another process takes over"
     )

@@ -16,9 +16,10 @@ is there but does not answer in time is not lost: OwnerUnavailable, without repe
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -98,7 +99,8 @@ class FailoverBroker:
         self._clock = clock or SystemClock()
         self._guard = TransactionGuard()
         keep_in_child(self, self._connections)
-        self._connections.current(deadline)
+        with self._whole_time_told():
+            self._connections.current(deadline)
         self._release = weakref.finalize(self, _close_unless_forked, self._connections, self._fork)
 
     @property
@@ -330,7 +332,21 @@ class FailoverBroker:
 
     def _repeated(self, call: Callable[[_Attempt], T], longer: float = 0.0) -> T:
         self._fork.check()
-        until = self._clock.monotonic() + self._deadline + longer
+        with self._whole_time_told():
+            return self._attempted(call, self._clock.monotonic() + self._deadline + longer)
+
+    @contextlib.contextmanager
+    def _whole_time_told(self) -> Iterator[None]:
+        """An attempt knows only how long itself has waited."""
+        begun = self._clock.monotonic()
+        try:
+            yield
+        except OwnerUnavailable as error:
+            if error.waited is not None:
+                error.waited = self._clock.monotonic() - begun
+            raise
+
+    def _attempted(self, call: Callable[[_Attempt], T], until: float) -> T:
         repeated = False
         while True:
             number, link = self._connections.current(until - self._clock.monotonic())

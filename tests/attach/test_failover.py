@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 
+from changelog.clock import ManualClock
 from changelog.embedded.owner import Owner
 from changelog.errors import (
     OwnerUnavailable,
@@ -231,6 +232,31 @@ def test_an_owner_that_is_slow_but_there_is_not_asked_twice(folder, broker):
     with pytest.raises(OwnerUnavailable, match="process 7"):
         broker.topics()
     assert folder.connections == 1
+
+
+def test_the_time_that_is_told_is_that_of_all_attempts():
+    clock = ManualClock()
+
+    class Dying:
+        def topics(self):
+            clock.advance(20_000)
+            raise OwnerUnavailable("gone")
+
+    lines = [Link(Dying(), lambda: True, lambda: None)]
+
+    def connect(seconds):
+        if lines:
+            return lines.pop()
+        clock.advance(round(1_000 * seconds))
+        silent = OwnerUnavailable("process 7 did not answer")
+        silent.waited = seconds
+        raise silent
+
+    broker = FailoverBroker(connect, deadline=30.0, name="log", clock=clock)
+    with pytest.raises(OwnerUnavailable, match=r"process 7 did not answer \(waited 30.0 s\)"):
+        broker.topics()
+    with pytest.raises(OwnerUnavailable, match=r"\(waited 12.0 s\)"):
+        FailoverBroker(connect, deadline=12.0, name="log", clock=clock)
 
 
 def test_a_closed_log_stays_closed(broker):

@@ -215,5 +215,5 @@ def test_a_machine_that_vanishes_is_noticed(tmp_path, repository):
     assert done.returncode == 0, done.stderr
     *refused, last = done.stdout.splitlines()
     assert last == "lost"
-    assert refused[0] == "1 far did not answer within 1 s"
+    assert refused[0] == "1 far did not answer (waited 1.0 s)"
     assert all(int(line.split()[0]) <= 1 for line in refused)
