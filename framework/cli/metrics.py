@@ -10,7 +10,7 @@ import typer
 
 from changelog.errors import InvalidConfig
 from changelog.hosts import bracketed
-from framework.cli import output
+from framework.cli import logs, output
 from framework.metrics import HIGHEST_PORT, Collect, parse, served
 
 MetricsOption = Annotated[
@@ -27,7 +27,7 @@ MetricsOption = Annotated[
 def serving_metrics(address: str | None, collect: Collect) -> Iterator[None]:
     """Serve them while the block runs, if there is an address; and say where."""
     with served(address, collect) as url:
-        if url:
+        if url and not logs.are_json():  # then the endpoint's own message is shown
             output.note(f"metrics are at {url}")
         yield
 

@@ -105,6 +105,14 @@ def test_all_of_stderr_is_json(by: str, tmp_path: Path) -> None:
     assert len({message["pid"] for message in told}) == 1
 
 
+def test_where_metrics_are_is_said_once(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    run = ["run", "shop:app", "--until", "idle", "--metrics", "127.0.0.1:0"]
+    assert shop.run(*run).stderr.count("metrics are at http://127.0.0.1:") == 1
+    said = about(messages(shop.run(*run, "--log-format=json").stderr), "metrics are at")
+    assert said["message"].endswith(said["url"])
+
+
 def test_text_is_as_it_was(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     done = shop.run("run", "shop:app", "--until", "idle", PYTHONWARNINGS="ignore")
