@@ -170,7 +170,8 @@ def restore(
         plan = plan_restore(state.position, log, _epoch_before(state, broker, partition, log))
         first = first or plan
         if plan.action == "rebuild":
-            _log.info("the store of %s is made anew: %s", partition, plan.reason)
+            said = {"partition": str(partition), "reason": plan.reason}
+            _log.info("the store of %s is made anew: %s", partition, plan.reason, extra=said)
             state.wipe()
         replay = _Replay(broker, partition, _origin(state, plan, log), log, progress, clock)
         try:
@@ -181,7 +182,8 @@ def restore(
                 raise
             continue  # retention overtook us: the plan is made again
         except _Overtaken as overtaken:
-            _log.warning("restoring %s begins anew: %s", partition, overtaken)
+            said = {"partition": str(partition), "reason": str(overtaken)}
+            _log.warning("restoring %s begins anew: %s", partition, overtaken, extra=said)
             continue
         records += replay.records
         reached = replay.reached

@@ -267,6 +267,7 @@ def test_begun_anew_is_told(changelog: Segments, caplog: pytest.LogCaptureFixtur
         store.restore(broker, changelog.partition)
     assert "begins anew: deletions up to offset 3 were removed" in caplog.text
     assert "delete.retention.ms should be longer" in caplog.text
+    assert caplog.records[0].__dict__["partition"] == str(changelog.partition)
 
 
 @pytest.mark.usefixtures("piecemeal")

@@ -193,15 +193,21 @@ def test_an_open_transaction_is_not_waited_for(changelog: Changelog) -> None:
     assert entries(store) == {"a": 1}
 
 
-def test_the_topic_made_anew_is_another_one(changelog: Changelog, tmp_path: Path) -> None:
+def test_the_topic_made_anew_is_another_one(
+    changelog: Changelog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     filled(changelog, tmp_path)
     changelog.owner.delete_topic(changelog.partition.topic)
     changelog.owner.create_topic(changelog.partition.topic)
     changelog.append([(b"Qz", b"\x01")])
     store = open_store(SPEC, tmp_path, clock=changelog.clock)
-    restored = changelog.restore(store)
+    with caplog.at_level(logging.INFO, logger="strandline"):
+        restored = changelog.restore(store)
     assert restored.plan.action == "rebuild"
     assert "another topic" in restored.plan.reason
+    [said] = [one for one in caplog.records if "is made anew" in one.getMessage()]
+    told = (str(changelog.partition), restored.plan.reason)
+    assert (said.__dict__["partition"], said.__dict__["reason"]) == told
     assert entries(store) == {"z": 1}
     store.close()
 
