@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from changelog.config import TopicConfig
+from changelog.errors import InvalidTopic
+
 CleaningState = Literal["idle", "waiting", "requested", "running", "failed"]
+
+
+def check_compacted(topic: str, config: TopicConfig) -> None:
+    """Raise InvalidTopic for a topic in which there is nothing to clean."""
+    if not config.compact:
+        raise InvalidTopic(
+            f"topic {topic!r} is not compacted (cleanup.policy={config.cleanup_policy}), so there is "
+            f"nothing to clean; `strandline topics alter {topic} --config cleanup.policy=compact`"
+        )
 
 
 def dirty_ratio(clean_bytes: int, dirty_bytes: int) -> float:

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from changelog.broker import Broker
-from changelog.cleaning import Cleaned, CleaningStatus
+from changelog.cleaning import Cleaned, CleaningStatus, check_compacted
 from changelog.errors import StorageFailed
 from framework.cli import output
 from framework.cli.loading import opened
@@ -73,7 +73,7 @@ def clean(topics: TopicsArgument = None, log: LogOption = None, json: JsonOption
 
 def _of(broker: Broker, topics: Collection[str] | None) -> list[CleaningStatus]:
     for topic in topics or ():
-        broker.topic(topic)  # or it is unknown
+        check_compacted(topic, broker.topic(topic).effective)
     return [status for status in broker.cleaning() if not topics or status.topic in topics]
 
 

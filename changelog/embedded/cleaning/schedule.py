@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from changelog.cleaning import Cleaned, CleaningState, CleaningStatus
+from changelog.cleaning import Cleaned, CleaningState, CleaningStatus, check_compacted
 from changelog.embedded.cleaning.bounds import Bounds, active_is_due, bounds_of
 from changelog.embedded.cleaning.cleaner import Pass, clean
 from changelog.embedded.cleaning.throttle import Throttle
@@ -240,7 +240,7 @@ class Cleaners:
             if self._stopping.is_set():
                 raise OwnerUnavailable("the log is being closed")
             partition.check_usable()
-            _check_compacted(topic)
+            check_compacted(topic.meta.name, topic.config)
 
         def pace(nbytes: int) -> None:
             check()
@@ -277,7 +277,7 @@ class Cleaners:
 
     def _named(self, name: str) -> Topic:
         topic = self._catalog.get(name)
-        _check_compacted(topic)
+        check_compacted(topic.meta.name, topic.config)
         return topic
 
     def _course(self, partition: Partition) -> _Course:
@@ -312,15 +312,6 @@ def _state(course: _Course, bounds: Bounds) -> CleaningState:
     if course.failures:
         return "failed"
     return "waiting" if bounds.due else "idle"
-
-
-def _check_compacted(topic: Topic) -> None:
-    if not topic.config.compact:
-        name, policy = topic.meta.name, topic.config.cleanup_policy
-        raise InvalidTopic(
-            f"topic {name!r} is not compacted (cleanup.policy={policy}), so there is nothing to clean; "
-            f"`strandline topics alter {name} --config cleanup.policy=compact`"
-        )
 
 
 def _compacted(topics: Iterable[Topic]) -> Iterator[tuple[Topic, Partition]]:
