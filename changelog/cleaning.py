@@ -92,6 +92,8 @@ class CleaningStatus:
     reason: str = ""
     """Why the last pass failed."""
     last: Cleaned | None = None
+    active_bytes: int = 0
+    """Of the active segment, which is not cleaned before it is closed; neither clean nor dirty."""
 
     @property
     def ratio(self) -> float:

@@ -102,6 +102,7 @@ def _state_row(status: CleaningStatus) -> dict[str, Any]:
         "partition": _name(status),
         "clean": output.size(status.clean_bytes),
         "dirty": output.size(status.dirty_bytes),
+        "active": output.size(status.active_bytes),
         "ratio": f"{status.ratio:.2f} of {status.min_ratio:.2f}",
         "clean up to": status.first_dirty,
         "state": state,

@@ -16,3 +16,24 @@ def test_a_topic_that_is_not_compacted_is_no_clean_one(log: Log, strandline: Com
         assert "`strandline topics alter sales --config cleanup.policy=compact`" in outcome.err
     assert strandline("topics", "alter", "sales", "--config", "cleanup.policy=compact").code == 0
     assert "sales-0" in strandline("cleaner", "sales").out
+
+
+def test_what_is_in_the_active_segment_is_neither_clean_nor_dirty(
+    log: Log, strandline: Command
+) -> None:
+    def told() -> tuple[int, int, int]:
+        [status] = strandline("cleaner", "prices", "--json").json
+        return status["clean_bytes"], status["dirty_bytes"], status["active_bytes"]
+
+    log.create_topic("prices", config={"cleanup.policy": "compact"})
+    log.append("prices", [{"key": b"a", "value": b"1" * 5_000} for _ in range(2)])
+    [segment] = strandline("segments", "prices", "--json").lines
+    assert told() == (0, 0, segment["size"])
+    header, row = strandline("cleaner", "prices").out.splitlines()[1:4:2]
+    assert header.split()[1:4] == ["clean", "dirty", "active"]
+    assert "0 B" in row
+    assert "KiB" in row
+    assert strandline("clean", "prices").code == 0
+    clean, dirty, active = told()
+    assert 5_000 < clean < segment["size"]
+    assert (dirty, active) == (0, 0)

@@ -301,6 +301,7 @@ class Cleaners:
                 course.failures,
                 course.reason,
                 course.last,
+                partition.segments[-1].size if partition.segments else 0,
             )
 
 
