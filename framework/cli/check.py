@@ -57,12 +57,15 @@ def show(report: Report) -> None:
         for finding in report.of(severity):
             _show_finding(finding)
     if report.left_out:
-        output.line(f"… and {report.left_out:,} more of the same kinds in the same files")
+        output.line(
+            f"… and {output.number(report.left_out)} more of the same kinds in the same files"
+        )
     end = "closed in order" if report.closed_in_order else "not closed in order"
+    n = output.number
     output.line(
-        f"{report.topics:,} topics, {report.partitions:,} partitions, {report.segments:,} segments, "
-        f"{report.frames:,} frames, {report.records:,} records, {output.size(report.bytes)}; "
-        f"{report.stores:,} store partitions; {end}"
+        f"{n(report.topics)} topics, {n(report.partitions)} partitions, "
+        f"{n(report.segments)} segments, {n(report.frames)} frames, {n(report.records)} records, "
+        f"{output.size(report.bytes)}; {n(report.stores)} store partitions; {end}"
     )
     output.line(summary(report))
 
@@ -74,7 +77,9 @@ def summary(report: Report) -> str:
     'nothing is wrong'
     """
     counts = [(severity, len(report.of(severity))) for severity in sorted(Severity, reverse=True)]
-    words = [f"{count:,} {severity.name.lower()}" for severity, count in counts if count]
+    words = [
+        f"{output.number(count)} {severity.name.lower()}" for severity, count in counts if count
+    ]
     return ", ".join(words) or "nothing is wrong"
 
 

@@ -1,7 +1,7 @@
 """What commands say: tables for people, JSON for machines, notes on stderr.
 
-On a terminal a table fits the window; into a pipe it is as wide as its content, so that
-nothing is cut off.
+On a terminal a table fits the window, and large numbers have separators; into a pipe it is as wide
+as its content, so that nothing is cut off, and numbers are as programs read them.
 """
 
 from __future__ import annotations
@@ -86,8 +86,13 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
-        return f"{value:,}"
+        return number(value)
     return value if isinstance(value, str) else json_line(value)
+
+
+def number(value: float, digits: int = 0) -> str:
+    """A number on stdout: with separators on a terminal; into a pipe as programs read it, in full."""
+    return f"{value:,.{digits}f}" if sys.stdout.isatty() else str(value)
 
 
 def moment(ms: int) -> str | None:

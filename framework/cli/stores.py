@@ -265,5 +265,5 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float) and math.isfinite(value):
-        return f"{value:,.3f}"
+        return output.number(value, 3)
     return value

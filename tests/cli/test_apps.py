@@ -7,13 +7,15 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import strandline as sl
 from changelog.clock import SystemClock
 from changelog.log import Log
 from changelog.records import TopicPartition
-from framework.cli import app_main
+from framework.cli import app_main, output
+from framework.cli.stores import _print_entries as print_entries
 from framework.querying import folded
 from statestore.keys import key_codec
 from statestore.values import ValueCodec
@@ -114,6 +116,28 @@ def test_a_key_is_looked_up_as_text_or_json(shop: Log, strandline: Command) -> N
     assert strandline("stores", "get", "shop/totals", "k1").out.strip() == "145"
     found = strandline("stores", "get", "shop/routes", '["k1", 4]', "--json").json
     assert (found["key"], found["value"]) == (["k1", 4], {"mean": 4 / 3})
+
+
+def test_numbers_have_separators_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*, terminal: bool) -> list[str]:
+        monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+        output.line(output.cell(1_234_567))
+        output.facts([("offset", 1_234_567)])
+        output.table("", ["offset"], [[1_234_567]])
+        print_entries([{"key": "a", "value": {"worst": 1_234.5678}}])
+        return [word for word in capsys.readouterr().out.split() if word[0].isdigit()]
+
+    assert said(terminal=True) == [*["1,234,567"] * 3, "1,234.568"]
+    assert said(terminal=False) == [*["1234567"] * 3, "1234.5678"]
+
+
+def test_a_large_number_is_got_into_a_pipe_as_it_is(log: Log, strandline: Command) -> None:
+    log.create_topic("shop-totals-changelog", config={"cleanup.policy": "compact"})
+    key, value = key_codec(str).encode("a"), msgspec.msgpack.encode(1_234_567)
+    log.append("shop-totals-changelog", [{"key": key, "value": value}])
+    assert strandline("stores", "get", "shop/totals", "a").out == "1234567\n"
 
 
 def test_a_store_is_scanned_in_the_order_of_its_keys(shop: Log, strandline: Command) -> None:
