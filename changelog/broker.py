@@ -55,8 +55,8 @@ class Broker(Protocol):
     def alter_topic(
         self,
         name: str,
-        *,
         config: Mapping[str, str | None] | None = None,
+        *,
         partitions: int | None = None,
         schema: pa.Schema | None = None,
     ) -> TopicInfo:

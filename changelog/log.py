@@ -71,8 +71,8 @@ class Log:
     def alter_topic(
         self,
         name: str,
-        *,
         config: Mapping[str, str | None] | None = None,
+        *,
         partitions: int | None = None,
         schema: pa.Schema | None = None,
     ) -> TopicInfo:

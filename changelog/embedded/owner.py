@@ -214,8 +214,8 @@ class Owner:
     def alter_topic(
         self,
         name: str,
-        *,
         config: Mapping[str, str | None] | None = None,
+        *,
         partitions: int | None = None,
         schema: pa.Schema | None = None,
     ) -> TopicInfo:

@@ -97,8 +97,8 @@ class FlightBroker:
     def alter_topic(
         self,
         name: str,
-        *,
         config: Mapping[str, str | None] | None = None,
+        *,
         partitions: int | None = None,
         schema: pa.Schema | None = None,
     ) -> TopicInfo:

@@ -150,8 +150,8 @@ class FailoverBroker:
     def alter_topic(
         self,
         name: str,
-        *,
         config: Mapping[str, str | None] | None = None,
+        *,
         partitions: int | None = None,
         schema: pa.Schema | None = None,
     ) -> TopicInfo:

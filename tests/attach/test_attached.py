@@ -12,6 +12,7 @@ import pytest
 from pyarrow import flight
 
 from changelog import errors
+from changelog.embedded.owner import Owner
 from changelog.errors import (
     InvalidConfig,
     InvalidRecord,
@@ -27,6 +28,7 @@ from changelog.errors import (
 from changelog.flight import batches, messages, requests
 from changelog.flight.client import FlightBroker
 from changelog.flight.connection import Target
+from changelog.flight.failover import FailoverBroker, Link
 from changelog.flight.messages import (
     WIRE_VERSION,
     Hello,
@@ -34,6 +36,7 @@ from changelog.flight.messages import (
     encode,
 )
 from changelog.flight.server import FlightEndpoint, _answer, _failures_sent
+from changelog.log import Log
 from changelog.records import (
     Append,
     Batch,
@@ -64,6 +67,17 @@ def every_error():
             found.append(kind)
             left += kind.__subclasses__()
     return found
+
+
+def test_settings_need_no_keyword(owner: Owner, attached: FlightBroker) -> None:
+    """As in `log.alter_topic("t", {"retention.ms": "5"})`, whatever stands behind the log."""
+    owner.create_topic("t")
+    over = FailoverBroker(
+        lambda _: Link(attached, lambda: False, lambda: None), deadline=10, name="t"
+    )
+    for days, broker in enumerate((owner, attached, over, Log(attached)), start=1):
+        settings = {"retention.ms": str(days)}
+        assert broker.alter_topic("t", settings).config == settings
 
 
 def test_topics_are_administered(attached, owner):
