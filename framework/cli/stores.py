@@ -17,7 +17,7 @@ import msgspec
 import typer
 
 from changelog.broker import Broker
-from changelog.errors import InvalidRecord, InvalidRequest, StrandlineError
+from changelog.errors import InvalidRecord, InvalidRequest, RequestTimedOut, StrandlineError
 from framework.cli import output
 from framework.cli.forms import ValueForm, json_line, plain, show_value
 from framework.cli.loading import location, opened
@@ -89,7 +89,7 @@ def get(
 ) -> None:
     """Print the committed value of a key. Exit code 1 if it has none."""
     wanted = list(encoded_keys(key))
-    with connect(location(log)) as connection:
+    with _connected(log, expired=expired) as connection:
         held = _held(connection, _named(connection.broker, store), expired=expired)
         found = [
             _entry(partition, name, data, value_format)
@@ -118,7 +118,7 @@ def scan(
     json: JsonOption = False,
 ) -> None:
     """Print all keys of a store, in order, and their committed values. --json: a line each."""
-    with connect(location(log)) as connection:
+    with _connected(log, expired=expired) as connection:
         held = _held(connection, _named(connection.broker, store), expired=expired)
         rows = (
             _entry(partition, name, data, value_format)
@@ -130,6 +130,18 @@ def scan(
                 output.document(row)
             return
         _print_entries(list(shown))
+
+
+@contextlib.contextmanager
+def _connected(log: str | None, *, expired: bool) -> Iterator[Connection]:
+    with connect(location(log)) as connection:
+        try:
+            yield connection
+        except RequestTimedOut as error:
+            if expired:
+                raise
+            hint = "--expired reads the changelogs instead, and asks no worker"
+            raise RequestTimedOut(f"{error}; {hint}") from None
 
 
 def stores_of(broker: Broker) -> list[StoreName]:

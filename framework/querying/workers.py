@@ -6,6 +6,7 @@ should: it has moved, or is still being restored. Until the deadline: then `Requ
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -34,6 +35,9 @@ ATTEMPT_SECONDS = 3.0
 """How long one worker is waited for, before it is asked who has the partition by now."""
 FIRST_PAUSE = 0.005
 LONGEST_PAUSE = 0.1
+
+SILENCE = (OwnerUnavailable, RequestTimedOut)
+"""How a worker does not answer."""
 
 
 class Nobody(Exception):
@@ -79,14 +83,23 @@ class Fleet:
         self._deadline = deadline
         self._holders: Mapping[TopicPartition, str] = {}
         self._urls: Sequence[str] = ()
+        self._names: dict[str, str] = {}
+        """How the workers are called, by URL."""
 
     def describe(self, store: str) -> Described:
         """How a store was declared. Raises Nobody."""
-        told: Described = self._until_done(
-            lambda ask: next((ask(url, Describe(store), Described) for url in self._urls), None),
-            lambda: f"how store {self.app}/{store} was declared",
+
+        def ask_any(call: Ask) -> Described | None:
+            for url in self._urls:
+                with contextlib.suppress(*SILENCE):  # each of them knows
+                    told: Described = call(url, Describe(store), Described)
+                    return told
+            return None
+
+        described: Described = self._until_done(
+            ask_any, lambda: f"how store {self.app}/{store} was declared"
         )
-        return told
+        return described
 
     def gather(
         self,
@@ -103,38 +116,53 @@ class Fleet:
 
         def go_round(call: Ask) -> bool | None:
             for url, numbers in self._by_holder(left, inputs).items():
-                answered = ask(call, url, numbers)
-                left[:] = [number for number in left if number not in answered]
+                with contextlib.suppress(*SILENCE):
+                    answered = ask(call, url, numbers)
+                    left[:] = [number for number in left if number not in answered]
             return None if left else True
 
         self._until_done(go_round, lambda: self._unanswered(store, left, inputs))
 
     def _until_done(self, attempt: Callable[[Ask], Any], what: Callable[[], str]) -> Any:
-        """What `attempt` gives once it is not None; before each but the first, look who has what."""
+        """What `attempt` gives once it is not None; before each but the first, look who has what.
+
+        It need not say who was silent: that is noted here.
+        """
         until = self._clock.monotonic() + self._deadline
         pause = FIRST_PAUSE
-        why: Retriable | None = None
+        silent: dict[str, Retriable] = {}
 
         def ask(url: str, request: Request, answer: Any) -> Any:
             left = max(FIRST_PAUSE, until - self._clock.monotonic())
-            return self._connections.ask(url, request, answer, min(left, ATTEMPT_SECONDS))
+            try:
+                told = self._connections.ask(url, request, answer, min(left, ATTEMPT_SECONDS))
+            except SILENCE as error:
+                silent[url] = error
+                raise
+            silent.pop(url, None)
+            return told
 
         while True:
-            try:
-                if self._urls and (found := attempt(ask)) is not None:
-                    return found
-            except (OwnerUnavailable, RequestTimedOut) as error:
-                why = error
+            if self._urls and (found := attempt(ask)) is not None:
+                return found
             if self._clock.monotonic() >= until:
-                reason = f" ({why})" if why else ""
                 raise RequestTimedOut(
-                    f"no worker could say within {self._deadline:g} s {what()}{reason}; it is being "
-                    f"restored or its worker is stalled: see `strandline groups members {self.app}`"
+                    f"no worker could say within {self._deadline:g} s {what()}; {self._why(silent)}"
                 )
             if self._urls:
                 threading.Event().wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
             self._look()
+
+    def _why(self, silent: Mapping[str, Retriable]) -> str:
+        there = [url for url in silent if url in self._urls]
+        if not there:
+            return f"it is being restored: see `strandline groups members {self.app}`"
+        told = (f"worker {self._names[url]} does not answer ({silent[url]})" for url in there)
+        return (
+            f"{', '.join(told)}: end it (the number in its name is its process id), or try again when "
+            f"its session is over"
+        )
 
     def _look(self) -> None:
         holders: dict[TopicPartition, str] = {}
@@ -143,6 +171,7 @@ class Fleet:
             url = next(filter(sockets.is_reachable, member.servers), None)
             if url is not None:
                 urls.append(url)
+                self._names[url] = member.client
                 holders.update(dict.fromkeys(member.held, url))
         self._holders, self._urls = holders, urls
         if not urls:

@@ -9,6 +9,9 @@ import msgspec
 import pytest
 
 import strandline as sl
+from changelog.errors import RequestTimedOut
+from framework.querying import workers as querying
+from framework.querying.declared import likely_partition
 from framework.querying.messages import Get, Got
 from statestore.keys import key_codec
 from tests.queries.shop import PARTITIONS, Shop, Total, shop
@@ -96,6 +99,28 @@ def test_all_workers_are_killed_and_the_changelogs_are_read(world: World) -> Non
     world.start()
     world.shared(1)
     world.sell()
+
+
+def test_a_stalled_worker_is_named_while_the_others_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(querying, "ATTEMPT_SECONDS", 0.1)
+    frozen, other = world.start(), world.start()
+    world.shared(2)
+    world.sell()
+    members = world.made.app.broker.describe_group("shop").members
+    [held] = [m.held for m in members if m.client.endswith(f"-{other.pid}")]
+    numbers = {tp.partition for tp in held}
+    there = [name for name in NAMES if likely_partition(name, PARTITIONS) in numbers]
+    frozen.freeze()
+    with sl.connect(world.made.app.broker, deadline=0.5) as connection:
+        totals = connection.store("shop/totals")
+        assert set(totals.get_many(there)) == set(there) != set(NAMES)
+        named = rf"worker \S+-{frozen.pid} does not answer \(.*unix://"
+        with pytest.raises(RequestTimedOut, match=named) as met:
+            totals.get_many(NAMES)
+    assert f"-{other.pid}" not in str(met.value)
+    frozen.thaw()
 
 
 def test_a_worker_that_was_stopped_past_its_session_says_nothing_old(

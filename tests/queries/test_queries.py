@@ -15,6 +15,7 @@ import changelog
 import strandline as sl
 from changelog.errors import RequestTimedOut
 from changelog.log import Log
+from framework.cli import main, stores
 from tests.queries.shop import PARTITIONS, Running, Total, shop
 
 Eventually = Callable[..., None]
@@ -211,7 +212,12 @@ def test_while_no_worker_runs_the_changelogs_are_read(
 
 
 def test_a_partition_that_nobody_can_read_is_named_after_the_deadline(
-    workers: list[Running], log: Log, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    workers: list[Running],
+    log: Log,
+    tmp_path: Path,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with sl.connect(log, deadline=0.3) as connection:
         totals = connection.store("shop/totals")
@@ -222,6 +228,12 @@ def test_a_partition_that_nobody_can_read_is_named_after_the_deadline(
         with pytest.raises(RequestTimedOut, match=r"store shop/totals, partition \d \(unix") as met:
             list(totals.all())
         assert f"partition {held[0]}" in str(met.value)
+        with monkeypatch.context() as patched, pytest.raises(SystemExit):
+            patched.setattr(stores, "connect", lambda _log: sl.connect(log, deadline=0.3))
+            main(["stores", "scan", "shop/totals", "--log", str(tmp_path / "log")])
+        said = capsys.readouterr().err
+        assert "it is being restored: see `strandline groups members shop`" in said
+        assert "--expired reads the changelogs instead" in said
         monkeypatch.undo()
         assert len(list(totals.all())) == len(NAMES)
 
