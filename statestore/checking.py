@@ -25,7 +25,7 @@ from changelog.embedded.names import STATE
 from changelog.errors import CorruptLog, FutureFormat, StrandlineError
 from changelog.records import Batch, PartitionOffsets
 from statestore.engine import Engine, Entry, Position
-from statestore.engines.inspection import inspected
+from statestore.engines.inspection import inspected, is_unfinished
 from statestore.engines.memory import MemoryEngine
 from statestore.engines.rocksdb import DATABASE, RocksEngine
 from statestore.keys import decode_key
@@ -82,6 +82,8 @@ class _StoreCheck:
     def run(self) -> None:
         if (self._folder / "damaged").exists():
             self._note("was found damaged before; it is made anew when its app starts")
+            return
+        if is_unfinished(self._folder):
             return
         try:
             with inspected(self._folder) as content:

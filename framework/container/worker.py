@@ -7,11 +7,7 @@
     lost     it is no member any more: nothing it did since its last commit counts; join again
     wait     while the disk is full: a pause, back to the last commit, once more
 
-A slice is as many records as take about 50 ms, so that the clock is read rarely and commits
-are punctual whether a handler takes a microsecond or a second. Of many partitions each has a
-shorter one. It is not shorter than that, as a partition's state does not stay in the processor's
-cache while others are handled. Only `cycle` and what it calls touch task instances; `stop` may
-be called from any thread.
+Only `cycle` and what it calls touch task instances; `stop` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -43,16 +39,12 @@ from framework.container.outage import Outage, patiently
 from framework.container.outbox import UnencodableSend
 from framework.container.positions import position_of
 from framework.container.seat import Seat
+from framework.container.slices import SLICE_FIRST, SLICE_RECORDS, shares, slice_seconds
 from framework.container.status import WorkerStatus, positions_of, state_of
 from framework.options import Options
 
 _log = logging.getLogger("strandline")
 
-SLICE_SECONDS = 0.05
-ROUND_SECONDS = 0.2
-"""All slices of a cycle together."""
-SLICE_RECORDS = 32_768
-SLICE_FIRST = 256
 GIVE_UP = 10
 """Commits aborted one after another before the worker stops."""
 
@@ -327,8 +319,7 @@ class Worker:
     def _lost(self, error: MemberFenced | ProducerFenced) -> None:
         """Others may hold what this worker held: forget what is not committed, and join again."""
         dropped = self._since_commit
-        self._forget_handled()
-        self._tasks.drop()
+        self._drop()
         self._seat.lost(error, dropped)
 
     # Feeding and handling -------------------------------------------------------------
@@ -383,7 +374,7 @@ class Worker:
     def _handle_async(self, ready: Sequence[TaskInstance], limit: int | None, before: int) -> int:
         """All partitions at once; of each, one record at a time."""
         left = None if limit is None else limit - before
-        sizes = _shares(len(ready), self._slice, left)
+        sizes = shares(len(ready), self._slice, left)
         steps = [i.run_async(n) for i, n in zip(ready, sizes, strict=True) if n]
         return sum(self._run_async(steps)) if steps else 0
 
@@ -430,12 +421,21 @@ class Worker:
     def _go_back(self) -> None:
         """To the last commit: in place, or from the log if what it holds must be found out."""
         exactly_once = self.options.processing_guarantee == "exactly_once"
-        if exactly_once and self._intact and self._seat.abort():
-            self._rewind_in_place()
+        try:
+            aborted = exactly_once and self._intact and self._seat.abort()
+        except ProducerFenced as error:
+            self._lost(error)
             return
+        if aborted:
+            self._rewind_in_place()
+        else:
+            self._drop()
+            self._seat.renew()
+
+    def _drop(self) -> None:
+        """What is held, as it is in memory and in the engines."""
         self._forget_handled()
         self._tasks.drop()
-        self._seat.renew()
         self._intact = True
 
     def _outlast(self, error: DiskFull, ended: Callable[[], bool]) -> None:
@@ -476,23 +476,3 @@ class Worker:
     def _commit_is_later(self) -> None:
         self._since_commit = 0
         self._next_commit = self._clock.monotonic() + self.options.commit_interval_ms / 1000
-
-
-def slice_seconds(ready: int, in_turn: int) -> float:
-    """How long each slice should take, if `in_turn` of the instances do not run at once.
-
-    >>> slice_seconds(1, 1), slice_seconds(100, 100), slice_seconds(5, 0)
-    (0.05, 0.002, 0.01)
-    """
-    return min(SLICE_SECONDS * max(in_turn, 1), ROUND_SECONDS) / ready
-
-
-def _shares(count: int, size: int, left: int | None) -> list[int]:
-    """How many records each of `count` instances may handle, `left` together at most."""
-    if left is None:
-        return [size] * count
-    shares = []
-    for _ in range(count):
-        shares.append(min(size, max(left, 0)))
-        left -= shares[-1]
-    return shares

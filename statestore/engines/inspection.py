@@ -59,6 +59,15 @@ class Content:
         probe.status()
 
 
+def is_unfinished(folder: Path) -> bool:
+    """Whether the database of a partition's folder was being made when its process was killed.
+
+    It has nothing in it then, and begins anew when it is opened.
+    """
+    names = {file.name for file in (folder / DATABASE).iterdir()}
+    return "CURRENT" not in names and not any(name.endswith(".sst") for name in names)
+
+
 @contextmanager
 def inspected(folder: Path) -> Iterator[Content]:
     """The database of a partition's folder. Raises CorruptLog."""

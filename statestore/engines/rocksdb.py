@@ -60,6 +60,7 @@ R = TypeVar("R")
 
 DATABASE = "db"
 """Within a partition's folder."""
+_GONE = "tmp/gone"
 SST_FROM = 10_000
 MAX_LEVEL0_FILES = 20
 BACK_PRESSURE_SECONDS = 120.0
@@ -149,8 +150,7 @@ class RocksEngine:
         self._position = position
 
     def wipe(self) -> None:
-        self._close_database()
-        self._storage.remove_tree(DATABASE)
+        self._discard_database()
         self._open()
 
     def take(self, other: RocksEngine) -> None:
@@ -158,11 +158,10 @@ class RocksEngine:
 
         If that fails, both are closed, and what `other` held is in the one folder or in the other.
         """
-        self._close_database()
         other._close_database()
         parent, here = LocalStorage(self.folder.parent), self.folder.name
         try:
-            self._storage.remove_tree(DATABASE)
+            self._discard_database()
             parent.rename(f"{other.folder.name}/{DATABASE}", f"{here}/{DATABASE}")
             parent.sync_dir(here)
             self._open_or_begin_anew()
@@ -173,8 +172,8 @@ class RocksEngine:
 
     def remove(self) -> None:
         """Close it, and remove its folder before anybody else can have that."""
-        self._close_database()
         try:
+            self._discard_database()
             LocalStorage(self.folder.parent).remove_tree(self.folder.name)
         finally:
             self.close()
@@ -208,6 +207,14 @@ class RocksEngine:
             # It is closed all the same, and what it held is in the changelog.
             said = {"folder": self.folder, "error": error}
             log.warning("closing the state in %s: %s", self.folder, error, extra=said)
+
+    def _discard_database(self) -> None:
+        """Close and remove it. First it is taken away as a whole: half of one would pass for damaged."""
+        self._close_database()
+        self._storage.remove_tree(_GONE)
+        if self._storage.exists(DATABASE):  # another engine may have taken it
+            self._storage.rename(DATABASE, _GONE)
+            self._storage.remove_tree(_GONE)
 
     def _open_or_begin_anew(self) -> None:
         try:

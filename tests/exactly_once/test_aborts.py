@@ -126,6 +126,25 @@ def test_a_fenced_worker_leaves_nothing_says_so_and_joins_again(
     assert totals_sent(driver, out) == expected([*GIVEN, *GIVEN])[1]
 
 
+@pytest.mark.parametrize("call", ["append", "add_offsets", "end_transaction"])
+@pytest.mark.parametrize("failure", [TransactionAborted("no"), OwnerUnavailable("away")], ids=repr)
+def test_one_that_is_fenced_while_it_aborts_joins_again_too(call: str, failure: Exception) -> None:
+    app, out, seen = running_totals()
+    driver = TestDriver(app).run(GIVEN)
+    driver._take(GIVEN)
+    flaky = Flaky(driver)
+    fenced = [ProducerFenced("another instance took over")]
+    if call == "end_transaction":
+        flaky.plan = {call: [failure, *fenced]}
+    else:
+        flaky.plan = {call: [failure], "end_transaction": fenced}
+    driver.settle()
+    assert not any(flaky.plan.values()), "the failure was not met"
+    counts, totals = expected(GIVEN * 2)
+    assert driver.store(seen) == counts
+    assert totals_sent(driver, out) == totals
+
+
 def test_a_worker_that_cannot_commit_gives_up_with_the_reason() -> None:
     app, _, _ = running_totals()
     driver = TestDriver(app)

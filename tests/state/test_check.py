@@ -196,6 +196,16 @@ def test_a_database_that_cannot_be_read(shop: Shop, damage: str) -> None:
     assert (finding.severity.name, finding.kind) == ("REPAIRABLE", "store")
 
 
+def test_a_database_that_was_being_made_when_its_process_was_killed_has_nothing(shop: Shop) -> None:
+    database = shop.folder / "db"
+    for file in database.iterdir():
+        if file.suffix == ".sst":
+            file.unlink()
+    assert (shop.finding().severity.name, shop.finding().kind) == ("REPAIRABLE", "store")
+    (database / "CURRENT").unlink()
+    assert shop.report().findings == []
+
+
 def test_a_database_without_a_position(shop: Shop) -> None:
     import rocksdict
 

@@ -23,6 +23,7 @@ from changelog.storage import LocalStorage
 from statestore.checking import CheckedStores
 from statestore.engine import Position
 from statestore.engines.folders import open_beside, open_when_free, remove_all
+from statestore.engines.inspection import inspected
 from statestore.engines.rocksdb import RocksEngine
 from statestore.repairing import add_stores
 
@@ -149,7 +150,7 @@ def before(
 
 STEPS = [
     (act, number)
-    for act, often in {"remove_tree": 13, "rename": 2, "sync_dir": 2, "make_dir": 18}.items()
+    for act, often in {"remove_tree": 18, "rename": 5, "sync_dir": 2, "make_dir": 18}.items()
     for number in range(1, often + 1)
     if (act, number) != ("make_dir", 1)  # before it has the lock
 ]
@@ -321,7 +322,7 @@ engine.write([b"\\x02a"], [b"8"], Position("t1", 0, 8))
 print(engine.folder.name, engine.get(b"\\x02a").decode())
 engine.close()
 """
-HALFWAY = [("remove_tree", 3), ("remove_tree", 7), ("rename", 1), ("rename", 2), ("make_dir", 9)]
+HALFWAY = [("remove_tree", 4), ("remove_tree", 9), ("rename", 3), ("rename", 5), ("make_dir", 9)]
 
 
 def is_stopped(process: subprocess.Popen[str]) -> bool:
@@ -364,6 +365,37 @@ def test_who_is_killed_while_choosing_leaves_what_reached_furthest(
     assert value(last) == 3
     assert folders(tmp_path) == ["0"]
     last.close()
+
+
+class Killed(BaseException):
+    """As a process is, without a chance to tidy up."""
+
+
+def test_who_is_killed_while_removing_leaves_no_half_of_a_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, killed = Path.unlink, 0
+    for number in range(1, 200):
+        state, left = tmp_path / str(number), [number]
+        fill(state, 1, 0, 2, 3)
+
+        def dying(path: Path, left: list[int] = left, **options: bool) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            unlink(path, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", dying)
+            with contextlib.suppress(Killed):
+                open_when_free(state / "0").close()
+        killed += left[0] <= 0
+        for database in state.glob("*/db"):
+            with inspected(database.parent) as content:
+                assert [key for key, _ in content.entries()] == [KEY]
+        if left[0] > 0:
+            break
+    assert killed > 10, "nothing was removed"
 
 
 @pytest.mark.parametrize(("act", "number"), STEPS)
