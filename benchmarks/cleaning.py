@@ -42,6 +42,7 @@ from benchmarks.harness import Figure, compare, folder, of_pairs, report
 from benchmarks.kafka_cleaner import DEDUPE_BUFFER, KafkaCleaner, kafka_cleaner
 from benchmarks.keyed_records import KeyedRecords
 from changelog.clock import SystemClock
+from changelog.embedded.cleaning.offset_map import OVERHEAD
 
 FASTER_THAN_KAFKA = 4.0
 SLOWER_WHEN_LARGE = 1.25
@@ -50,8 +51,8 @@ SLOWER_WHEN_LARGE = 1.25
 _RECORDS_A_KEY = 8
 _SIZES = (4, 16)
 _SMALL_BUFFER_SIZE = 4
-_ROOM_PER_KEY, _KAFKAS_ROOM_PER_KEY = 50, 27
-"""Bytes of the dedupe buffer that a key takes, free slots included; ours is rounded up from 47.5."""
+_ROOM_PER_KEY, _KAFKAS_ROOM_PER_KEY = 28, 27
+"""Bytes of the dedupe buffer that a key takes, free slots included; ours is rounded up from 26.7."""
 _DISK_PER_RECORD = 300
 """Bytes: the log, and a copy of all of it."""
 _MIB = 1 << 20
@@ -231,7 +232,7 @@ def _times(once: KeyedRecords, size: int) -> KeyedRecords:
 
 def _room(records: KeyedRecords) -> int:
     """A dedupe buffer for all keys, Kafka's default at least."""
-    return max(DEDUPE_BUFFER, (records.keys or records.count) * _ROOM_PER_KEY)
+    return max(DEDUPE_BUFFER, OVERHEAD + (records.keys or records.count) * _ROOM_PER_KEY)
 
 
 # A log of ours -----------------------------------------------------------------------

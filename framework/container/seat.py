@@ -55,7 +55,7 @@ class Seat:
         self._producer: Producer | None = None
 
     def take(self) -> Place:
-        """The place; another one, and a new producer, if it was left."""
+        """The place; another one, and a new producer, where there is none any more."""
         if self.place is None:
             place = self._join()
             try:
@@ -64,6 +64,8 @@ class Seat:
                 place.leave()
                 raise
             self.place = place
+        elif self._producer is None:
+            self._producer = self._producer_at(self.place)
         return self.place
 
     def commit(self, instances: Sequence[TaskInstance]) -> None:
@@ -95,6 +97,7 @@ class Seat:
     def renew(self) -> None:
         """Fence the producer as if it were a stranger's, whatever it has left open."""
         if self.place is not None:
+            self._producer = None  # should there be no answer, `take` asks again
             self._producer = self._producer_at(self.place)
 
     def lost(self, error: Fenced, dropped: int) -> None:

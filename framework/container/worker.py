@@ -170,7 +170,7 @@ class Worker:
             handled = patiently(partial(self.cycle, limit=left, wait=wait))
             if until_idle and not handled:
                 if self.has_uncommitted:
-                    self.commit()
+                    patiently(self.commit)
                 elif not self._tasks.is_opening and self.is_idle:
                     break
         self.commit()

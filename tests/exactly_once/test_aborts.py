@@ -174,3 +174,30 @@ def test_a_commit_in_doubt_is_looked_up_in_the_log(
     counts, totals = expected(GIVEN * 2)
     assert driver.store(seen) == counts
     assert totals_sent(driver, out) == totals
+
+
+@pytest.mark.parametrize("call", ["append", "add_offsets", "end_transaction"])
+def test_one_in_doubt_that_gets_no_new_producer_at_first_gets_it_later(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = OwnerUnavailable("away")
+    flaky: Flaky | None = None
+
+    def producer(*arguments: Any, **options: Any) -> Any:
+        if flaky is not None and flaky.plan:
+            flaky.plan = {}  # it is there again after this
+            raise away
+        return made(*arguments, **options, delivery_timeout_ms=30)
+
+    made = seat.Producer
+    monkeypatch.setattr(seat, "Producer", producer)
+    app, out, seen = running_totals()
+    driver = TestDriver(app).run(GIVEN)
+    driver._take(GIVEN)
+    flaky = Flaky(driver)
+    flaky.plan = {call: [away] * 1_000, "end_transaction": [away] * 1_000}
+    driver.settle()
+    assert not flaky.plan, "no new producer was wanted"
+    counts, totals = expected(GIVEN * 2)
+    assert driver.store(seen) == counts
+    assert totals_sent(driver, out) == totals
