@@ -22,7 +22,7 @@ from changelog.storage import LocalStorage
 LOOK_SECONDS = 0.1
 LOG_SETTINGS = {
     "log.cleaner.backoff.ms": "100",
-    "log.cleaner.io.max.bytes.per.second": str(4 << 20),
+    "log.cleaner.io.max.bytes.per.second": str(16 << 20),
     "log.cleaner.threads": "2",
     "log.cleaner.min.cleanable.ratio": "0.1",
     "log.cleaner.delete.retention.ms": "1000",
