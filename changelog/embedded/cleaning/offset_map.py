@@ -232,9 +232,11 @@ class Latest:
         self._ascending = np.sort(offsets)
         bits = max(1, len(first).bit_length() - 3)
         self._shift = np.uint64(64 - bits)
-        bounds = np.arange(1 << bits, dtype=np.uint64) << self._shift
-        self._starts = np.searchsorted(first, bounds).astype(np.int32)
+        self._starts = np.empty(1 << bits, np.int32)
         """Where the hashes begin that have the same first bits, a few for each."""
+        for at in range(0, 1 << bits, PIECE):
+            bounds = np.arange(at, min(at + PIECE, 1 << bits), dtype=np.uint64) << self._shift
+            self._starts[at : at + PIECE] = np.searchsorted(first, bounds)
         self.use = use
         """The part of the map's room that is taken, 0 to 1."""
 
