@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from changelog import errors
-from changelog.errors import InvalidConfig, StrandlineError
+from changelog.errors import InvalidConfig, MissingDependency, StrandlineError
 from changelog.records import (
     Batch,
     CommittedOffset,
@@ -21,6 +21,7 @@ from changelog.records import (
 )
 
 if TYPE_CHECKING:
+    from changelog.broker import Broker
     from changelog.clock import Clock
     from changelog.embedded.environment import Durability
     from changelog.flight.attach import Role
@@ -49,17 +50,19 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
     clock: Clock | None = None,
     token: str | None = None,
 ) -> Log:
-    """Open the log at `url`: a folder, which is made if need be, or `strandline://host:port`.
+    """Open the log at `url`: a folder (made if need be), `strandline://host:port`, or `kafka://host:port`.
 
     A folder is owned by the first process that opens it; the others attach to that one, and
     one of them takes over when it dies. `role` says how: own_or_attach (programs that run on),
     attach_or_spawn (short-lived tools: an owner is started in the background if there is none),
     own (raise LogLocked rather than attach). `durability` is "fsync" (an acknowledged append
     survives a power cut) or "os" (it survives `kill -9`), and the owner's to choose. `token` is what
-    a log at a URL asks for, by default that of the URL or of STRANDLINE_TOKEN.
+    a log at a strandline:// URL asks for, by default that of the URL or of STRANDLINE_TOKEN. On an
+    Apache Kafka cluster, with librdkafka's properties in the URL (kafka://host:9092?client.id=me), these
+    three mean nothing; it needs the package confluent-kafka (`pip install strandline[kafka]`).
 
     Raises LogLocked, OwnerUnavailable, Unauthenticated, CorruptLog, FutureFormat,
-    StorageFailed, InvalidConfig.
+    StorageFailed, InvalidConfig, MissingDependency.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, open(folder) as log:
@@ -72,14 +75,26 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
 
     text = os.fspath(url)
     if text.startswith("kafka://"):
-        raise InvalidConfig(f"{text}: this version reads folders and strandline:// URLs, not Kafka")
+        return Log(_kafka(text, clock), clock=clock)
     from changelog.flight import address, attach
 
     if address.is_remote(text):
         return Log(address.connect(text, token=token, clock=clock), clock=clock)
     if "://" in text:
         raise InvalidConfig(
-            f"{text}: a log is a folder, or strandline://host:port (strandline+tls:// with TLS)"
+            f"{text}: a log is a folder, strandline://host:port (strandline+tls:// with TLS), or "
+            "kafka://host:port"
         )
     broker = attach.attach_or_own(text, role=role, durability=durability, clock=clock)
     return Log(broker, clock=clock)
+
+
+def _kafka(url: str, clock: Clock | None) -> Broker:
+    try:
+        from changelog.kafka.broker import connect
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "a log on a Kafka cluster needs the package confluent-kafka: "
+            "pip install 'strandline[kafka]'"
+        ) from error
+    return connect(url, clock=clock)

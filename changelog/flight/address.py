@@ -48,8 +48,10 @@ def without_token(log: str) -> str:
 
     >>> without_token("strandline://db?token=secret"), without_token("./data")
     ('strandline://db', './data')
+    >>> without_token("kafka://db:9092?sasl.password=secret")
+    'kafka://db:9092'
     """
-    return log.partition("?")[0] if is_remote(log) else log
+    return log.partition("?")[0] if "://" in log else log
 
 
 def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Target:

@@ -50,7 +50,7 @@ def test_the_token_may_be_an_argument(served):
 
 def test_a_url_of_another_kind_is_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidConfig, match="a log is a folder, or strandline://"):
+    with pytest.raises(InvalidConfig, match="a log is a folder, strandline://"):
         changelog.open("http://127.0.0.1:1")
     assert list(tmp_path.iterdir()) == []
 

@@ -1,0 +1,234 @@
+"""A Kafka cluster behind the interface of the log.
+
+What the parts do is in their modules: topics, producers (sending, transactions), offsets,
+fetching, groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NoReturn
+
+import pyarrow as pa
+
+from changelog.cleaning import CleaningStatus
+from changelog.clock import Clock, SystemClock
+from changelog.errors import InvalidRequest
+from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from changelog.kafka.address import parse_url
+from changelog.kafka.connection import Connection
+from changelog.kafka.fetching import Fetching
+from changelog.kafka.groups import Groups
+from changelog.kafka.offsets import Offsets
+from changelog.kafka.producers import Producers
+from changelog.kafka.topics import Topics
+from changelog.pins import Pins
+from changelog.records import (
+    Append,
+    Appended,
+    CommittedOffset,
+    Fetched,
+    Isolation,
+    PartitionOffsets,
+    ProducerIdentity,
+    TopicInfo,
+    TopicPartition,
+)
+
+
+def connect(url: str, *, clock: Clock | None = None) -> KafkaBroker:
+    """The cluster at `url` (see `changelog.kafka.address`).
+
+    Raises InvalidConfig, Unauthenticated, and OwnerUnavailable if nobody answers.
+    """
+    return KafkaBroker(Connection(parse_url(url), clock or SystemClock()))
+
+
+class KafkaBroker:
+    """Implements `changelog.broker.Broker`; see there for what each call does."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._topics = Topics(connection)
+        self._offsets = Offsets(connection, self._topics)
+        self._fetching = Fetching(connection, self._offsets)
+        self._producers = Producers(connection, self._topics)
+        self._groups = Groups(connection, self._topics)
+
+    # Topics ---------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        config: Mapping[str, str] | None = None,
+        schema: pa.Schema | None = None,
+        internal: bool = False,
+    ) -> TopicInfo:
+        self._connection.check_open()
+        return self._topics.create(name, partitions, config or {}, schema, internal=internal)
+
+    def delete_topic(self, name: str) -> None:
+        self._connection.check_open()
+        self._topics.delete(name)
+
+    def alter_topic(
+        self,
+        name: str,
+        config: Mapping[str, str | None] | None = None,
+        *,
+        partitions: int | None = None,
+        schema: pa.Schema | None = None,
+    ) -> TopicInfo:
+        self._connection.check_open()
+        return self._topics.alter(name, config or {}, partitions, schema)
+
+    def topics(self) -> list[TopicInfo]:
+        self._connection.check_open()
+        return self._topics.all()
+
+    def topic(self, name: str) -> TopicInfo:
+        self._connection.check_open()
+        return self._topics.describe(name)
+
+    def describe_config(self) -> dict[str, str]:
+        self._refuse("settings of the log as a whole")
+
+    def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
+        self._refuse("settings of the log as a whole")
+
+    # The log --------------------------------------------------------------------------
+
+    def append(self, appends: Sequence[Append]) -> list[Appended]:
+        self._connection.check_open()
+        return self._producers.append(appends)
+
+    def fetch(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_bytes: int = 8 << 20,
+        isolation: Isolation = "read_committed",
+        timeout: float = 0.0,
+    ) -> dict[TopicPartition, Fetched]:
+        self._connection.check_open()
+        return self._fetching.fetch(positions, max_bytes, isolation, timeout)
+
+    def offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, PartitionOffsets]:
+        self._connection.check_open()
+        return self._offsets.of(partitions)
+
+    def offset_for_time(
+        self,
+        partition: TopicPartition,
+        timestamp: int,
+        *,
+        isolation: Isolation = "read_committed",
+    ) -> int | None:
+        self._connection.check_open()
+        return self._offsets.for_time(partition, timestamp, isolation)
+
+    def delete_records(self, partition: TopicPartition, before: int) -> int:
+        self._connection.check_open()
+        return self._offsets.delete_records(partition, before)
+
+    def clean(self, topics: Collection[str] | None = None) -> None:
+        self._refuse("asking for a cleaning")
+
+    def cleaning(self) -> list[CleaningStatus]:
+        self._refuse("the state of cleaning")
+
+    @property
+    def pins(self) -> Pins:
+        self._refuse("pins")
+
+    # Producers and transactions -------------------------------------------------------
+
+    def init_producer(
+        self, transactional_id: str | None = None, *, timeout_ms: int = 10_000
+    ) -> ProducerIdentity:
+        self._connection.check_open()
+        return self._producers.init(transactional_id, timeout_ms)
+
+    def add_offsets(
+        self,
+        producer: ProducerIdentity,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        *,
+        member_id: str = "",
+    ) -> None:
+        self._connection.check_open()
+        if member_id:
+            self._refuse("membership in a group")
+        if offsets:
+            self._groups.check(group, offsets)
+            self._producers.transactions(producer).add_offsets(producer, group, offsets)
+
+    def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
+        self._connection.check_open()
+        return self._producers.transactions(producer).end(producer, commit=commit)
+
+    # Consumer groups ------------------------------------------------------------------
+
+    def commit_offsets(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset | None],
+        *,
+        member_id: str = "",
+    ) -> None:
+        self._connection.check_open()
+        if member_id:
+            self._refuse("membership in a group")
+        if offsets:
+            self._groups.commit(group, offsets)
+
+    def committed(
+        self,
+        group: str,
+        partitions: Collection[TopicPartition] | None = None,
+        *,
+        require_stable: bool = True,
+    ) -> dict[TopicPartition, CommittedOffset]:
+        self._connection.check_open()
+        return self._groups.committed(group, partitions, require_stable=require_stable)
+
+    def groups(self) -> list[str]:
+        self._connection.check_open()
+        return self._groups.names()
+
+    def describe_group(self, group: str) -> GroupInfo:
+        self._refuse("membership in a group")
+
+    def join_group(self, group: str, subscription: Subscription) -> GroupMember:
+        self._refuse("membership in a group")
+
+    def beat_group(
+        self,
+        member: GroupMember,
+        call: int,
+        seen: int,
+        holds: Collection[TopicPartition],
+        *,
+        timeout: float = 0.0,
+    ) -> Grant:
+        self._refuse("membership in a group")
+
+    def leave_group(self, member: GroupMember) -> None:
+        self._refuse("membership in a group")
+
+    def close(self) -> None:
+        if not self._connection.closed:
+            self._connection.closed = True
+            self._producers.close()
+            self._fetching.close()
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise InvalidRequest(
+            f"{self._connection.cluster.name}: {what}: not available on a Kafka cluster yet; use a "
+            f"log in a folder, or do without"
+        )

@@ -1,0 +1,108 @@
+"""A connection to the cluster: what all parts share, and the calls of its admin client."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from changelog.clock import Clock
+from changelog.errors import InvalidConfig, OwnerUnavailable, RequestTimedOut, Retriable
+from changelog.kafka.address import Cluster
+from changelog.kafka.failures import failure_of
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+DEADLINE_S = 10.0
+"""How long a call waits for its answer."""
+PAUSE_S = 0.01
+log = logging.getLogger("changelog.kafka")
+
+
+class Connection:
+    """One cluster, with an admin client on it. Raises OwnerUnavailable if nobody answers."""
+
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self.cluster = cluster
+        self.clock = clock
+        self.closed = False
+        with self.translated("connecting"):
+            self.admin = self.client(AdminClient, {})
+        try:
+            self.result(
+                self.admin.describe_cluster(request_timeout=DEADLINE_S), "asking who is there"
+            )
+        except RequestTimedOut as error:
+            raise OwnerUnavailable(str(error)) from error
+
+    def client(self, kind: Callable[..., T], properties: Mapping[str, Any]) -> T:
+        """A client of librdkafka's with the cluster's properties and these. Raises InvalidConfig."""
+        try:
+            return kind({**self.cluster.properties, "error_cb": _note, **properties}, logger=log)
+        except KafkaException as error:
+            raise InvalidConfig(f"{self.cluster.name}: {error.args[0].str()}") from error
+
+    def where(self, doing: str) -> str:
+        """The beginning of a message."""
+        return f"{self.cluster.name}: {doing}"
+
+    def check_open(self) -> None:
+        """Raise OwnerUnavailable once it is closed."""
+        if self.closed:
+            raise OwnerUnavailable("this log is closed; open it again with changelog.open")
+
+    @contextmanager
+    def translated(self, doing: str) -> Iterator[None]:
+        """librdkafka's errors leave this block as ours."""
+        try:
+            yield
+        except (KafkaException, ValueError, TypeError) as error:
+            raise failure_of(error, self.where(doing)) from error
+
+    def result(self, future: Future[T], doing: str) -> T:
+        """What an admin call comes to."""
+        with self.translated(doing):
+            return future.result(DEADLINE_S * 2)
+
+    def results(self, futures: Mapping[K, Future[T]], doing: str) -> dict[K, T]:
+        """What several come to; the first error is raised."""
+        return {key: self.result(future, f"{doing} {key}") for key, future in futures.items()}
+
+    def until(
+        self, call: Callable[[], T | None], doing: str, again: type[Retriable] = Retriable
+    ) -> T:
+        """What `call` gives at last, asked again while it gives None or raises `again`.
+
+        Leaders and coordinators move, and are not there yet when something is new. Raises
+        RequestTimedOut, from the last error.
+        """
+        deadline = self.clock.monotonic() + DEADLINE_S
+        last: Retriable | None = None
+        while self.clock.monotonic() < deadline:
+            try:
+                found = call()
+            except again as error:
+                found, last = None, error
+            if found is not None:
+                return found
+            pause()
+        raise RequestTimedOut(
+            f"{self.where(doing)}: not done within {DEADLINE_S:g} s ({last or 'no answer'})"
+        ) from last
+
+
+def _note(error: KafkaError) -> None:
+    """What goes on in the background: the calls that it concerns are told as well."""
+    log.debug("%s", error)
+
+
+def pause() -> None:
+    """Let the cluster get on with it, between two questions."""
+    threading.Event().wait(PAUSE_S)

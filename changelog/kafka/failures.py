@@ -1,0 +1,173 @@
+"""What librdkafka and Kafka say goes wrong, as the errors of `changelog.errors`.
+
+The type says what a caller may do next, so a code is in this table only where that is certain:
+among those of Retriable and InvalidRequest there is none after which something may have happened
+that a repeated call would do twice. What is not in the table is retriable if librdkafka says so.
+"""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+
+from changelog.errors import (
+    CoordinatorLoading,
+    InvalidConfig,
+    InvalidRecord,
+    InvalidRequest,
+    InvalidTopic,
+    InvalidTxnState,
+    MemberFenced,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    OwnerUnavailable,
+    ProducerFenced,
+    RecordTooLarge,
+    RequestTimedOut,
+    Retriable,
+    StorageFailed,
+    StrandlineError,
+    TopicExists,
+    TransactionAborted,
+    Unauthenticated,
+    UnknownPartition,
+    UnknownTopic,
+)
+
+_TYPES: dict[type[StrandlineError], tuple[str, str]] = {
+    UnknownTopic: (
+        "UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC UNKNOWN_TOPIC_ID",
+        "create it first, or check the spelling",
+    ),
+    UnknownPartition: ("_UNKNOWN_PARTITION", "the topic has fewer partitions"),
+    TopicExists: ("TOPIC_ALREADY_EXISTS", "choose another name, or use that topic"),
+    InvalidTopic: ("TOPIC_EXCEPTION", "use letters, digits, '.', '_' and '-'"),
+    InvalidConfig: (
+        (
+            "INVALID_CONFIG INVALID_PARTITIONS INVALID_REPLICATION_FACTOR INVALID_REPLICA_ASSIGNMENT "
+            "INVALID_TRANSACTION_TIMEOUT INVALID_GROUP_ID"
+        ),
+        "change the setting",
+    ),
+    RecordTooLarge: (
+        "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE",
+        "send smaller batches, or raise the topic's max.message.bytes",
+    ),
+    InvalidRecord: (
+        "INVALID_RECORD INVALID_MSG INVALID_TIMESTAMP",
+        (
+            "a compacted topic needs keys; a time must be within message.timestamp.before.max.ms and "
+            "after.max.ms"
+        ),
+    ),
+    OffsetOutOfRange: (
+        "OFFSET_OUT_OF_RANGE _AUTO_OFFSET_RESET",
+        "seek to the beginning or the end",
+    ),
+    ProducerFenced: (
+        "_FENCED PRODUCER_FENCED INVALID_PRODUCER_EPOCH INVALID_PRODUCER_ID_MAPPING",
+        (
+            "another producer with the same transactional id took over, or the transaction was open "
+            "for longer than transaction.timeout.ms"
+        ),
+    ),
+    MemberFenced: (
+        (
+            "UNKNOWN_MEMBER_ID ILLEGAL_GENERATION FENCED_INSTANCE_ID FENCED_MEMBER_EPOCH "
+            "STALE_MEMBER_EPOCH NON_EMPTY_GROUP REBALANCE_IN_PROGRESS"
+        ),
+        "the group has members, and only they commit for it",
+    ),
+    CoordinatorLoading: (
+        "COORDINATOR_LOAD_IN_PROGRESS UNSTABLE_OFFSET_COMMIT",
+        "ask again in a moment",
+    ),
+    Unauthenticated: (
+        (
+            "_AUTHENTICATION _SSL SASL_AUTHENTICATION_FAILED UNSUPPORTED_SASL_MECHANISM "
+            "TOPIC_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
+            "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
+        ),
+        "set security.protocol, sasl.… and ssl.… in the URL, and have the rights granted",
+    ),
+    InvalidTxnState: ("INVALID_TXN_STATE _STATE", "abort, and begin anew"),
+    OutOfOrderSequence: (
+        "OUT_OF_ORDER_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID",
+        "records sent before these are lost; begin with a new producer",
+    ),
+    TransactionAborted: ("TRANSACTION_ABORTABLE", "abort, and begin anew"),
+    StorageFailed: ("KAFKA_STORAGE_ERROR", "see the logs of the brokers"),
+    OwnerUnavailable: (
+        (
+            "_TRANSPORT _ALL_BROKERS_DOWN _RESOLVE BROKER_NOT_AVAILABLE LEADER_NOT_AVAILABLE "
+            "NOT_LEADER_FOR_PARTITION COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR NOT_CONTROLLER "
+            "NETWORK_EXCEPTION OFFSET_NOT_AVAILABLE UNKNOWN_LEADER_EPOCH FENCED_LEADER_EPOCH"
+        ),
+        "check the address and that the brokers run",
+    ),
+    RequestTimedOut: (
+        (
+            "_TIMED_OUT _MSG_TIMED_OUT _TIMED_OUT_QUEUE REQUEST_TIMED_OUT NOT_ENOUGH_REPLICAS "
+            "NOT_ENOUGH_REPLICAS_AFTER_APPEND"
+        ),
+        "check that the brokers run and keep up",
+    ),
+    InvalidRequest: (
+        (
+            "OFFSET_METADATA_TOO_LARGE POLICY_VIOLATION UNSUPPORTED_VERSION INVALID_REQUEST "
+            "_INVALID_ARG _UNSUPPORTED_FEATURE"
+        ),
+        "the cluster's settings or version do not allow it",
+    ),
+}
+
+_BY_CODE = {
+    getattr(KafkaError, name): (kind, fix)
+    for kind, (names, fix) in _TYPES.items()
+    for name in names.split()
+    if hasattr(KafkaError, name)  # an older confluent-kafka has fewer
+}
+
+
+def error_of(raised: BaseException) -> KafkaError | None:
+    """The KafkaError in an exception; None if there is none."""
+    inner = raised.args[0] if isinstance(raised, KafkaException) and raised.args else None
+    return inner if isinstance(inner, KafkaError) else None
+
+
+def failure(error: KafkaError, where: str) -> StrandlineError:
+    """The error that says what `error` does; `where`: the cluster, and what was being done.
+
+    >>> failure(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS), "kafka://h: creating topic 't'")
+    TopicExists("kafka://h: creating topic 't': ...; choose another name, or use that topic")
+    """
+    said = error.str() or error.name()
+    kind, fix = _BY_CODE.get(error.code(), (None, ""))
+    if kind is not None:
+        return kind(f"{where}: {said}; {fix}")
+    if error.retriable():
+        return Retriable(f"{where}: {said} ({error.name()}); try again")
+    return StrandlineError(f"{where}: {said} ({error.name()}); see the logs of the brokers")
+
+
+def failure_of(raised: Exception, where: str) -> StrandlineError:
+    """The same, of an exception that librdkafka's Python side raises."""
+    if isinstance(raised, StrandlineError):
+        return raised
+    error = error_of(raised)
+    if error is not None:
+        return failure(error, where)
+    if isinstance(raised, (ValueError, TypeError)):
+        return InvalidRequest(f"{where}: {raised}")
+    return StrandlineError(f"{where}: {raised} ({type(raised).__name__})")
+
+
+def is_fatal(raised: BaseException) -> bool:
+    """Whether librdkafka says that the producer can do nothing more."""
+    error = error_of(raised)
+    return error is not None and error.fatal()
+
+
+def asks_for_abort(raised: BaseException) -> bool:
+    """Whether librdkafka says that the transaction can only be aborted."""
+    error = error_of(raised)
+    return error is not None and error.txn_requires_abort()

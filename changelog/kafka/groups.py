@@ -1,0 +1,130 @@
+"""The offsets that groups have committed.
+
+Kafka keeps them by the topic's name and drops them with the topic, so what it tells belongs to the
+topic that there is now: that one's id is filled in.
+
+A single offset cannot be deleted: confluent-kafka does not have that call of Kafka's (OffsetDelete).
+A group without members can be deleted whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from changelog.config import check_client_name
+from changelog.embedded.offsets import check_commit
+from changelog.errors import InvalidRequest, OwnerUnavailable, UnknownTopic
+from changelog.kafka.connection import DEADLINE_S, Connection
+from changelog.kafka.failures import failure
+from changelog.kafka.topics import Topics
+from changelog.records import CommittedOffset, TopicPartition
+
+
+def position_of(partition: TopicPartition, committed: CommittedOffset) -> KafkaPartition:
+    """A committed offset as librdkafka takes it."""
+    if committed.metadata:
+        return KafkaPartition(*partition, committed.offset, committed.metadata)
+    return KafkaPartition(*partition, committed.offset)
+
+
+class Groups:
+    """The groups of one cluster. Thread-safe."""
+
+    def __init__(self, connection: Connection, topics: Topics) -> None:
+        self._connection = connection
+        self._topics = topics
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]) -> None:
+        """See Broker.commit_offsets, outside of any membership."""
+        given = {tp: one for tp, one in offsets.items() if one is not None}
+        self.check(group, given)
+        dropped = set(offsets) - set(given)
+        if dropped:
+            self._drop(group, dropped, others=bool(given))
+        if given:
+            positions = [position_of(tp, one) for tp, one in given.items()]
+            doing = f"committing offsets of group {group!r}"
+
+            def committed() -> list[Any]:
+                futures = self._connection.admin.alter_consumer_group_offsets(
+                    [ConsumerGroupTopicPartitions(group, positions)], request_timeout=DEADLINE_S
+                )
+                return self._answers(futures, doing)
+
+            self._connection.until(committed, doing)
+
+    def check(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Raise unless the group may commit these: InvalidConfig, UnknownTopic, InvalidRequest."""
+        check_client_name("a group", group)
+        check_commit(group, offsets)
+        for tp in offsets:
+            self._topics.check(tp)
+
+    def committed(
+        self,
+        group: str,
+        partitions: Collection[TopicPartition] | None,
+        *,
+        require_stable: bool,
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """See Broker.committed."""
+        if not group or (partitions is not None and not partitions):
+            return {}
+        wanted = None if partitions is None else [KafkaPartition(*tp) for tp in partitions]
+        doing = f"asking for the offsets of group {group!r}"
+
+        def answers() -> list[Any]:
+            futures = self._connection.admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group, wanted)],
+                require_stable=require_stable,
+                request_timeout=DEADLINE_S,
+            )
+            return self._answers(futures, doing)
+
+        found = {}
+        # Not while an open transaction holds them back: that is the caller's to wait for.
+        for one in self._connection.until(answers, doing, again=OwnerUnavailable):
+            tp = TopicPartition(one.topic, one.partition)
+            topic_id = self._topic_id(tp)
+            if one.offset >= 0 and topic_id is not None:
+                found[tp] = CommittedOffset(one.offset, one.metadata or "", topic_id)
+        return found
+
+    def names(self) -> list[str]:
+        """See Broker.groups."""
+        futures = self._connection.admin.list_consumer_groups(request_timeout=DEADLINE_S)
+        listed = self._connection.result(futures, "listing groups")
+        return sorted(group.group_id for group in listed.valid)
+
+    def _drop(self, group: str, dropped: Collection[TopicPartition], *, others: bool) -> None:
+        present = self.committed(group, None, require_stable=False)
+        if not dropped & present.keys():
+            return
+        if others or not present.keys() <= set(dropped):
+            raise InvalidRequest(
+                f"group {group!r}: on a Kafka cluster all offsets of a group can be deleted, or "
+                f"none; it has others than {', '.join(map(str, sorted(dropped)))}. Commit another "
+                f"offset instead, or delete single ones with kafka-consumer-groups.sh"
+            )
+        futures = self._connection.admin.delete_consumer_groups([group], request_timeout=DEADLINE_S)
+        self._connection.results(futures, "deleting the offsets of group")
+
+    def _topic_id(self, tp: TopicPartition) -> str | None:
+        try:
+            return self._topics.shape(tp.topic).topic_id
+        except UnknownTopic:
+            return None
+
+    def _answers(self, futures: Mapping[str, Any], doing: str) -> list[Any]:
+        """The partitions of the answer for one group. Raises what is wrong with any of them."""
+        (future,) = futures.values()
+        partitions = self._connection.result(future, doing).topic_partitions
+        for one in partitions:
+            if one.error is not None:
+                where = f"{doing} in {one.topic}-{one.partition}"
+                raise failure(one.error, self._connection.where(where))
+        return list(partitions)

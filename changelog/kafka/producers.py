@@ -1,0 +1,290 @@
+"""Who appends: identities, and what of theirs is in the cluster.
+
+A `ProducerIdentity` of this package is one of this process: Kafka's own producer ids stay inside
+librdkafka, which sends under them, numbers records and repeats what was not acknowledged. What is
+left to do here is to recognise a call that is repeated, by the same rules as the embedded log's
+(`ProducerStates`, which this uses), and to answer it without handing anything over again.
+
+Producers without a transactional id share one of librdkafka's: it keeps the order of each
+partition, and there may be any number of them. Each transactional one has its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from changelog.clock import Clock
+from changelog.config import check_client_name
+from changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
+from changelog.errors import (
+    InvalidRecord,
+    InvalidRequest,
+    ProducerFenced,
+    SchemaMismatch,
+    StrandlineError,
+)
+from changelog.kafka.connection import Connection
+from changelog.kafka.sending import Outcome, Outgoing, Sending
+from changelog.kafka.topics import Topics, refuse_system
+from changelog.kafka.transactions import Transactions
+from changelog.records import Append, Appended, ProducerIdentity, TopicPartition
+
+EXPIRATION_MS = 24 * 60 * 60 * 1000
+"""A producer idle for so long is forgotten."""
+_MANY = 100
+"""Producers of a partition from which on one looks for idle ones."""
+
+
+class Producers:
+    """The producers of this process on one cluster. Thread-safe."""
+
+    def __init__(self, connection: Connection, topics: Topics) -> None:
+        self._connection = connection
+        self._topics = topics
+        self._written = _Written(connection.clock)
+        self._lock = threading.Lock()
+        self._ids = itertools.count()
+        self._plain: Sending | None = None
+        self._by_producer: dict[int, Transactions] = {}
+        self._by_id: dict[str, int] = {}
+
+    def init(self, transactional_id: str | None, timeout_ms: int) -> ProducerIdentity:
+        """See Broker.init_producer."""
+        with self._lock:
+            identity = ProducerIdentity(next(self._ids), 0)
+        if transactional_id is None:
+            return identity
+        check_client_name("a transactional producer", transactional_id)
+        transactions = Transactions(
+            self._connection, identity, transactional_id, timeout_ms, self._written.ended
+        )
+        with self._lock:
+            old = self._by_id.get(transactional_id)
+            self._by_id[transactional_id] = identity.producer_id
+            self._by_producer[identity.producer_id] = transactions
+            replaced = None if old is None else self._by_producer.pop(old, None)
+        if replaced is not None:
+            replaced.close()
+        return identity
+
+    def transactions(self, producer: ProducerIdentity) -> Transactions:
+        """Those of a producer. Raises ProducerFenced."""
+        with self._lock:
+            found = self._by_producer.get(producer.producer_id)
+        if found is None:
+            raise ProducerFenced(
+                f"producer {producer.producer_id} is not known here; another instance with its "
+                f"transactional id took over, or it was never initialised with one"
+            )
+        return found
+
+    def append(self, appends: Sequence[Append]) -> list[Appended]:
+        """See Broker.append."""
+        answers: list[Appended] = []
+        for wave in waves(appends):
+            answers += self._append(wave)
+        return answers
+
+    def _append(self, wave: Sequence[Append]) -> list[Appended]:
+        """Appends of one producer to different partitions, all plain or all in its transaction."""
+        producer = _identity(wave[0])
+        owner = self.transactions(producer) if wave[0].transactional else self._plain_sending()
+        with owner.lock:
+            known, refusal = self._known(wave)
+            new = [request for request, answer in zip(wave, known, strict=False) if answer is None]
+            outgoing = [Outgoing(TopicPartition(a.topic, a.partition), a.columns) for a in new]
+            outcomes = self._send(owner, producer, outgoing)
+            for request, outcome in zip(new, outcomes, strict=True):
+                self._written.settle(request, outcome)
+        following = iter(zip(new, outcomes, strict=True))
+        answers: list[Appended] = []
+        for answer in known:
+            if answer is None:
+                answers.append(self._told(*next(following)))
+            else:
+                answers.append(answer)
+        if refusal is not None:
+            raise refusal
+        return answers
+
+    def _known(
+        self, wave: Sequence[Append]
+    ) -> tuple[list[Appended | None], StrandlineError | None]:
+        """For each append where it went already, if it did; up to the first that is refused."""
+        known: list[Appended | None] = []
+        for request in wave:
+            try:
+                self._check(request)
+                known.append(self._written.check(request))
+            except StrandlineError as error:
+                return known, error
+        return known, None
+
+    def _send(
+        self, owner: Transactions | Sending, producer: ProducerIdentity, outgoing: list[Outgoing]
+    ) -> list[Outcome]:
+        if isinstance(owner, Transactions):
+            return owner.send(producer, outgoing)
+        usable = False
+        try:
+            outcomes = owner.send(outgoing)
+            usable = owner.fatal is None
+        finally:
+            if not usable:  # interrupted, what it had was given up; or it has come to its end
+                with self._lock:
+                    self._plain = None
+        return outcomes
+
+    def _told(self, request: Append, outcome: Outcome) -> Appended:
+        if isinstance(outcome, StrandlineError):
+            self._topics.forget([request.topic])
+            raise outcome
+        self._written.tell(request)
+        return outcome
+
+    def _check(self, request: Append) -> None:
+        refuse_system(request.topic, "append to")
+        partition = TopicPartition(request.topic, request.partition)
+        self._topics.check(partition)
+        if request.schema_id:
+            raise SchemaMismatch(
+                f"topic {request.topic!r}: typed topics are not available on a Kafka cluster yet, "
+                f"got schema id {request.schema_id}; encode values as bytes"
+            )
+        if request.columns.schema.names[:3] != ["timestamp", "key", "value"]:
+            raise InvalidRecord(
+                f"topic {request.topic!r}: a batch has the columns timestamp, key, value; got "
+                f"{request.columns.schema.names}"
+            )
+
+    def _plain_sending(self) -> Sending:
+        with self._lock:
+            if self._plain is None:
+                self._plain = Sending(self._connection, {})
+            return self._plain
+
+    def close(self) -> None:
+        """Abort what is open, and let go of everything."""
+        with self._lock:
+            open_ = list(self._by_producer.values())
+            self._by_producer.clear()
+            self._by_id.clear()
+            self._plain = None
+        for transactions in open_:
+            transactions.close()
+
+
+class _Key(NamedTuple):
+    partition: TopicPartition
+    producer: ProducerIdentity
+    base_sequence: int
+
+
+class _Written:
+    """Which batches are in the cluster, and which may be."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._states: defaultdict[TopicPartition, ProducerStates] = defaultdict(ProducerStates)
+        self._untold: set[_Key] = set()
+        """Written behind one that failed in the same call, so the caller was not told yet."""
+        self._unknown: dict[tuple[TopicPartition, ProducerIdentity], StrandlineError] = {}
+        """After a batch whose outcome is open, nothing more of that producer goes there."""
+
+    def check(self, request: Append) -> Appended | None:
+        """None if it is new; its offsets if it is there. Raises OutOfOrderSequence, and others."""
+        key = _key(request)
+        with self._lock:
+            if (key.partition, key.producer) in self._unknown:
+                raise self._unknown[key.partition, key.producer]
+            found = self._states[key.partition].check(
+                key.producer,
+                key.base_sequence,
+                request.columns.num_rows,
+                request.transactional,
+                str(key.partition),
+            )
+            if found is not None and key in self._untold:
+                self._untold.discard(key)
+                return found._replace(duplicate=False)
+            return found
+
+    def settle(self, request: Append, outcome: Outcome) -> None:
+        """Take down what became of a new batch."""
+        key = _key(request)
+        with self._lock:
+            if isinstance(outcome, Appended):
+                self._appended(key, request, outcome)
+                self._untold.add(key)
+            elif not isinstance(outcome, InvalidRequest):
+                self._unknown[key.partition, key.producer] = outcome
+                while len(self._unknown) > _MANY * _MANY:
+                    del self._unknown[next(iter(self._unknown))]
+
+    def tell(self, request: Append) -> None:
+        """The caller learns of it now."""
+        with self._lock:
+            self._untold.discard(_key(request))
+
+    def _appended(self, key: _Key, request: Append, outcome: Appended) -> None:
+        now = self._clock.now_ms()
+        states = self._states[key.partition]
+        last = advance(key.base_sequence, request.columns.num_rows - 1)
+        states.appended(
+            key.producer,
+            BatchMeta(key.base_sequence, last, outcome.base_offset, outcome.last_offset),
+            transactional=request.transactional,
+            timestamp=now,
+        )
+        if len(states.entries) > _MANY:
+            states.expire(now - EXPIRATION_MS)
+
+    def ended(self, successor: ProducerIdentity) -> None:
+        """A transaction has ended; from now on its producer is `successor`."""
+        with self._lock:
+            for states in self._states.values():
+                if states.epoch(successor.producer_id) >= 0:
+                    states.ended(successor, -1, self._clock.now_ms())
+
+
+def _key(request: Append) -> _Key:
+    partition = TopicPartition(request.topic, request.partition)
+    return _Key(partition, _identity(request), request.base_sequence)
+
+
+def _identity(request: Append) -> ProducerIdentity:
+    if request.producer is None or request.base_sequence < 0:
+        raise InvalidRecord(
+            f"topic {request.topic!r}: every batch carries its producer and a sequence from 0 on; "
+            f"got {request.producer}, {request.base_sequence}"
+        )
+    return request.producer
+
+
+def waves(appends: Sequence[Append]) -> Iterator[list[Append]]:
+    """Appends in order, cut where a partition comes again, or the producer changes.
+
+    >>> a, b = (Append("t", n, None, ProducerIdentity(1, 0), 0) for n in (0, 1))
+    >>> [len(wave) for wave in waves([a, b, a, a])]
+    [2, 1, 1]
+    """
+    wave: list[Append] = []
+    partitions: set[tuple[str, int]] = set()
+    for request in appends:
+        partition = (request.topic, request.partition)
+        if wave and (partition in partitions or _whose(request) != _whose(wave[0])):
+            yield wave
+            wave, partitions = [], set()
+        wave.append(request)
+        partitions.add(partition)
+    if wave:
+        yield wave
+
+
+def _whose(request: Append) -> tuple[ProducerIdentity | None, bool]:
+    return request.producer, request.transactional

@@ -1,0 +1,219 @@
+"""Batches on their way into the cluster: one of ours becomes one of Kafka's.
+
+librdkafka numbers records itself, retries, and recognises what came twice; but it cuts a
+stream of single records into batches as it pleases. What we promise of a batch (it is written
+whole or not at all, and its offsets follow one another) Kafka promises of *its* batches. So:
+
+- nothing is sent by itself: librdkafka may wait for longer than any call lasts (`linger.ms`), and
+  no batch is full before ours is (`batch.size`, `batch.num.messages`);
+- of each partition one batch at a time is handed over; then `flush` sends it (a call with several
+  of one partition goes in waves, see producers.py);
+- only one call at a time uses a producer, or its flush would send half of another's batch.
+
+A call returns when librdkafka knows what became of everything: at the latest when
+`message.timeout.ms` have gone by, so nothing is left behind that may be written later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from changelog.errors import (
+    InvalidRecord,
+    OutOfOrderSequence,
+    RecordTooLarge,
+    RequestTimedOut,
+    StrandlineError,
+)
+from changelog.kafka.connection import DEADLINE_S, Connection
+from changelog.kafka.failures import error_of, failure, failure_of
+from changelog.records import Appended, TopicPartition
+
+DELIVERY_MS = 30_000
+"""How long librdkafka tries, where the URL does not say (`message.timeout.ms`)."""
+FLUSH_S = 0.5
+"""How long Python is away in one call: so long Ctrl-C has to wait."""
+MAX_RECORDS = 1_000_000
+"""Of a batch: librdkafka's limit."""
+MAX_BYTES = 900 << 20
+"""Likewise, with room for what Kafka adds to each record."""
+
+
+class Outgoing(NamedTuple):
+    """A batch for a partition."""
+
+    partition: TopicPartition
+    columns: pa.RecordBatch
+
+
+Outcome = Appended | StrandlineError
+"""Where a batch went, or why it did not, or may not have."""
+
+
+class Sending:
+    """One producer of librdkafka's. Thread-safe: one call after the other."""
+
+    def __init__(self, connection: Connection, properties: Mapping[str, Any]) -> None:
+        self._connection = connection
+        self.lock = threading.RLock()
+        self.fatal: KafkaError | None = None
+        """What has ended this producer: it can do nothing more."""
+        timeout = _delivery_ms(connection.cluster.properties)
+        if "transaction.timeout.ms" in properties:
+            timeout = min(timeout, properties["transaction.timeout.ms"])
+        self.producer: Producer = connection.client(
+            Producer,
+            {
+                "enable.idempotence": True,
+                "message.timeout.ms": timeout,
+                "linger.ms": timeout - 1,
+                "batch.size": 2**31 - 1,
+                "batch.num.messages": MAX_RECORDS,
+                "message.max.bytes": 1_000_000_000,
+                "queue.buffering.max.messages": 0,
+                "queue.buffering.max.kbytes": 2**31 - 1,
+                **properties,
+            },
+        )
+
+    def send(self, wave: Sequence[Outgoing]) -> list[Outcome]:
+        """Write batches of different partitions; an outcome for each.
+
+        Interrupted, the producer must not be used again: what it had is given up.
+        """
+        with self.lock:
+            try:
+                sent = [self._enqueue(batch) for batch in wave]
+                while self._flush():
+                    pass
+            except BaseException:
+                self.discard()
+                raise
+        return [one.outcome(self.fatal) for one in sent]
+
+    def _enqueue(self, batch: Outgoing) -> _Sent:
+        where = self._connection.where(f"appending to {batch.partition}")
+        sent = _Sent(batch, where)
+        if sent.refused is None:
+            try:
+                self._produce(batch, sent)
+            except (KafkaException, BufferError, ValueError, TypeError) as error:
+                # What was taken in of this batch, and of those before it in the wave, is still here.
+                self.discard()
+                sent.refused = failure_of(error, where)
+        return sent
+
+    def _produce(self, batch: Outgoing, sent: _Sent) -> None:
+        try:
+            _produce(self.producer, batch, sent)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
+                raise
+            # The caller has seen that there is one: librdkafka has not heard of it yet.
+            self.producer.list_topics(batch.partition.topic, timeout=DEADLINE_S)
+            _produce(self.producer, batch, sent)
+
+    def discard(self) -> None:
+        """Give up whatever librdkafka has not sent."""
+        self.producer.purge(in_queue=True, in_flight=True)
+        self._flush()
+
+    def _flush(self) -> int:
+        """Send what waits, and serve reports for a while; how many are still to come."""
+        try:
+            return int(self.producer.flush(FLUSH_S))
+        except (KafkaException, SystemError) as raised:
+            # confluent-kafka raises a fatal error out of any call, even around a report.
+            error = error_of(raised) or error_of(raised.__cause__ or raised)
+            if error is None:
+                raise
+            self.fatal = error
+            return len(self.producer)
+
+
+class _Sent:
+    """What becomes of a batch: librdkafka tells of its first and last record."""
+
+    def __init__(self, batch: Outgoing, where: str) -> None:
+        self._count = batch.columns.num_rows
+        self._where = where
+        self._ends: list[tuple[KafkaError | None, int]] = []
+        self.refused = _refusal(batch, where)
+
+    def report(self, error: KafkaError | None, message: Message) -> None:
+        """Called by librdkafka, within `flush`."""
+        offset = message.offset()
+        self._ends.append((error, -1 if offset is None else offset))
+
+    def outcome(self, fatal: KafkaError | None) -> Outcome:
+        if self.refused is not None:
+            return self.refused
+        for error, _ in self._ends:
+            if error is not None:
+                return _failed(error, self._where)
+        if not self._ends and fatal is not None:
+            return _failed(fatal, self._where)
+        if not self._ends:
+            return RequestTimedOut(f"{self._where}: no answer; whether it was written is not known")
+        offsets = [offset for _, offset in self._ends]
+        first, last = min(offsets), max(offsets)
+        if last - first + 1 != self._count:
+            return OutOfOrderSequence(
+                f"{self._where}: {self._count} records are at offsets {first} to {last}, with "
+                f"others in between; begin with a new producer"
+            )
+        return Appended(first, last)
+
+
+def _produce(producer: Producer, batch: Outgoing, sent: _Sent) -> None:
+    # Record by record: confluent-kafka's produce_batch knows neither timestamps nor headers.
+    (topic, partition), columns = batch.partition, batch.columns
+    produce = producer.produce
+    timestamps = columns.column("timestamp").to_pylist()
+    keys = columns.column("key").to_pylist()
+    values = columns.column("value").to_pylist()
+    has_headers = columns.schema.get_field_index("headers") >= 0
+    heads = columns.column("headers").to_pylist() if has_headers else [None] * len(keys)
+    last = len(keys) - 1
+    for index, (when, key, value, pairs) in enumerate(
+        zip(timestamps, keys, values, heads, strict=True)
+    ):
+        more: dict[str, Any] = {"timestamp": when}
+        if pairs:
+            more["headers"] = [(head["key"], head["value"]) for head in pairs]
+        if index in (0, last):
+            more["on_delivery"] = sent.report
+        produce(topic, value, key, partition, **more)
+
+
+def _refusal(batch: Outgoing, where: str) -> StrandlineError | None:
+    """Why a batch cannot be handed over at all."""
+    columns = batch.columns
+    if columns.num_rows > MAX_RECORDS or columns.nbytes > MAX_BYTES:
+        return RecordTooLarge(
+            f"{where}: a batch has at most {MAX_RECORDS} records and {MAX_BYTES} bytes, got "
+            f"{columns.num_rows} and {columns.nbytes}; send smaller batches"
+        )
+    earliest = min(columns.column("timestamp").to_pylist(), default=1)
+    if earliest < 1:
+        return InvalidRecord(
+            f"{where}: timestamps are milliseconds since 1970, and librdkafka takes 0 for `now`; "
+            f"got {earliest}, use 1 or later"
+        )
+    return None
+
+
+def _failed(error: KafkaError, where: str) -> StrandlineError:
+    if error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
+        return RequestTimedOut(f"{where}: given up before it was sent, or while it was")
+    return failure(error, where)
+
+
+def _delivery_ms(properties: Mapping[str, str]) -> int:
+    given = properties.get("message.timeout.ms") or properties.get("delivery.timeout.ms")
+    return max(2, int(given)) if given and given.isdecimal() else DELIVERY_MS

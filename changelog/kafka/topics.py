@@ -1,0 +1,279 @@
+"""Topics of a cluster: made, changed, deleted, described.
+
+Kafka answers when its controller has decided; brokers learn of it a moment later. So each change
+returns when a description shows it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from confluent_kafka import TopicCollection, Uuid
+from confluent_kafka.admin import (
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+
+from changelog.config import check_topic_name, topic_settings
+from changelog.errors import (
+    InvalidConfig,
+    InvalidTopic,
+    UnknownPartition,
+    UnknownTopic,
+)
+from changelog.kafka import settings
+from changelog.kafka.connection import DEADLINE_S, Connection
+from changelog.records import TopicInfo, TopicPartition
+
+KNOWN_FOR_S = 5.0
+"""How long a topic's description is used for appends and fetches before it is asked for again."""
+MAX_PARTITIONS = 100_000
+SYSTEM_TOPICS = ("__consumer_offsets", "__transaction_state")
+
+
+class Shape(NamedTuple):
+    """What appends and fetches need to know of a topic."""
+
+    topic_id: str
+    partitions: int
+
+
+class Topics:
+    """The topics of one cluster. Thread-safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[Shape, float]] = {}
+
+    # Changing -------------------------------------------------------------------------
+
+    def create(
+        self,
+        name: str,
+        partitions: int,
+        config: Mapping[str, str],
+        schema: pa.Schema | None,
+        *,
+        internal: bool,
+    ) -> TopicInfo:
+        """See Broker.create_topic."""
+        check_topic_name(name, internal)
+        _refuse_schema(name, schema)
+        _check_count(name, partitions)
+        factor = self._connection.cluster.replication_factor
+        topic = NewTopic(name, partitions, factor, config=settings.to_kafka(config))
+        doing = f"creating topic {name!r}"
+        self._one(self._connection.admin.create_topics([topic], request_timeout=DEADLINE_S), doing)
+        return self._shown(name, partitions, doing)
+
+    def delete(self, name: str) -> None:
+        """See Broker.delete_topic."""
+        refuse_system(name, "delete")
+        doing = f"deleting topic {name!r}"
+        self._one(self._connection.admin.delete_topics([name], request_timeout=DEADLINE_S), doing)
+        self._connection.until(lambda: None if self._exists(name) else True, doing)
+
+    def alter(
+        self,
+        name: str,
+        config: Mapping[str, str | None],
+        partitions: int | None,
+        schema: pa.Schema | None,
+    ) -> TopicInfo:
+        """See Broker.alter_topic. Settings first: if adding partitions fails then, they stand."""
+        _refuse_schema(name, schema)
+        present = self.describe(name)
+        if partitions is not None:
+            _check_count(name, partitions, present.partitions)
+        if config:
+            self._set(present, config)
+        if partitions is not None and partitions > present.partitions:
+            self._add_partitions(name, partitions)
+        return self._shown(name, partitions or present.partitions, f"altering topic {name!r}")
+
+    def _set(self, present: TopicInfo, config: Mapping[str, str | None]) -> None:
+        merged = {**present.defaults, **present.config, **config}
+        settings.to_kafka({key: value for key, value in merged.items() if value is not None})
+        given = settings.to_kafka({k: value for k, value in config.items() if value is not None})
+        changes = [
+            ConfigEntry(key, given[key], incremental_operation=AlterConfigOpType.SET)
+            if value is not None
+            else ConfigEntry(key, None, incremental_operation=AlterConfigOpType.DELETE)
+            for key, value in config.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, present.name, incremental_configs=changes)
+        doing = f"altering topic {present.name!r}"
+        self._one(
+            self._connection.admin.incremental_alter_configs(
+                [resource], request_timeout=DEADLINE_S
+            ),
+            doing,
+        )
+        wanted = {name for name, value in config.items() if value is None}
+
+        def is_shown() -> bool | None:
+            # Kafka may write a value differently; that it is set, or not any more, is enough.
+            entries, _ = self._settings(present.name)
+            shown = all(
+                (key not in entries) if key in wanted else (entries.get(key) == config[key])
+                for key in config
+                if key in topic_settings.names
+            )
+            return shown or None
+
+        self._connection.until(is_shown, doing)
+
+    def _add_partitions(self, name: str, partitions: int) -> None:
+        more = [NewPartitions(name, partitions)]
+        self._one(
+            self._connection.admin.create_partitions(more, request_timeout=DEADLINE_S),
+            f"adding partitions to topic {name!r}",
+        )
+
+    def _shown(self, name: str, partitions: int, doing: str) -> TopicInfo:
+        """The topic once all brokers that matter know it: each partition has a leader."""
+
+        def shown() -> TopicInfo | None:
+            try:
+                described = self._describe([name])[name]
+                if len(described.partitions) < partitions:
+                    return None
+                if any(part.leader is None for part in described.partitions):
+                    return None
+                return self.describe(name)
+            except UnknownTopic:
+                return None
+
+        return self._connection.until(shown, doing)
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self._describe([name])
+        except UnknownTopic:
+            return False
+        return True
+
+    def _one(self, futures: Mapping[Any, Any], doing: str) -> None:
+        with self._lock:
+            self._known.clear()
+        for future in futures.values():
+            self._connection.result(future, doing)
+
+    # Looking --------------------------------------------------------------------------
+
+    def all(self) -> list[TopicInfo]:
+        """All topics, by name."""
+        with self._connection.translated("listing topics"):
+            names = sorted(self._connection.admin.list_topics(timeout=DEADLINE_S).topics)
+        return [self.describe(name) for name in names]
+
+    def describe(self, name: str) -> TopicInfo:
+        """One topic. Raises UnknownTopic."""
+        check_known(name)
+        described = self._describe([name])[name]
+        own, others = self._settings(name)
+        return TopicInfo(
+            name,
+            hexadecimal(described.topic_id),
+            len(described.partitions),
+            own,
+            internal=described.is_internal or name.startswith("__"),
+            defaults=others,
+        )
+
+    def shape(self, name: str) -> Shape:
+        """Id and number of partitions, as they were a few seconds ago. Raises UnknownTopic."""
+        now = self._connection.clock.monotonic()
+        with self._lock:
+            known = self._known.get(name)
+        if known is not None and now - known[1] < KNOWN_FOR_S:
+            return known[0]
+        check_known(name)
+        described = self._describe([name])[name]
+        shape = Shape(hexadecimal(described.topic_id), len(described.partitions))
+        with self._lock:
+            self._known[name] = shape, now
+        return shape
+
+    def forget(self, names: Collection[str]) -> None:
+        """Ask anew the next time: something was not as it was known."""
+        with self._lock:
+            for name in names:
+                self._known.pop(name, None)
+
+    def check(self, partition: TopicPartition) -> Shape:
+        """The shape of a partition's topic. Raises UnknownTopic, UnknownPartition."""
+        shape = self.shape(partition.topic)
+        if not 0 <= partition.partition < shape.partitions:
+            self.forget([partition.topic])
+            shape = self.shape(partition.topic)
+        if not 0 <= partition.partition < shape.partitions:
+            raise UnknownPartition(
+                f"topic {partition.topic!r} has partitions 0 to {shape.partitions - 1}, got "
+                f"{partition.partition}"
+            )
+        return shape
+
+    def _describe(self, names: list[str]) -> dict[str, Any]:
+        # Not list_topics(topic=…): that makes the topic where auto.create.topics.enable is on.
+        futures = self._connection.admin.describe_topics(
+            TopicCollection(names), request_timeout=DEADLINE_S
+        )
+        return self._connection.results(futures, "describing topic")
+
+    def _settings(self, name: str) -> tuple[dict[str, str], dict[str, str]]:
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        futures = self._connection.admin.describe_configs([resource], request_timeout=DEADLINE_S)
+        entries = self._connection.results(futures, "describing the settings of")
+        return settings.from_kafka(next(iter(entries.values())))
+
+
+def hexadecimal(topic_id: Uuid) -> str:
+    """A topic's id as ours look: 32 hexadecimal digits."""
+    high, low = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
+    return f"{high & _WORD:016x}{low & _WORD:016x}"
+
+
+_WORD = (1 << 64) - 1
+
+
+def check_known(name: str) -> None:
+    """Raise UnknownTopic for a name that no topic can have: Kafka would complain of it instead."""
+    try:
+        check_topic_name(name, internal=True)
+    except InvalidTopic as error:
+        raise UnknownTopic(f"there is no topic {name!r}: {error}") from error
+
+
+def refuse_system(name: str, doing: str) -> None:
+    """Raise InvalidTopic for the topics in which the cluster keeps its own state."""
+    if name in SYSTEM_TOPICS:
+        raise InvalidTopic(f"cannot {doing} {name!r}: it belongs to the cluster itself")
+
+
+def _refuse_schema(name: str, schema: pa.Schema | None) -> None:
+    if schema is not None:
+        raise InvalidTopic(
+            f"topic {name!r}: typed topics are not available on a Kafka cluster yet; leave the "
+            f"schema out and encode values as bytes, or keep the topic in a log folder"
+        )
+
+
+def _check_count(name: str, partitions: int, present: int = 0) -> None:
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InvalidConfig(
+            f"topic {name!r}: the number of partitions is 1 to {MAX_PARTITIONS}, got {partitions!r}"
+        )
+    if partitions < present:
+        raise InvalidConfig(
+            f"topic {name!r} has {present} partitions and cannot shrink to {partitions}; "
+            f"create another topic and copy"
+        )

@@ -1,0 +1,197 @@
+"""The transactions of one producer with a transactional id.
+
+    READY ──first append, or offsets──▶ OPEN ──commit, abort──▶ READY, with the next epoch
+                                         └──failure──▶ OPEN, doomed: only to be aborted
+
+librdkafka registers partitions, sends and ends; Kafka's coordinator decides and fences. The epoch of
+the identity here counts this producer's transactions (KIP-890), so that a call that comes late,
+or again, is told from one for the next.
+
+Kafka cannot be asked which of the two it was when it refuses a producer at the commit: another
+one with its id, or its own transaction that had been open for too long. Either is ProducerFenced.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException
+
+from changelog.errors import (
+    InvalidTxnState,
+    ProducerFenced,
+    StrandlineError,
+    TransactionAborted,
+)
+from changelog.kafka.connection import DEADLINE_S, Connection
+from changelog.kafka.failures import asks_for_abort, failure_of, is_fatal
+from changelog.kafka.groups import position_of
+from changelog.kafka.sending import Outcome, Outgoing, Sending
+from changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
+
+Ended = Callable[[ProducerIdentity], None]
+"""Told who the producer is from now on."""
+
+
+class Transactions:
+    """One producer's. Thread-safe: one call after the other.
+
+    Creating it takes over from any other with that id. Raises InvalidConfig, Retriable.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        identity: ProducerIdentity,
+        transactional_id: str,
+        timeout_ms: int,
+        ended: Ended,
+    ) -> None:
+        self._connection = connection
+        self._identity = identity
+        self._name = transactional_id
+        self._ended = ended
+        self.lock = threading.RLock()
+        self._open = False
+        self._doom: StrandlineError | None = None
+        self._dead: StrandlineError | None = None
+        self._last: tuple[ProducerIdentity, bool] | None = None
+        """The identity of the transaction that ended last, and whether it was committed."""
+        self._sending = Sending(
+            connection,
+            {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms},
+        )
+        with connection.translated(f"taking over as {transactional_id!r}"):
+            self._sending.producer.init_transactions(DEADLINE_S)
+
+    def send(self, producer: ProducerIdentity, batches: Sequence[Outgoing]) -> list[Outcome]:
+        """Write batches in the transaction, which begins with the first."""
+        if not batches:
+            return []
+        with self.lock:
+            self._join(producer)
+            outcomes = self._sending.send(batches)
+            failed = next((o for o in outcomes if isinstance(o, StrandlineError)), None)
+            if isinstance(failed, ProducerFenced):
+                self._dead = failed
+            self._doom = self._doom or failed
+            return outcomes
+
+    def add_offsets(
+        self,
+        producer: ProducerIdentity,
+        group: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+    ) -> None:
+        """Make committed offsets a part of the transaction."""
+        positions = [position_of(tp, one) for tp, one in offsets.items()]
+        with self.lock:
+            self._join(producer)
+            metadata = _metadata(self._connection, group)
+            self._call(
+                lambda: self._sending.producer.send_offsets_to_transaction(
+                    positions, metadata, DEADLINE_S
+                ),
+                f"adding offsets of group {group!r} to the transaction",
+            )
+
+    def end(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
+        """See Broker.end_transaction."""
+        with self.lock:
+            if self._last is not None and self._last[0] == producer:
+                return self._answer_again(commit=commit)
+            self._check(producer)
+            if not self._open:
+                return self._identity
+            if commit:
+                self._check_not_doomed()
+                self._call(
+                    lambda: self._sending.producer.commit_transaction(DEADLINE_S), "committing"
+                )
+            else:
+                self._call(lambda: self._sending.producer.abort_transaction(DEADLINE_S), "aborting")
+            self._finish(commit=commit)
+            return self._identity
+
+    def close(self) -> None:
+        """Abort what is open, as far as the cluster lets it."""
+        with self.lock:
+            if self._open and self._dead is None:
+                try:
+                    self._sending.producer.abort_transaction(DEADLINE_S)
+                except KafkaException:
+                    self._sending.discard()  # the cluster aborts it when its time is over
+            self._open = False
+            self._dead = self._dead or ProducerFenced(f"producer {self._name!r} was closed")
+
+    # What may happen when -------------------------------------------------------------
+
+    def _join(self, producer: ProducerIdentity) -> None:
+        """Open the transaction if need be, and only if this producer may."""
+        self._check(producer)
+        self._check_not_doomed()
+        if not self._open:
+            with self._connection.translated(self._doing("beginning")):
+                self._sending.producer.begin_transaction()
+            self._open = True
+
+    def _check(self, producer: ProducerIdentity) -> None:
+        if self._dead is not None:
+            raise self._dead
+        if producer != self._identity:
+            raise ProducerFenced(
+                f"transactional id {self._name!r} has epoch {self._identity.epoch} by now, got "
+                f"{producer.epoch}; its transaction has ended"
+            )
+
+    def _check_not_doomed(self) -> None:
+        if self._doom is not None:
+            raise TransactionAborted(
+                f"the transaction of {self._name!r} can only be aborted: {self._doom}"
+            ) from self._doom
+
+    def _answer_again(self, *, commit: bool) -> ProducerIdentity:
+        _, committed = self._last or (None, False)
+        if commit == committed:
+            return self._identity
+        if commit:
+            raise TransactionAborted(f"the transaction of {self._name!r} was aborted")
+        raise InvalidTxnState(
+            f"the transaction of {self._name!r} was committed and cannot be aborted"
+        )
+
+    def _finish(self, *, commit: bool) -> None:
+        self._last = (self._identity, commit)
+        self._identity = self._identity._replace(epoch=self._identity.epoch + 1)
+        self._open = False
+        self._doom = None
+        self._ended(self._identity)
+
+    def _call(self, call: Callable[[], Any], doing: str) -> None:
+        """Ask librdkafka; what it refuses says what is left of the transaction, and the producer."""
+        try:
+            call()
+        except KafkaException as raised:
+            error = failure_of(raised, self._connection.where(self._doing(doing)))
+            if isinstance(error, ProducerFenced) or is_fatal(raised):
+                self._dead = error
+            elif asks_for_abort(raised):
+                self._doom = error
+                self._check_not_doomed()
+            raise error from raised
+
+    def _doing(self, what: str) -> str:
+        return f"transactional id {self._name!r}, {what}"
+
+
+def _metadata(connection: Connection, group: str) -> Any:
+    """A group's name as librdkafka wants it: it gives one to consumers only."""
+    consumer: Consumer = connection.client(
+        Consumer, {"group.id": group, "enable.auto.commit": False}
+    )
+    try:
+        return consumer.consumer_group_metadata()
+    finally:
+        consumer.close()

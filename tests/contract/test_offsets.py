@@ -1,0 +1,190 @@
+"""Positions: committed ones, those found by time, and the log's start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from changelog.errors import InvalidConfig, InvalidRequest, OffsetOutOfRange, UnknownTopic
+from changelog.log import Log
+from changelog.records import CommittedOffset, TopicPartition
+from tests.contract.conftest import System
+
+
+def fill(log: Log, partition: TopicPartition, now: int, count: int = 10) -> None:
+    """Records, one a second from `now` on."""
+    rows = [{"value": b"%d" % n, "time": now + 1_000 * n} for n in range(count)]
+    for row in rows:
+        log.append(
+            partition.topic, [{"value": row["value"]}], partition=0, timestamp=int(row["time"])
+        )
+
+
+# Committed ------------------------------------------------------------------------------
+
+
+def test_what_a_group_commits_is_there_for_everybody(
+    system: System, log: Log, first: TopicPartition, second: TopicPartition, name: str
+) -> None:
+    topic_id = log.topic(first.topic).topic_id
+    log.broker.commit_offsets(name, {first: CommittedOffset(3, "met a dragon")})
+    log.broker.commit_offsets(name, {second: CommittedOffset(0)})
+    other = system.open()
+    assert other.broker.committed(name) == {
+        first: CommittedOffset(3, "met a dragon", topic_id),
+        second: CommittedOffset(0, "", topic_id),
+    }
+    assert set(other.broker.committed(name, [second])) == {second}
+    assert name in other.broker.groups()
+
+
+def test_a_group_that_has_committed_nothing_has_nothing(
+    log: Log, first: TopicPartition, name: str
+) -> None:
+    assert log.broker.committed(name) == {}
+    assert log.broker.committed(name, [first]) == {}
+    assert name not in log.broker.groups()
+
+
+def test_a_consumer_goes_on_where_its_group_has_committed(
+    log: Log, first: TopicPartition, name: str, now: int
+) -> None:
+    fill(log, first, now)
+    with log.consumer(group=name) as consumer:
+        consumer.assign([first])
+        batches = consumer.poll(10, max_records=4)
+        assert sum(map(len, batches)) <= 4
+        consumer.commit()
+        position = consumer.position(first)
+    with log.consumer(group=name) as consumer:
+        consumer.assign([first])
+        rest = [record.value for record in consumer.records(timeout=0)]
+    assert rest == [b"%d" % n for n in range(position, 10)]
+
+
+def test_a_committed_offset_may_move_back(log: Log, first: TopicPartition, name: str) -> None:
+    for offset in (9, 4):
+        log.broker.commit_offsets(name, {first: CommittedOffset(offset)})
+        assert log.broker.committed(name)[first].offset == offset
+
+
+def test_all_offsets_of_a_group_can_be_deleted(
+    log: Log, first: TopicPartition, second: TopicPartition, name: str
+) -> None:
+    log.broker.commit_offsets(name, {first: CommittedOffset(1), second: CommittedOffset(2)})
+    log.broker.commit_offsets(name, {first: None, second: None})
+    assert log.broker.committed(name) == {}
+    log.broker.commit_offsets(name, {first: None})
+    log.broker.commit_offsets(name, {first: CommittedOffset(5)})
+    assert log.broker.committed(name)[first].offset == 5
+
+
+def test_a_single_offset_can_be_deleted_except_on_kafka_which_says_so(
+    system: System, log: Log, first: TopicPartition, second: TopicPartition, name: str
+) -> None:
+    log.broker.commit_offsets(name, {first: CommittedOffset(1), second: CommittedOffset(2)})
+    if system.name == "embedded":
+        log.broker.commit_offsets(name, {first: None})
+        assert set(log.broker.committed(name)) == {second}
+    else:
+        with pytest.raises(InvalidRequest, match="all offsets of a group can be deleted, or none"):
+            log.broker.commit_offsets(name, {first: None})
+        assert set(log.broker.committed(name)) == {first, second}
+
+
+def test_offsets_go_with_their_topic(log: Log, first: TopicPartition, name: str) -> None:
+    log.broker.commit_offsets(name, {first: CommittedOffset(1)})
+    log.delete_topic(first.topic)
+    assert log.broker.committed(name) == {}
+    log.create_topic(first.topic)
+    with log.consumer(group=name) as consumer:
+        consumer.assign([first])
+        assert consumer.position(first) == 0
+
+
+def test_what_cannot_be_committed_is_refused(log: Log, first: TopicPartition, name: str) -> None:
+    commit = log.broker.commit_offsets
+    with pytest.raises(UnknownTopic):
+        commit(name, {TopicPartition(name + "-nowhere", 0): CommittedOffset(1)})
+    with pytest.raises(InvalidRequest):
+        commit(name, {first: CommittedOffset(-1)})
+    with pytest.raises(InvalidRequest):
+        commit(name, {first: CommittedOffset(1, "x" * 100_000)})
+    for bad in ("", "a\nb"):
+        with pytest.raises(InvalidConfig):
+            commit(bad, {first: CommittedOffset(1)})
+    assert log.broker.committed(name) == {}
+
+
+# By time --------------------------------------------------------------------------------
+
+
+def test_an_offset_is_found_by_time(log: Log, first: TopicPartition, now: int) -> None:
+    fill(log, first, now)
+    found = [
+        log.broker.offset_for_time(first, now + ms) for ms in (-5_000, 0, 1, 4_500, 9_000, 9_001)
+    ]
+    assert found == [0, 0, 1, 5, 9, None]
+    assert log.broker.offset_for_time(first, 0) == 0
+
+
+def test_a_consumer_seeks_to_a_time(log: Log, first: TopicPartition, now: int) -> None:
+    fill(log, first, now)
+    with log.consumer() as consumer:
+        consumer.assign([first])
+        consumer.seek_to_time(now + 6_500)
+        assert [record.value for record in consumer.records(timeout=0)] == [b"7", b"8", b"9"]
+        consumer.seek_to_time(now + 60_000)
+        assert consumer.position(first) == 10
+
+
+def test_time_is_bound_by_what_is_committed(
+    log: Log, first: TopicPartition, name: str, now: int, eventually: Callable[..., None]
+) -> None:
+    fill(log, first, now, count=2)
+    with log.producer(transactional_id=name) as producer:
+        producer.begin_transaction()
+        producer.append(first.topic, [{"value": b"open"}], partition=0, timestamp=now + 5_000)
+
+        def uncommitted() -> int | None:
+            return log.broker.offset_for_time(first, now + 3_000, isolation="read_uncommitted")
+
+        eventually(lambda: uncommitted() == 2)
+        assert log.broker.offset_for_time(first, now + 3_000) is None
+        producer.abort_transaction()
+
+
+# The log's start ------------------------------------------------------------------------
+
+
+def test_deleted_records_are_out_of_range(log: Log, first: TopicPartition, now: int) -> None:
+    fill(log, first, now)
+    assert log.broker.delete_records(first, 4) == 4
+    assert log.broker.offsets([first])[first].log_start == 4
+    assert log.read(first.topic)["value"].to_pylist() == [b"%d" % n for n in range(4, 10)]
+    with pytest.raises(OffsetOutOfRange):
+        log.broker.fetch({first: 3})
+    assert log.broker.delete_records(first, 2) == 4, "it does not move back"
+    assert log.broker.delete_records(first, -1) == 10
+    assert log.read(first.topic).num_rows == 0
+    with pytest.raises(OffsetOutOfRange):
+        log.broker.delete_records(first, 11)
+    log.append(first.topic, [{"value": b"new"}], partition=0)
+    assert log.read(first.topic)["offset"].to_pylist() == [10]
+
+
+def test_a_consumer_whose_position_is_gone_does_as_it_was_told(
+    log: Log, first: TopicPartition, now: int
+) -> None:
+    fill(log, first, now)
+    earliest, none = log.consumer(), log.consumer(auto_offset_reset="none")
+    for consumer in (earliest, none):
+        consumer.assign([first])
+        consumer.seek(first, 1)
+    log.broker.delete_records(first, 8)
+    assert [record.value for record in earliest.records(timeout=0)] == [b"8", b"9"]
+    with pytest.raises(OffsetOutOfRange):
+        none.poll()
+    for consumer in (earliest, none):
+        consumer.close()

@@ -1,0 +1,104 @@
+"""Opening a log on a Kafka cluster: its URL, and what is said when it cannot be opened."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+import changelog
+from changelog.clock import SystemClock
+from changelog.errors import InvalidConfig, MissingDependency, OwnerUnavailable
+from changelog.flight.address import without_token
+from changelog.kafka.address import parse_url
+from changelog.log import Log
+
+
+def test_a_url_names_servers_and_properties() -> None:
+    cluster = parse_url("kafka://a:1,b,[::1]:2?sasl.username=me&sasl.password=p%40ss")
+    assert cluster.name == "kafka://a:1,b,[::1]:2"
+    assert cluster.properties == {
+        "bootstrap.servers": "a:1,b:9092,[::1]:2",
+        "sasl.username": "me",
+        "sasl.password": "p@ss",
+    }
+    assert parse_url("kafka://a?replication.factor=3").replication_factor == 3
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kafka://",
+        "kafka://a,,b",
+        "kafka://a:port",
+        "kafka://a/topic",
+        "kafka://me:hunter2@a:1",
+        "kafka://a?acks=0",
+        "kafka://a?linger.ms=5",
+        "kafka://a?enable.idempotence=false",
+        "kafka://a?replication.factor=none",
+    ],
+)
+def test_a_url_that_cannot_be_meant_is_refused(url: str) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        parse_url(url)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_what_is_secret_is_not_shown() -> None:
+    url = "kafka://a?sasl.password=hunter2"
+    assert "hunter2" not in repr(parse_url(url))
+    assert without_token(url) == "kafka://a"
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.startswith("changelog.kafka.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'strandline\[kafka\]'"):
+        changelog.open("kafka://127.0.0.1:1")
+
+
+def test_a_property_that_there_is_not_is_named(kafka: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"no\.such\.thing"):
+        changelog.open(f"{kafka}?no.such.thing=1")
+
+
+def test_where_nobody_answers_it_says_so_in_time(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from changelog.kafka import connection
+
+    monkeypatch.setattr(connection, "DEADLINE_S", 0.5)
+    clock = SystemClock()
+    begun = clock.monotonic()
+    with pytest.raises(OwnerUnavailable, match=r"kafka://127\.0\.0\.1:1: .*brokers run"):
+        changelog.open("kafka://127.0.0.1:1?sasl.password=hunter2")
+    assert clock.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda log: log.config(),
+        lambda log: log.alter_config({"log.retention.hours": "1"}),
+        lambda log: log.broker.clean(),
+        lambda log: log.broker.cleaning(),
+        lambda log: log.broker.pins,
+        lambda log: log.broker.describe_group("g"),
+        lambda log: _subscribe(log),
+    ],
+)
+def test_what_is_not_there_yet_says_so(kafka: str, call: Any) -> None:
+    with (
+        changelog.open(kafka) as log,
+        pytest.raises(changelog.errors.InvalidRequest, match="not available on a Kafka cluster"),
+    ):
+        call(log)
+
+
+def _subscribe(log: Log) -> None:
+    with log.consumer(group="g") as consumer:
+        consumer.subscribe("t")
+        consumer.poll(1)
