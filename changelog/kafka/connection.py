@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -33,6 +34,7 @@ class Connection:
         self.cluster = cluster
         self.clock = clock
         self.closed = False
+        self._pid = os.getpid()
         with self.translated("connecting"):
             self.admin = self.client(AdminClient, {})
         try:
@@ -54,7 +56,12 @@ class Connection:
         return f"{self.cluster.name}: {doing}"
 
     def check_open(self) -> None:
-        """Raise OwnerUnavailable once it is closed."""
+        """Raise OwnerUnavailable once it is closed, and in a process that was forked from this one."""
+        if os.getpid() != self._pid:
+            raise OwnerUnavailable(
+                "this process was forked, and the threads that talk to the cluster were not; open "
+                "the log again with changelog.open"
+            )
         if self.closed:
             raise OwnerUnavailable("this log is closed; open it again with changelog.open")
 
@@ -73,7 +80,7 @@ class Connection:
 
     def results(self, futures: Mapping[K, Future[T]], doing: str) -> dict[K, T]:
         """What several come to; the first error is raised."""
-        return {key: self.result(future, f"{doing} {key}") for key, future in futures.items()}
+        return {key: self.result(one, f"{doing} {_named(key)}") for key, one in futures.items()}
 
     def until(
         self, call: Callable[[], T | None], doing: str, again: type[Retriable] = Retriable
@@ -96,6 +103,12 @@ class Connection:
         raise RequestTimedOut(
             f"{self.where(doing)}: not done within {DEADLINE_S:g} s ({last or 'no answer'})"
         ) from last
+
+
+def _named(key: Any) -> str:
+    """A key of the admin client's answers, for messages."""
+    topic = getattr(key, "topic", None)
+    return str(getattr(key, "name", key)) if topic is None else f"{topic}-{key.partition}"
 
 
 def _note(error: KafkaError) -> None:

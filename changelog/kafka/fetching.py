@@ -87,7 +87,8 @@ class Fetching:
             raise
         with self._lock:
             self._idle.append(reader)
-            too_many = [self._idle.pop(0)] if len(self._idle) > KEPT else []
+            kept = 0 if self._connection.closed else KEPT
+            too_many = [self._idle.pop(0) for _ in range(len(self._idle) - kept)]
         for oldest in too_many:
             oldest.close()
 

@@ -200,8 +200,6 @@ class _Written:
         """None if it is new; its offsets if it is there. Raises OutOfOrderSequence, and others."""
         key = _key(request)
         with self._lock:
-            if (key.partition, key.producer) in self._unknown:
-                raise self._unknown[key.partition, key.producer]
             found = self._states[key.partition].check(
                 key.producer,
                 key.base_sequence,
@@ -212,6 +210,8 @@ class _Written:
             if found is not None and key in self._untold:
                 self._untold.discard(key)
                 return found._replace(duplicate=False)
+            if found is None and (key.partition, key.producer) in self._unknown:
+                raise self._unknown[key.partition, key.producer]
             return found
 
     def settle(self, request: Append, outcome: Outcome) -> None:

@@ -121,7 +121,7 @@ class Topics:
 
         def is_shown() -> bool | None:
             # Kafka may write a value differently; that it is set, or not any more, is enough.
-            entries, _ = self._settings(present.name)
+            entries, _ = self._settings([present.name])[present.name]
             shown = all(
                 (key not in entries) if key in wanted else (entries.get(key) == config[key])
                 for key in config
@@ -173,21 +173,27 @@ class Topics:
         """All topics, by name."""
         with self._connection.translated("listing topics"):
             names = sorted(self._connection.admin.list_topics(timeout=DEADLINE_S).topics)
-        return [self.describe(name) for name in names]
+        return self._infos(names, gone_is_fine=True)
 
     def describe(self, name: str) -> TopicInfo:
         """One topic. Raises UnknownTopic."""
         check_known(name)
-        described = self._describe([name])[name]
-        own, others = self._settings(name)
-        return TopicInfo(
-            name,
-            hexadecimal(described.topic_id),
-            len(described.partitions),
-            own,
-            internal=described.is_internal or name.startswith("__"),
-            defaults=others,
-        )
+        return self._infos([name])[0]
+
+    def _infos(self, names: list[str], *, gone_is_fine: bool = False) -> list[TopicInfo]:
+        described = self._describe(names, gone_is_fine=gone_is_fine)
+        found = self._settings(list(described), gone_is_fine=gone_is_fine)
+        return [
+            TopicInfo(
+                name,
+                hexadecimal(described[name].topic_id),
+                len(described[name].partitions),
+                own,
+                internal=described[name].is_internal or name.startswith("__"),
+                defaults=others,
+            )
+            for name, (own, others) in found.items()
+        ]
 
     def shape(self, name: str) -> Shape:
         """Id and number of partitions, as they were a few seconds ago. Raises UnknownTopic."""
@@ -222,18 +228,41 @@ class Topics:
             )
         return shape
 
-    def _describe(self, names: list[str]) -> dict[str, Any]:
+    def _describe(self, names: list[str], *, gone_is_fine: bool = False) -> dict[str, Any]:
+        if not names:
+            return {}
         # Not list_topics(topic=…): that makes the topic where auto.create.topics.enable is on.
         futures = self._connection.admin.describe_topics(
             TopicCollection(names), request_timeout=DEADLINE_S
         )
-        return self._connection.results(futures, "describing topic")
+        return self._each(futures, "describing topic", gone_is_fine=gone_is_fine)
 
-    def _settings(self, name: str) -> tuple[dict[str, str], dict[str, str]]:
-        resource = ConfigResource(ResourceType.TOPIC, name)
-        futures = self._connection.admin.describe_configs([resource], request_timeout=DEADLINE_S)
-        entries = self._connection.results(futures, "describing the settings of")
-        return settings.from_kafka(next(iter(entries.values())))
+    def _settings(
+        self, names: list[str], *, gone_is_fine: bool = False
+    ) -> dict[str, tuple[dict[str, str], dict[str, str]]]:
+        """By topic: what was set on it, and what counts where nothing was."""
+        if not names:
+            return {}
+        futures = self._connection.admin.describe_configs(
+            [ConfigResource(ResourceType.TOPIC, name) for name in names],
+            request_timeout=DEADLINE_S,
+        )
+        by_name = {resource.name: future for resource, future in futures.items()}
+        found = self._each(by_name, "describing the settings of", gone_is_fine=gone_is_fine)
+        return {name: settings.from_kafka(entries) for name, entries in found.items()}
+
+    def _each(
+        self, futures: Mapping[str, Any], doing: str, *, gone_is_fine: bool
+    ) -> dict[str, Any]:
+        """The answers by topic; a topic that was deleted meanwhile may be left out."""
+        found = {}
+        for name, future in futures.items():
+            try:
+                found[name] = self._connection.result(future, f"{doing} {name}")
+            except UnknownTopic:
+                if not gone_is_fine:
+                    raise
+        return found
 
 
 def hexadecimal(topic_id: Uuid) -> str:

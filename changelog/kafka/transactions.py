@@ -59,6 +59,8 @@ class Transactions:
         self._dead: StrandlineError | None = None
         self._last: tuple[ProducerIdentity, bool] | None = None
         """The identity of the transaction that ended last, and whether it was committed."""
+        self._groups: dict[str, Any] = {}
+        """What librdkafka wants for a group's name."""
         self._sending = Sending(
             connection,
             {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms},
@@ -89,10 +91,11 @@ class Transactions:
         positions = [position_of(tp, one) for tp, one in offsets.items()]
         with self.lock:
             self._join(producer)
-            metadata = _metadata(self._connection, group)
+            if group not in self._groups:
+                self._groups[group] = _metadata(self._connection, group)
             self._call(
                 lambda: self._sending.producer.send_offsets_to_transaction(
-                    positions, metadata, DEADLINE_S
+                    positions, self._groups[group], DEADLINE_S
                 ),
                 f"adding offsets of group {group!r} to the transaction",
             )

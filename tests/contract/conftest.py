@@ -12,8 +12,10 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 import pytest
 
@@ -46,29 +48,41 @@ class System:
             self._opened.pop().close()
 
 
+class Running(NamedTuple):
+    """A broker of Kafka's."""
+
+    url: str
+    process: int | None
+    """Its process id, if it is ours."""
+
+
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a broker."""
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The broker that all tests share."""
     if importlib.util.find_spec("confluent_kafka") is None:
         _missing("the package confluent-kafka is not installed")
     if address := os.environ.get("STRANDLINE_KAFKA"):
-        yield f"kafka://{address}"
+        yield Running(f"kafka://{address}", None)
         return
     from benchmarks.kafka_broker import broker
 
     core = min(os.sched_getaffinity(0))
-    running = broker(tmp_path_factory.mktemp("kafka") / "broker", core, SETTINGS)
-    try:
-        started = running.__enter__()
-    except FileNotFoundError as error:
-        _missing(str(error))
-    try:
-        yield f"kafka://{started.address}"
-    finally:
-        running.__exit__(None, None, None)
+    with ExitStack() as closing:
+        folder = tmp_path_factory.mktemp("kafka") / "broker"
+        try:
+            started = closing.enter_context(broker(folder, core, SETTINGS))
+        except FileNotFoundError as error:
+            _missing(str(error))
+        yield Running(f"kafka://{started.address}", started.process.pid)
 
 
-def _missing(why: str) -> None:
+@pytest.fixture
+def kafka(running: Running) -> str:
+    """The URL of a broker."""
+    return running.url
+
+
+def _missing(why: str) -> NoReturn:
     """Without Kafka there is nothing to compare with: a reason to skip, but not where it counts."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"{why}, and CI=true asks for all systems")

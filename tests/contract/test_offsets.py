@@ -109,8 +109,11 @@ def test_what_cannot_be_committed_is_refused(log: Log, first: TopicPartition, na
         commit(name, {TopicPartition(name + "-nowhere", 0): CommittedOffset(1)})
     with pytest.raises(InvalidRequest):
         commit(name, {first: CommittedOffset(-1)})
-    with pytest.raises(InvalidRequest):
-        commit(name, {first: CommittedOffset(1, "x" * 100_000)})
+    for length in (32_769, 100_000):
+        with pytest.raises(InvalidRequest):
+            commit(name, {first: CommittedOffset(1, "x" * length)})
+    commit(name, {first: CommittedOffset(1, "x" * 4_095)})
+    commit(name, {first: None})
     for bad in ("", "a\nb"):
         with pytest.raises(InvalidConfig):
             commit(bad, {first: CommittedOffset(1)})
@@ -172,6 +175,19 @@ def test_deleted_records_are_out_of_range(log: Log, first: TopicPartition, now: 
         log.broker.delete_records(first, 11)
     log.append(first.topic, [{"value": b"new"}], partition=0)
     assert log.read(first.topic)["offset"].to_pylist() == [10]
+
+
+def test_a_compacted_topic_keeps_its_start_on_kafka(
+    system: System, log: Log, name: str, now: int
+) -> None:
+    log.create_topic(name, config={"cleanup.policy": "compact"})
+    partition = TopicPartition(name, 0)
+    log.append(name, [{"key": b"k", "value": b"v"}] * 3)
+    if system.name == "embedded":
+        assert log.broker.delete_records(partition, 2) == 2
+    else:
+        with pytest.raises(InvalidRequest, match=f"deleting records of {name}-0: .*Policy"):
+            log.broker.delete_records(partition, 2)
 
 
 def test_a_consumer_whose_position_is_gone_does_as_it_was_told(

@@ -166,6 +166,20 @@ def test_what_comes_before_a_refused_batch_stands(
     assert values(log, first) == [b"a", b"c"]
 
 
+def test_what_comes_behind_a_refused_batch_is_written_once_when_it_is_sent_again(
+    log: Log, name: str, now: int
+) -> None:
+    log.create_topic(name, 2, config={"max.message.bytes": "10000"})
+    me = log.broker.init_producer()
+    large = Append(name, 0, batch(b"x" * 20_000, time=now), me, 0)
+    behind = Append(name, 1, batch(b"behind", time=now), me, 0)
+    with pytest.raises(RecordTooLarge):
+        log.broker.append([large, behind])
+    answers = [log.broker.append([behind])[0] for _ in range(2)]
+    assert [(a.base_offset, a.duplicate) for a in answers] == [(0, False), (0, True)]
+    assert log.read(name)["value"].to_pylist() == [b"behind"]
+
+
 def test_a_record_over_the_limit_is_refused_and_the_producer_goes_on(log: Log, name: str) -> None:
     log.create_topic(name, config={"max.message.bytes": "10000"})
     with log.producer() as producer:

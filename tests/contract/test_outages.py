@@ -1,0 +1,132 @@
+"""A Kafka broker that does not answer for a while: nothing is lost, and nothing is there twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import changelog
+from changelog.clock import SystemClock
+from changelog.errors import OutOfOrderSequence, RequestTimedOut, Retriable
+from changelog.records import Append, TopicPartition
+from tests.contract.conftest import Running
+from tests.contract.test_records import batch
+
+IMPATIENT = "message.timeout.ms=2000&socket.timeout.ms=1000"
+
+
+@contextmanager
+def stopped(running: Running) -> Iterator[None]:
+    """The broker's process does nothing."""
+    if running.process is None:
+        pytest.skip("the broker is not ours to stop (STRANDLINE_KAFKA)")
+    os.kill(running.process, signal.SIGSTOP)
+    try:
+        clock, tasks = SystemClock(), Path(f"/proc/{running.process}/task")
+        until = clock.monotonic() + 10
+        while any(_state(task) != "T" for task in tasks.iterdir()):
+            assert clock.monotonic() < until, "it does not stop"
+        yield
+    finally:
+        os.kill(running.process, signal.SIGCONT)
+
+
+def _state(task: Path) -> str:
+    """Of a thread: T if it is stopped."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_what_was_not_answered_is_not_written_twice(
+    running: Running, name: str, now: int, eventually: Callable[..., None]
+) -> None:
+    with changelog.open(running.url) as patient:  # a new broker takes its time for the first
+        patient.create_topic(name + "-first")
+        patient.append(name + "-first", [{"value": b"x"}])
+    with changelog.open(f"{running.url}?{IMPATIENT}") as log:
+        log.create_topic(name)
+        me = log.broker.init_producer()
+        a, b, c = (
+            Append(name, 0, batch(value, time=now), me, n)
+            for n, value in enumerate([b"a", b"b", b"c"])
+        )
+        log.broker.append([a])
+        with stopped(running), pytest.raises(RequestTimedOut):
+            log.broker.append([b])
+        with pytest.raises(RequestTimedOut):
+            log.broker.append([b])
+        with pytest.raises(OutOfOrderSequence):
+            log.broker.append([c])
+        assert log.broker.append([a])[0].duplicate
+        other = log.broker.init_producer()
+        (answer,) = log.broker.append([Append(name, 0, batch(b"d", time=now), other, 0)])
+
+        def values() -> list[bytes]:
+            table = log.read(name)["value"].to_pylist()
+            assert len(table) == answer.last_offset + 1
+            return [bytes(value) for value in table]
+
+        eventually(lambda: values()[-1] == b"d")
+        assert values() in ([b"a", b"d"], [b"a", b"b", b"d"])
+
+
+def test_a_pause_that_is_short_enough_is_not_noticed(running: Running, name: str, now: int) -> None:
+    with changelog.open(running.url) as log:
+        log.create_topic(name)
+        with log.producer(linger_ms=0) as producer:
+            producer.send(name, b"0").result(10)
+            with stopped(running):
+                later = producer.send(name, b"1")
+                assert not later.done()
+            assert later.result(30).offset == 1
+        assert log.read(name)["value"].to_pylist() == [b"0", b"1"]
+
+
+def test_a_commit_without_an_answer_can_be_asked_for_again(
+    running: Running, name: str, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    from changelog.kafka import transactions
+
+    with changelog.open(running.url) as log:
+        log.create_topic(name)
+        producer = log.producer(transactional_id=name, delivery_timeout_ms=500)
+        producer.begin_transaction()
+        producer.append(name, [{"value": b"x"}])
+        monkeypatch.setattr(transactions, "DEADLINE_S", 0.3)
+        with stopped(running), pytest.raises(Retriable):
+            producer.commit_transaction()
+        monkeypatch.undo()
+        producer.commit_transaction()
+        eventually(lambda: log.read(name)["value"].to_pylist() == [b"x"])
+        with producer.transaction():
+            producer.send(name, b"y")
+        eventually(lambda: log.read(name)["value"].to_pylist() == [b"x", b"y"])
+        producer.close()
+
+
+def test_what_is_interrupted_is_given_up_and_the_next_goes_on(
+    kafka: str, name: str, now: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from changelog.kafka.sending import Sending
+
+    with changelog.open(kafka) as log:
+        log.create_topic(name)
+        flush = Sending._flush
+        interrupts = iter([KeyboardInterrupt()])
+
+        def interrupted(sending: Sending) -> int:
+            for one in interrupts:
+                raise one
+            return flush(sending)
+
+        monkeypatch.setattr(Sending, "_flush", interrupted)
+        me, partition = log.broker.init_producer(), TopicPartition(name, 0)
+        with pytest.raises(KeyboardInterrupt):
+            log.broker.append([Append(*partition, batch(b"never", time=now), me, 0)])
+        other = log.broker.init_producer()
+        log.broker.append([Append(*partition, batch(b"kept", time=now), other, 0)])
+        assert log.read(name)["value"].to_pylist() == [b"kept"]
