@@ -24,7 +24,7 @@ K = TypeVar("K")
 DEADLINE_S = 10.0
 """How long a call waits for its answer."""
 PAUSE_S = 0.01
-log = logging.getLogger("changelog.kafka")
+log = logging.getLogger("strandline.kafka")
 
 
 class Connection:
