@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from changelog.clock import Clock
@@ -244,12 +244,11 @@ class _Written:
         if len(states.entries) > _MANY:
             states.expire(now - EXPIRATION_MS)
 
-    def ended(self, successor: ProducerIdentity) -> None:
-        """A transaction has ended; from now on its producer is `successor`."""
+    def ended(self, successor: ProducerIdentity, partitions: Collection[TopicPartition]) -> None:
+        """A transaction in these partitions has ended; from now on its producer is `successor`."""
         with self._lock:
-            for states in self._states.values():
-                if states.epoch(successor.producer_id) >= 0:
-                    states.ended(successor, -1, self._clock.now_ms())
+            for partition in partitions:
+                self._states[partition].ended(successor, -1, self._clock.now_ms())
 
 
 def _key(request: Append) -> _Key:

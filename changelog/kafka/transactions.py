@@ -14,7 +14,7 @@ one with its id, or its own transaction that had been open for too long. Either 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException
@@ -31,8 +31,8 @@ from changelog.kafka.groups import position_of
 from changelog.kafka.sending import Outcome, Outgoing, Sending
 from changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
 
-Ended = Callable[[ProducerIdentity], None]
-"""Told who the producer is from now on."""
+Ended = Callable[[ProducerIdentity, Collection[TopicPartition]], None]
+"""Told who the producer is from now on, and what it has written to until now."""
 
 
 class Transactions:
@@ -59,6 +59,8 @@ class Transactions:
         self._dead: StrandlineError | None = None
         self._last: tuple[ProducerIdentity, bool] | None = None
         """The identity of the transaction that ended last, and whether it was committed."""
+        self._partitions: set[TopicPartition] = set()
+        """Those that were written to in the transaction."""
         self._groups: dict[str, Any] = {}
         """What librdkafka wants for a group's name."""
         self._sending = Sending(
@@ -74,7 +76,12 @@ class Transactions:
             return []
         with self.lock:
             self._join(producer)
-            outcomes = self._sending.send(batches)
+            self._partitions.update(batch.partition for batch in batches)
+            try:
+                outcomes = self._sending.send(batches)
+            except BaseException as error:
+                self._doom = TransactionAborted(f"sending was interrupted: {error!r}")
+                raise
             failed = next((o for o in outcomes if isinstance(o, StrandlineError)), None)
             if isinstance(failed, ProducerFenced):
                 self._dead = failed
@@ -170,7 +177,8 @@ class Transactions:
         self._identity = self._identity._replace(epoch=self._identity.epoch + 1)
         self._open = False
         self._doom = None
-        self._ended(self._identity)
+        self._ended(self._identity, self._partitions)
+        self._partitions = set()
 
     def _call(self, call: Callable[[], Any], doing: str) -> None:
         """Ask librdkafka; what it refuses says what is left of the transaction, and the producer."""

@@ -12,7 +12,7 @@ import pytest
 
 import changelog
 from changelog.clock import SystemClock
-from changelog.errors import OutOfOrderSequence, RequestTimedOut, Retriable
+from changelog.errors import OutOfOrderSequence, RequestTimedOut, Retriable, TransactionAborted
 from changelog.records import Append, TopicPartition
 from tests.contract.conftest import Running
 from tests.contract.test_records import batch
@@ -130,3 +130,33 @@ def test_what_is_interrupted_is_given_up_and_the_next_goes_on(
         other = log.broker.init_producer()
         log.broker.append([Append(*partition, batch(b"kept", time=now), other, 0)])
         assert log.read(name)["value"].to_pylist() == [b"kept"]
+
+
+def test_a_transaction_that_was_interrupted_can_only_be_aborted(
+    kafka: str,
+    name: str,
+    now: int,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+) -> None:
+    from changelog.kafka.sending import Sending
+
+    with changelog.open(kafka) as log:
+        log.create_topic(name)
+        me = log.broker.init_producer(name)
+        log.broker.append([Append(name, 0, batch(b"never", time=now), me, 0, transactional=True)])
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Sending, "_enqueue", _interrupted)
+            log.broker.append(
+                [Append(name, 0, batch(b"lost", time=now), me, 1, transactional=True)]
+            )
+        with pytest.raises(TransactionAborted):
+            log.broker.end_transaction(me, commit=True)
+        me = log.broker.end_transaction(me, commit=False)
+        log.broker.append([Append(name, 0, batch(b"kept", time=now), me, 0, transactional=True)])
+        log.broker.end_transaction(me, commit=True)
+        eventually(lambda: log.read(name)["value"].to_pylist() == [b"kept"])
+
+
+def _interrupted(sending: object, batch: object) -> None:
+    raise KeyboardInterrupt
