@@ -257,6 +257,17 @@ def test_a_fetch_at_the_end_is_empty_and_beyond_it_out_of_range(
             log.broker.fetch({first: wrong})
 
 
+def test_a_topic_made_anew_is_read_anew(log: Log, first: TopicPartition) -> None:
+    log.append(first.topic, [{"value": b"old"}] * 3, partition=0)
+    assert log.broker.fetch({first: 3}, timeout=0.2)[first].batches == []
+    log.delete_topic(first.topic)
+    log.create_topic(first.topic, 2)
+    log.append(first.topic, [{"value": b"%d" % n} for n in range(5)], partition=0)
+    fetched = log.broker.fetch({first: 3})[first]
+    (got,) = (one.clip(3, 5).columns["value"].to_pylist() for one in fetched.batches)
+    assert (got, fetched.next_offset) == ([b"3", b"4"], 5)
+
+
 def test_a_long_poll_wakes_up_for_a_record(
     system: System, log: Log, first: TopicPartition, second: TopicPartition
 ) -> None:
