@@ -13,14 +13,17 @@ import pyarrow as pa
 
 from changelog.cleaning import CleaningStatus
 from changelog.clock import Clock, SystemClock
+from changelog.config import check_client_name
 from changelog.errors import InvalidRequest
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.kafka.address import parse_url
 from changelog.kafka.connection import Connection
 from changelog.kafka.fetching import Fetching
 from changelog.kafka.groups import Groups
+from changelog.kafka.members import Members
 from changelog.kafka.offsets import Offsets
 from changelog.kafka.producers import Producers
+from changelog.kafka.roster import Roster
 from changelog.kafka.topics import Topics
 from changelog.pins import Pins
 from changelog.records import (
@@ -54,6 +57,10 @@ class KafkaBroker:
         self._fetching = Fetching(connection, self._offsets)
         self._producers = Producers(connection, self._topics)
         self._groups = Groups(connection, self._topics)
+        roster = Roster(
+            connection, self._topics, self._offsets, self._fetching, self._producers.write
+        )
+        self._members = Members(connection, self._topics, roster)
 
     # Topics ---------------------------------------------------------------------------
 
@@ -162,11 +169,11 @@ class KafkaBroker:
         member_id: str = "",
     ) -> None:
         self._connection.check_open()
-        if member_id:
-            self._refuse("membership in a group")
+        self._groups.check(group, offsets)
+        member = self._members.of(group, member_id).metadata_for(offsets) if member_id else None
         if offsets:
-            self._groups.check(group, offsets)
-            self._producers.transactions(producer).add_offsets(producer, group, offsets)
+            transactions = self._producers.transactions(producer)
+            transactions.add_offsets(producer, group, offsets, member)
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         self._connection.check_open()
@@ -183,8 +190,8 @@ class KafkaBroker:
     ) -> None:
         self._connection.check_open()
         if member_id:
-            self._refuse("membership in a group")
-        if offsets:
+            self._groups.commit_as(self._members.of(group, member_id), offsets)
+        elif offsets:
             self._groups.commit(group, offsets)
 
     def committed(
@@ -202,10 +209,13 @@ class KafkaBroker:
         return self._groups.names()
 
     def describe_group(self, group: str) -> GroupInfo:
-        self._refuse("membership in a group")
+        self._connection.check_open()
+        return self._members.describe(group)
 
     def join_group(self, group: str, subscription: Subscription) -> GroupMember:
-        self._refuse("membership in a group")
+        self._connection.check_open()
+        check_client_name("a group", group)
+        return self._members.join(group, subscription)
 
     def beat_group(
         self,
@@ -216,13 +226,15 @@ class KafkaBroker:
         *,
         timeout: float = 0.0,
     ) -> Grant:
-        self._refuse("membership in a group")
+        self._connection.check_open()
+        return self._members.beat(member, call, seen, holds, timeout)
 
     def leave_group(self, member: GroupMember) -> None:
-        self._refuse("membership in a group")
+        self._members.leave(member)
 
     def close(self) -> None:
         if not self._connection.closed:
+            self._members.close()
             self._connection.closed = True
             self._producers.close()
             self._fetching.close()

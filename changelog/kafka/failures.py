@@ -44,7 +44,8 @@ _TYPES: dict[type[StrandlineError], tuple[str, str]] = {
     InvalidConfig: (
         (
             "INVALID_CONFIG INVALID_PARTITIONS INVALID_REPLICATION_FACTOR INVALID_REPLICA_ASSIGNMENT "
-            "INVALID_TRANSACTION_TIMEOUT INVALID_GROUP_ID"
+            "INVALID_TRANSACTION_TIMEOUT INVALID_GROUP_ID INVALID_SESSION_TIMEOUT "
+            "INCONSISTENT_GROUP_PROTOCOL"
         ),
         "change the setting",
     ),
@@ -72,13 +73,13 @@ _TYPES: dict[type[StrandlineError], tuple[str, str]] = {
     ),
     MemberFenced: (
         (
-            "UNKNOWN_MEMBER_ID ILLEGAL_GENERATION FENCED_INSTANCE_ID FENCED_MEMBER_EPOCH "
-            "STALE_MEMBER_EPOCH NON_EMPTY_GROUP REBALANCE_IN_PROGRESS"
+            "UNKNOWN_MEMBER_ID FENCED_INSTANCE_ID FENCED_MEMBER_EPOCH STALE_MEMBER_EPOCH "
+            "NON_EMPTY_GROUP"
         ),
         "the group has members, and only they commit for it",
     ),
     CoordinatorLoading: (
-        "COORDINATOR_LOAD_IN_PROGRESS UNSTABLE_OFFSET_COMMIT",
+        "COORDINATOR_LOAD_IN_PROGRESS UNSTABLE_OFFSET_COMMIT REBALANCE_IN_PROGRESS",
         "ask again in a moment",
     ),
     Unauthenticated: (
@@ -94,7 +95,10 @@ _TYPES: dict[type[StrandlineError], tuple[str, str]] = {
         "OUT_OF_ORDER_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID",
         "records sent before these are lost; begin with a new producer",
     ),
-    TransactionAborted: ("TRANSACTION_ABORTABLE", "abort, and begin anew"),
+    TransactionAborted: (
+        "TRANSACTION_ABORTABLE ILLEGAL_GENERATION",  # the group was shared out anew meanwhile
+        "abort, and begin anew",
+    ),
     StorageFailed: ("KAFKA_STORAGE_ERROR", "see the logs of the brokers"),
     OwnerUnavailable: (
         (

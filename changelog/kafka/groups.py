@@ -20,6 +20,7 @@ from changelog.embedded.offsets import check_commit
 from changelog.errors import InvalidRequest, OwnerUnavailable, UnknownTopic
 from changelog.kafka.connection import DEADLINE_S, Connection
 from changelog.kafka.failures import failure
+from changelog.kafka.member import Member
 from changelog.kafka.topics import Topics
 from changelog.records import CommittedOffset, TopicPartition
 
@@ -56,6 +57,21 @@ class Groups:
                 return self._answers(futures, doing)
 
             self._connection.until(committed, doing)
+
+    def commit_as(
+        self, member: Member, offsets: Mapping[TopicPartition, CommittedOffset | None]
+    ) -> None:
+        """See Broker.commit_offsets, in the name of a member."""
+        given = {tp: one for tp, one in offsets.items() if one is not None}
+        self.check(member.group, given)
+        member.metadata_for(offsets)
+        if dropped := set(offsets) - set(given):
+            raise InvalidRequest(
+                f"group {member.group!r}: on a Kafka cluster a member cannot delete the offsets of "
+                f"{', '.join(map(str, sorted(dropped)))}; commit others instead"
+            )
+        if given:
+            member.commit({tp: position_of(tp, one) for tp, one in given.items()})
 
     def check(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Raise unless the group may commit these: InvalidConfig, UnknownTopic, InvalidRequest."""

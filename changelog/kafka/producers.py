@@ -82,6 +82,12 @@ class Producers:
             )
         return found
 
+    def write(self, batches: list[Outgoing]) -> list[Outcome]:
+        """Write batches of this package's own, each of another partition."""
+        sending = self._plain_sending()
+        with sending.lock:
+            return self._send_plain(sending, batches)
+
     def append(self, appends: Sequence[Append]) -> list[Appended]:
         """See Broker.append."""
         answers: list[Appended] = []
@@ -129,10 +135,13 @@ class Producers:
     ) -> list[Outcome]:
         if isinstance(owner, Transactions):
             return owner.send(producer, outgoing)
+        return self._send_plain(owner, outgoing)
+
+    def _send_plain(self, sending: Sending, outgoing: list[Outgoing]) -> list[Outcome]:
         usable = False
         try:
-            outcomes = owner.send(outgoing)
-            usable = owner.fatal is None
+            outcomes = sending.send(outgoing)
+            usable = sending.fatal is None
         finally:
             if not usable:  # interrupted, what it had was given up; or it has come to its end
                 with self._lock:

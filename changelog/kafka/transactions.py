@@ -21,6 +21,7 @@ from confluent_kafka import Consumer, KafkaException
 
 from changelog.errors import (
     InvalidTxnState,
+    MemberFenced,
     ProducerFenced,
     StrandlineError,
     TransactionAborted,
@@ -93,16 +94,19 @@ class Transactions:
         producer: ProducerIdentity,
         group: str,
         offsets: Mapping[TopicPartition, CommittedOffset],
+        member: Any = None,
     ) -> None:
-        """Make committed offsets a part of the transaction."""
+        """Make committed offsets a part of the transaction; `member` is a member's metadata."""
         positions = [position_of(tp, one) for tp, one in offsets.items()]
         with self.lock:
             self._join(producer)
-            if group not in self._groups:
-                self._groups[group] = _metadata(self._connection, group)
+            if member is None:
+                if group not in self._groups:
+                    self._groups[group] = _metadata(self._connection, group)
+                member = self._groups[group]
             self._call(
                 lambda: self._sending.producer.send_offsets_to_transaction(
-                    positions, self._groups[group], DEADLINE_S
+                    positions, member, DEADLINE_S
                 ),
                 f"adding offsets of group {group!r} to the transaction",
             )
@@ -190,7 +194,8 @@ class Transactions:
                 self._dead = error
             elif asks_for_abort(raised):
                 self._doom = error
-                self._check_not_doomed()
+                if not isinstance(error, MemberFenced):
+                    self._check_not_doomed()
             raise error from raised
 
     def _doing(self, what: str) -> str:

@@ -27,6 +27,7 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
     "num.partitions": "1",
+    "group.min.session.timeout.ms": "500",
 }
 
 

@@ -1,0 +1,255 @@
+"""Membership in groups: of the members in this process, and what the cluster tells of the others.
+
+Kafka's coordinator knows who is in a group and what was assigned to whom. What it does not know of the
+members of an app (slots, where they answer queries) they tell one another (`Roster`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from confluent_kafka import ConsumerGroupState, KafkaError
+
+from changelog.errors import (
+    InvalidConfig,
+    MemberFenced,
+    RequestTimedOut,
+    StrandlineError,
+    UnknownTopic,
+)
+from changelog.groups import Grant, GroupInfo, GroupMember, MemberInfo, Subscription
+from changelog.kafka.connection import DEADLINE_S, Connection
+from changelog.kafka.failures import error_of
+from changelog.kafka.member import Member
+from changelog.kafka.roster import Entry, Roll, Roster, holders, is_mine, lowest_free
+from changelog.kafka.topics import Topics
+from changelog.kafka.units import Unit, Units
+from changelog.records import TopicPartition
+
+JOIN_S = 60.0
+"""A group that has lost a member is shared out anew only when that member's time is over."""
+WAIT_S = 1.0
+"""So long a consumer is kept waiting: it may be others in its own thread that have to give up."""
+UNKNOWN_GENERATION = -1
+"""Kafka does not tell it."""
+
+
+class Members:
+    """Of the groups of one cluster. Thread-safe."""
+
+    def __init__(self, connection: Connection, topics: Topics, roster: Roster) -> None:
+        self._connection = connection
+        self._topics = topics
+        self._roster = roster
+        self._lock = threading.Lock()
+        self._here: dict[str, Member] = {}
+
+    def join(self, group: str, subscription: Subscription) -> GroupMember:
+        """See Broker.join_group."""
+        units = Units.of(group, subscription)
+        share = _Share(units, self._topics)
+        if not units.are_partitions:
+            self._roster.make_room(group, max(1, units.needed(share.count)))
+        member = Member(self._connection, group, subscription, units.subscribed, share.partitions)
+        try:
+            if units.are_partitions:
+                member.join(WAIT_S)
+                slot = 0
+            else:
+                slot = self._seated(member, units)
+                member.look_around(lambda: self._look_around(member, share))
+        except BaseException:
+            member.leave()
+            raise
+        name = member.member_id or f"{subscription.client}-{self._connection.clock.new_id()}"
+        with self._lock:
+            self._here[name] = member
+        return GroupMember(group, name, slot)
+
+    def beat(
+        self,
+        member: GroupMember,
+        call: int,
+        seen: int,
+        holds: Collection[TopicPartition],
+        timeout: float,
+    ) -> Grant:
+        """See Broker.beat_group."""
+        return self.of(member.group, member.member_id).beat(call, seen, holds, timeout)
+
+    def leave(self, member: GroupMember) -> None:
+        """See Broker.leave_group."""
+        with self._lock:
+            found = self._here.pop(member.member_id, None)
+        if found is not None:
+            found.leave()
+            with contextlib.suppress(StrandlineError):  # the next one who comes does it
+                if found.subscription.together:
+                    self._roster.say(member.group, {member.member_id: None})
+
+    def of(self, group: str, member_id: str) -> Member:
+        """A member of this process. Raises MemberFenced."""
+        with self._lock:
+            found = self._here.get(member_id)
+        if found is None or found.group != group:
+            raise MemberFenced(
+                f"{self._connection.where(f'group {group!r}')}: {member_id!r} is no member of this "
+                f"process; join again"
+            )
+        return found
+
+    def describe(self, group: str) -> GroupInfo:
+        """See Broker.describe_group."""
+        described = self._described(group)
+        if described is None:
+            return GroupInfo(group, UNKNOWN_GENERATION, "", ())
+        roll = self._roster.read(group)
+        copies = self._copies(roll, described)
+        members = [
+            self._info(group, one, roll.get(one.member_id), copies[one.member_id])
+            for one in described.members
+        ]
+        return GroupInfo(group, UNKNOWN_GENERATION, described.partition_assignor, members)
+
+    def _info(self, group: str, told: Any, entry: Entry | None, copies: set[Unit]) -> MemberInfo:
+        assigned = _units(told)
+        if entry is None:
+            entry = Entry(0, tuple(sorted({topic for topic, _ in assigned})), ())
+        share = _Share(Units(group, entry.topics, entry.together), self._topics)
+        return MemberInfo(
+            told.member_id,
+            told.client_id,
+            told.group_instance_id,
+            entry.topics,
+            sorted(share.partitions(assigned)),
+            sorted(share.partitions(copies)),
+            entry.servers,
+        )
+
+    def close(self) -> None:
+        """Leave all groups."""
+        with self._lock:
+            here, self._here = list(self._here.values()), {}
+        for member in here:
+            member.leave()
+
+    # Slots ----------------------------------------------------------------------------
+
+    def _seated(self, member: Member, units: Units) -> int:
+        """Wait until it is in, and take a slot that no other member has.
+
+        Raises RequestTimedOut, and InvalidConfig if others share out otherwise.
+        """
+        if not member.join(JOIN_S):
+            raise RequestTimedOut(
+                f"{self._connection.where(f'group {member.group!r}')}: not a member after {JOIN_S:g} s; "
+                f"check that the brokers keep up, and that the group's other members are alive"
+            )
+        subscription, mine = member.subscription, member.member_id
+        while True:
+            roll = self._roster.read(member.group)
+            alive = self._alive(member.group)
+            _check_alike(units, roll, alive - {mine})
+            if mine in roll and is_mine(roll, alive, mine):
+                gone = [other for other in roll if other not in alive]
+                self._roster.say(member.group, dict.fromkeys(gone))
+                return roll[mine].slot
+            slot = lowest_free(roll, alive, mine)
+            entry = Entry(
+                slot,
+                tuple(units.topics),
+                tuple(map(tuple, units.together)),
+                subscription.standby_replicas,
+                tuple(subscription.servers),
+            )
+            self._roster.say(member.group, {mine: entry})
+
+    def _alive(self, group: str) -> set[str]:
+        described = self._described(group)
+        return set() if described is None else {one.member_id for one in described.members}
+
+    # Looking around -------------------------------------------------------------------
+
+    def _look_around(self, member: Member, share: _Share) -> None:
+        """What may have changed without Kafka's saying so: topics that grew, others' copies."""
+        share.refresh()
+        self._roster.make_room(member.group, max(1, share.units.needed(share.count)))
+        if described := self._described(member.group):
+            copies = self._copies(self._roster.read(member.group), described)[member.member_id]
+            member.keep_copies(share.partitions(copies))
+
+    def _copies(self, roll: Roll, described: Any) -> defaultdict[str, set[Unit]]:
+        """By member, the units that it is to keep copies of; none while they are shared out."""
+        copies: defaultdict[str, set[Unit]] = defaultdict(set)
+        if described.state == ConsumerGroupState.STABLE:
+            alive = [one.member_id for one in described.members]
+            for one in described.members:
+                for unit in _units(one):
+                    for holder in holders(roll, alive, unit[1], one.member_id):
+                        copies[holder].add(unit)
+        return copies
+
+    def _described(self, group: str) -> Any:
+        """What Kafka says of a group; None if there is none."""
+        futures = self._connection.admin.describe_consumer_groups(
+            [group], request_timeout=DEADLINE_S
+        )
+        try:
+            return self._connection.result(futures[group], f"describing group {group!r}")
+        except StrandlineError as error:
+            said = error.__cause__ and error_of(error.__cause__)
+            if said and said.code() == KafkaError.GROUP_ID_NOT_FOUND:
+                return None
+            raise
+
+
+class _Share:
+    """What units stand for, by the number of partitions that topics were last seen with."""
+
+    def __init__(self, units: Units, topics: Topics) -> None:
+        self.units = units
+        self._topics = topics
+        self._counts: dict[str, int] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """See how many partitions there are now."""
+        if not self.units.are_partitions:
+            self._counts = {name: _count(self._topics, name) for name in self.units.topics}
+
+    def count(self, topic: str) -> int:
+        """Of one topic; 0 if there is none."""
+        return self._counts.get(topic, 0)
+
+    def partitions(self, units: Iterable[Unit]) -> frozenset[TopicPartition]:
+        """What these stand for."""
+        return self.units.partitions(units, self.count)
+
+
+def _count(topics: Topics, name: str) -> int:
+    try:
+        return topics.shape(name).partitions
+    except UnknownTopic:
+        return 0
+
+
+def _check_alike(units: Units, roll: Roll, others: Collection[str]) -> None:
+    """Raise InvalidConfig unless the others give the same meaning to units."""
+    mine = tuple(units.topics), tuple(map(tuple, units.together))
+    for other in others:
+        entry = roll.get(other)
+        if entry is not None and (entry.topics, entry.together) != mine:
+            raise InvalidConfig(
+                f"group {units.group!r}: a member shares out {list(map(list, entry.together))}, this "
+                f"one {list(map(list, units.together))}; on Kafka all workers of an app have the same "
+                f"tasks: stop the others before changing them"
+            )
+
+
+def _units(described: Any) -> set[Unit]:
+    """Those that a described member has."""
+    return {(one.topic, one.partition) for one in described.assignment.topic_partitions}
