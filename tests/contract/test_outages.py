@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 import changelog
-from changelog.clock import SystemClock
 from changelog.errors import OutOfOrderSequence, RequestTimedOut, Retriable, TransactionAborted
 from changelog.records import Append, TopicPartition
-from tests.contract.conftest import Running
 from tests.contract.test_records import batch
+from tests.kafka.brokers import Running
 
 IMPATIENT = "message.timeout.ms=2000&socket.timeout.ms=1000"
 
@@ -23,22 +19,13 @@ IMPATIENT = "message.timeout.ms=2000&socket.timeout.ms=1000"
 @contextmanager
 def stopped(running: Running) -> Iterator[None]:
     """The broker's process does nothing."""
-    if running.process is None:
+    if running.broker is None:
         pytest.skip("the broker is not ours to stop (STRANDLINE_KAFKA)")
-    os.kill(running.process, signal.SIGSTOP)
+    running.broker.freeze()
     try:
-        clock, tasks = SystemClock(), Path(f"/proc/{running.process}/task")
-        until = clock.monotonic() + 10
-        while any(_state(task) != "T" for task in tasks.iterdir()):
-            assert clock.monotonic() < until, "it does not stop"
         yield
     finally:
-        os.kill(running.process, signal.SIGCONT)
-
-
-def _state(task: Path) -> str:
-    """Of a thread: T if it is stopped."""
-    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+        running.broker.thaw()
 
 
 def test_what_was_not_answered_is_not_written_twice(

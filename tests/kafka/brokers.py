@@ -1,0 +1,117 @@
+"""The brokers that tests run on: one that all share, and three that replicate.
+
+The one is started with the first test that asks for it, or is the one that STRANDLINE_KAFKA names
+(host:port). Where confluent-kafka or Java is missing these tests are skipped; with CI=true they fail.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import NamedTuple, NoReturn
+
+import pytest
+
+from benchmarks.kafka_broker import CLIENTS, Broker, cluster, servers
+from tests.kafka.security import LISTENERS, Secured
+
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "500",
+    "num.partitions": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+    "transaction.state.log.num.partitions": "4",
+}
+SOON_NOTICED = {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}
+"""A broker that is dead or frozen leads nothing any more after this time."""
+
+
+class Running(NamedTuple):
+    """A broker of Kafka's."""
+
+    url: str
+    broker: Broker | None
+    """If it is ours."""
+    secured: Secured | None = None
+    """Its other listeners, if it is ours."""
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """The broker that all tests share."""
+    _require_client()
+    if address := os.environ.get("STRANDLINE_KAFKA"):
+        yield Running(f"kafka://{address}", None)
+        return
+    folder = tmp_path_factory.mktemp("kafka")
+    with ExitStack() as stack:
+        try:
+            secured = Secured(folder)
+            [only] = stack.enter_context(
+                cluster(
+                    folder / "one",
+                    1,
+                    {**SETTINGS, **secured.settings},
+                    listeners=(CLIENTS, *LISTENERS),
+                )
+            )
+        except FileNotFoundError as error:
+            _missing(str(error))
+        yield Running(f"kafka://{only.address}", only, secured)
+
+
+@pytest.fixture
+def kafka(running: Running) -> str:
+    """The URL of a broker."""
+    return running.url
+
+
+class Three(NamedTuple):
+    """Three brokers; topics have three replicas, of which two must have what is acknowledged."""
+
+    url: str
+    brokers: list[Broker]
+
+    def mend(self) -> None:
+        """All of them run."""
+        for one in self.brokers:
+            if one.process.poll() is None:
+                one.thaw()
+            else:
+                one.launch()
+        for one in self.brokers:
+            one.wait()
+
+
+@pytest.fixture(scope="session")
+def _three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
+    _require_client()
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("kafka") / "three"
+        try:
+            brokers = stack.enter_context(cluster(folder, 3, {**SETTINGS, **SOON_NOTICED}))
+        except FileNotFoundError as error:
+            _missing(str(error))
+        yield Three(f"kafka://{servers(brokers)}", brokers)
+
+
+@pytest.fixture
+def three(_three: Three) -> Iterator[Three]:
+    """The three, which run again after the test."""
+    yield _three
+    _three.mend()
+
+
+def _require_client() -> None:
+    if importlib.util.find_spec("confluent_kafka") is None:
+        _missing("the package confluent-kafka is not installed")
+
+
+def _missing(why: str) -> NoReturn:
+    """Without Kafka there is nothing to compare with: a reason to skip, but not where it counts."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{why}, and CI=true asks for all systems")
+    pytest.skip(why)
