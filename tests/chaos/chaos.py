@@ -1,10 +1,11 @@
-"""Workers, owner and disk are struck at random while producers write; then everything is counted.
+"""Workers, and the log that they work on, are struck at random while producers write; then everything is counted.
 
-    python -m tests.chaos.chaos [--minutes M] [--seed N] [--workers N] [--guarantee G]
+    python -m tests.chaos.chaos [--minutes M] [--seed N] [--workers N] [--guarantee G] [--kafka]
 
 One blow after another, as the seed says. The log is in a small file system of its own (tmpfs, for
-which the program runs itself again in a mount namespace), so that its disk can be full. Ends
-with 1 if a promise was broken; with `--guarantee at_least_once` the same run doubles records.
+which the program runs itself again in a mount namespace), so that its disk can be full; with
+`--kafka` it is a cluster of three brokers, which are struck in turn. Ends with 1 if a promise was
+broken; with `--guarantee at_least_once` the same run doubles records.
 """
 
 from __future__ import annotations
@@ -15,25 +16,22 @@ import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
+from benchmarks.kafka_broker import cluster
 from changelog.records import TopicPartition
-from changelog.storage import LocalStorage
-from statestore.checking import check_stores
 from strandline import Store
+from tests.chaos.blows import Blows
 from tests.chaos.field import Field, wait_for
+from tests.chaos.report import Report
+from tests.kafka.brokers import SETTINGS, SOON_NOTICED
 from tests.workers.pipeline import Pipeline, pipeline
 
 WITHIN = "STRANDLINE_CHAOS_FOLDER"
@@ -41,229 +39,20 @@ WITHIN = "STRANDLINE_CHAOS_FOLDER"
 OUTSIDE = "STRANDLINE_CHAOS_OUTSIDE"
 """One that is not: what workers say goes there, also when the disk is full."""
 NO_SMALL_DISK = "without a small file system"
-PAUSES = (0.2, 0.5, 1.0, 2.0)
-FREEZE = (0.5, 1.5, 3.5)
-"""Seconds; the session is 2 s long."""
-FULL_SECONDS = 2.5
+PREFIX = "strandline-chaos-"
 
 
-@dataclass
-class Report:
-    """What happened."""
-
-    seed: int
-    seconds: float = 0.0
-    blows: Counter[str] = field(default_factory=Counter)
-    takeovers: list[float] = field(default_factory=list)
-    """Seconds from the owner's death to the next answer."""
-    records: int = 0
-    outputs: int = 0
-    deleted: int = 0
-    fences: int = 0
-    rebalances: int = 0
-    restores: list[float] = field(default_factory=list)
-    replayed: int = 0
-    passes: int = 0
-    removed: int = 0
-    """Records, by cleaning; tombstones are among them."""
-    tombstones: int = 0
-    killed_in_a_pass: int = 0
-    killed_in_a_commit: int = 0
-    made_anew: int = 0
-    """Stores, since deletions had been removed from their changelogs."""
-    pens_repeated: int = 0
-    lost: int = 0
-    doubled: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        takeovers, restores = sorted(self.takeovers), sorted(self.restores)
-        return [
-            f"seed {self.seed}, {self.seconds:.0f} s: {self.records:,} records in, {self.outputs:,} out",
-            f"{self.deleted:,} records deleted while producers ran",
-            "  ".join(f"{number} × {blow}" for blow, number in sorted(self.blows.items())),
-            f"{self.fences} fences, {self.rebalances} rebalances",
-            f"{self.killed_in_a_commit} times killed in a commit",
-            f"{self.pens_repeated} transactions of producers aborted and written again",
-            f"{len(takeovers)} takeovers: {_spread(takeovers)}",
-            f"{len(restores)} restores, {self.replayed:,} records replayed: {_spread(restores)}",
-            f"{self.passes} passes of the cleaner, {self.killed_in_a_pass} times killed in a pass",
-            f"{self.removed:,} records removed, {self.tombstones:,} tombstones removed",
-            f"{self.made_anew} stores rebuilt for purged tombstones",
-            f"lost {self.lost}, doubled {self.doubled}",
-            *(f"WRONG {what}" for what in self.wrong),
-        ]
-
-
-class Chaos:
-    """Blows, one after another."""
-
-    def __init__(self, on: Field, report: Report, seed: int, only: str, *, full_disk: bool) -> None:
-        self.field = on
-        self.report = report
-        self.chance = random.Random(seed)
-        self._blows: list[tuple[int, Callable[[], None]]] = [
-            (5, self.kill_worker),
-            (2, self.kill_owner),
-            (2, self.kill_in_a_pass),
-            (2, self.kill_in_a_commit),
-            (1, self.take_away),
-            (4, self.freeze_worker),
-            (1, self.freeze_owner),
-            (3, self.restart_worker),
-            (2, self.come_or_go),
-            (1, self.fill_disk),
-            (3, self.delete_what_was_read),
-        ]
-        unwanted = set() if full_disk else {self.fill_disk}
-        self._blows = [
-            (weight, blow)
-            for weight, blow in self._blows
-            if only in blow.__name__ and blow not in unwanted
-        ]
-
-    def strike(self) -> None:
-        """The next blow, and what has gone is there again."""
-        weights = [weight for weight, _ in self._blows]
-        [(_, blow)] = self.chance.choices(self._blows, weights)
-        blow()
-        self.report.blows[blow.__name__.replace("_", " ")] += 1
-        pause(self.chance.choice(PAUSES))
-
-    def every_kind(self) -> None:
-        for _, blow in self._blows:
-            blow()
-            self.report.blows[blow.__name__.replace("_", " ")] += 1
-
-    def kill_worker(self) -> None:
-        slot = self.chance.choice(self.field.running())
-        self.field.process(slot).kill()
-        pause(self.chance.choice(PAUSES))
-        self.field.start(slot)
-
-    def kill_in_a_commit(self) -> None:
-        """When outputs are written, and the offsets of what they came from are not committed yet."""
-        slot = self.chance.choice(self.field.running())
-        process = self.field.process(slot)
-        with contextlib.suppress(TimeoutError):  # how many it was is counted
-            wait_for(lambda: process.has_stores or not process.is_running, 20, "a worker's stores")
-            process.doom()
-            wait_for(lambda: not process.is_running, 5, "its next commit")
-            self.report.killed_in_a_commit += 1
-        process.kill()
-        self.field.start(slot)
-
-    def take_away(self) -> None:
-        """A worker, with its disk, for longer than deletions stay in the changelogs."""
-        apart = [slot for slot in self.field.running() if slot % 2]
-        if not apart:
-            return
-        slot = self.chance.choice(apart)
-        process = self.field.process(slot)
-        wait_for(lambda: process.has_stores or not process.is_running, 60, "a worker's stores")
-        pause(max(PAUSES))
-        process.kill()
-        since = self.field.changelogs()
-        with contextlib.suppress(TimeoutError):  # how many stores it was for is counted
-            wait_for(lambda: self.field.is_purged(since), 20, "deletions to be removed")
-        self.field.start(slot)
-
-    def kill_owner(self) -> None:
-        """Whoever it is: a worker, or a process that has nothing else to do."""
-        self._kill_owner(tries=1)
-
-    def kill_in_a_pass(self) -> None:
-        """The owner, when the cleaner has done a part of what it is at."""
-        self._kill_owner(tries=300)
-
-    def _kill_owner(self, tries: int) -> None:
-        pid = self.field.owner()
-        if pid is None:
-            return
-        self.report.killed_in_a_pass += self.field.sweeps.catch(pid, tries)
-        os.kill(pid, signal.SIGKILL)
-        gone = time.monotonic()
-        wait_for(lambda: self.field.owner() not in (None, pid), 30, "another owner")
-        self.field.ends()
-        self.report.takeovers.append(time.monotonic() - gone)
-        for slot, process in enumerate(self.field.slots):
-            if process is not None and process.pid == pid:
-                process.kill()
-                self.field.start(slot)
-
-    def freeze_worker(self) -> None:
-        slot = self.chance.choice(self.field.running())
-        self.field.process(slot).freeze()
-        pause(self.chance.choice(FREEZE))
-        self.field.process(slot).thaw()
-
-    def freeze_owner(self) -> None:
-        pid = self.field.owner()
-        if pid is not None:
-            os.kill(pid, signal.SIGSTOP)
-            pause(self.chance.choice(FREEZE))
-            os.kill(pid, signal.SIGCONT)
-
-    def restart_worker(self) -> None:
-        slot = self.chance.choice(self.field.running())
-        self.report.wrong += self.field.end(slot)
-        self.field.start(slot)
-
-    def come_or_go(self) -> None:
-        """One worker more for a while, or one fewer."""
-        if len(self.field.slots) > 2 and self.chance.random() < 0.5:
-            slot = self.chance.choice(self.field.running())
-            self.report.wrong += self.field.end(slot)
-            pause(2 * self.chance.choice(PAUSES))
-            self.field.start(slot)
-        else:
-            self.field.slots.append(None)
-            self.field.start(len(self.field.slots) - 1)
-            pause(2 * self.chance.choice(PAUSES))
-            self.report.wrong += self.field.end(-1)
-            del self.field.slots[-1]
-
-    def fill_disk(self) -> None:
-        self.field.fill_disk()
-        pause(FULL_SECONDS)
-        self.field.free_disk()
-
-    def delete_what_was_read(self) -> None:
-        self.report.deleted += self.field.delete_read()
-
-
-def run(
-    folder: Path,
-    *,
-    seconds: float,
-    seed: int,
-    workers: int,
-    guarantee: str,
-    careless: bool,
-    only: str,
-    full_disk: bool,
-) -> Report:
-    """So many seconds of it, and the count."""
-    report, begun = Report(seed), time.monotonic()
-    said = Path(tempfile.mkdtemp(prefix="said-", dir=os.environ.get(OUTSIDE)))
-    on = Field(
-        folder,
-        said,
-        workers=workers,
-        seed=seed,
-        guarantee=guarantee,
-        careless=careless,
-        bound=seconds + 600,
-    )
+def run(on: Field, blows: Blows, *, seconds: float, begun: float) -> Report:
+    """Blows until so many seconds have gone by since it has `begun`, and the count."""
+    report = blows.report
     try:
-        chaos = Chaos(on, report, seed, only, full_disk=full_disk)
         wait_for(lambda: on.scribe.records > 1_000, 60, "the first records")
-        chaos.every_kind()
+        blows.every_kind()
         while time.monotonic() - begun < seconds:
             report.wrong += on.tend()
             if report.wrong:
                 break
-            chaos.strike()
+            blows.strike()
         on.settle(180)
         report.wrong += on.left_open()
         committed = on.committed()
@@ -299,20 +88,13 @@ def count(on: Field, report: Report) -> None:
     for records, took in re.findall(r"partitions back: (\d+) records replayed in ([\d.]+) s", said):
         report.replayed += int(records)
         report.restores.append(float(took))
+    on.count(report)
     report.made_anew = len(re.findall(r"is made anew: .* deletions from there", said))
-    sweeps = on.sweeps
-    report.passes, report.removed = sweeps.passes, sweeps.removed
-    report.tombstones = sweeps.tombstones
 
 
 def at_rest(on: Field, committed: Mapping[TopicPartition, int]) -> list[str]:
-    """What is wrong with the files that are left: the log, the stores, their content, the offsets."""
-    wait_for(lambda: on.owner() is None, 60, "the last owner to leave")
-    checked = check_log(LocalStorage(on.log))
-    for machine in on.machines():
-        check_stores(machine, checked)
-    findings = checked.report.findings
-    found = [f"{f.file}: {f.what}" for f in findings if f.severity > Severity.NOTE]
+    """What is wrong with what is left: the log, the stores, their content, the offsets."""
+    found = on.check()
     for machine in on.machines():
         found += differences(on, machine / "state", committed)
     return found
@@ -320,7 +102,7 @@ def at_rest(on: Field, committed: Mapping[TopicPartition, int]) -> list[str]:
 
 def differences(on: Field, state: Path, committed: Mapping[TopicPartition, int]) -> list[str]:
     """How stores, brought up to the end of their changelogs, and offsets differ from what they should be."""
-    made = pipeline(str(on.log), recent=True, state_dir=state)
+    made = pipeline(on.address, recent=True, typed=on.typed, state_dir=state)
     assert made.recent is not None
     with made.app:
         stages = on.scribe.stages
@@ -351,10 +133,9 @@ def compare(made: Pipeline, store: Store[str, Any], wanted: Mapping[str, Any]) -
 def within_small_disk(arguments: list[str], size: str) -> int:
     """Run again where a folder is a file system of its own; without it, where that is not allowed."""
     again = [sys.executable, "-m", "tests.chaos.chaos", *arguments]
-    prefix = "strandline-chaos-"
     with (
-        tempfile.TemporaryDirectory(prefix=prefix) as folder,
-        tempfile.TemporaryDirectory(prefix=prefix) as outside,
+        tempfile.TemporaryDirectory(prefix=PREFIX) as folder,
+        tempfile.TemporaryDirectory(prefix=PREFIX) as outside,
     ):
         namespace = mount_namespace()
         if namespace is None:
@@ -378,18 +159,6 @@ def mount_namespace() -> list[str] | None:
     return None
 
 
-def pause(seconds: float) -> None:
-    """What is between two blows is not waited for: it is the length of a blow."""
-    threading.Event().wait(seconds)
-
-
-def _spread(seconds: list[float]) -> str:
-    if not seconds:
-        return "none"
-    at = [seconds[0], seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.95)], seconds[-1]]
-    return "least, median, p95, most: " + ", ".join(f"{value * 1000:,.0f} ms" for value in at)
-
-
 def main() -> int:
     """Run it; 1 if a promise was broken."""
     parser = argparse.ArgumentParser(description="Blows at random, and a count.")
@@ -397,28 +166,61 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--guarantee", default="exactly_once")
+    parser.add_argument("--kafka", action="store_true", help="on three brokers of Kafka's")
     parser.add_argument("--careless", action="store_true", help="workers overlook deletions")
     parser.add_argument("--only", default="", help="blows whose names have this in them, as kill")
     parser.add_argument("--no-full-disk", action="store_true")
     parser.add_argument("--size", default="6g", help="of the small file system")
     options = parser.parse_args()
-    if WITHIN not in os.environ:
+    if not options.kafka and WITHIN not in os.environ:
         return within_small_disk([*sys.argv[1:], "--seed", str(options.seed)], options.size)
-    folder = Path(os.environ[WITHIN])
     print(f"seed {options.seed}", flush=True)
-    report = run(
-        folder,
-        seconds=options.minutes * 60,
-        seed=options.seed,
-        workers=options.workers,
-        guarantee=options.guarantee,
-        careless=options.careless,
-        only=options.only,
-        full_disk=not options.no_full_disk,
-    )
+    report = on_kafka(options) if options.kafka else in_folder(options)
     print(*report.lines(), sep="\n")
-    shutil.rmtree(folder / "log", ignore_errors=True)
     return int(bool(report.wrong or report.lost or report.doubled))
+
+
+def in_folder(options: argparse.Namespace) -> Report:
+    """On a log in the small file system."""
+    from tests.chaos.folder import FolderBlows, FolderField
+
+    begun = time.monotonic()
+    folder = Path(os.environ[WITHIN])
+    said = Path(tempfile.mkdtemp(prefix="said-", dir=os.environ.get(OUTSIDE)))
+    on = FolderField(folder, said, **field_options(options))
+    blows = FolderBlows(
+        on, Report(options.seed), options.seed, options.only, full_disk=not options.no_full_disk
+    )
+    try:
+        return run(on, blows, seconds=options.minutes * 60, begun=begun)
+    finally:
+        shutil.rmtree(folder / "log", ignore_errors=True)
+
+
+def on_kafka(options: argparse.Namespace) -> Report:
+    """On three brokers of its own."""
+    from tests.chaos.kafka import KafkaBlows, KafkaField
+
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
+        folder = Path(name)
+        said = folder / "said"
+        said.mkdir()
+        with cluster(folder / "brokers", 3, {**SETTINGS, **SOON_NOTICED}) as brokers:
+            begun = time.monotonic()
+            on = KafkaField(brokers, folder, said, **field_options(options))
+            blows = KafkaBlows(on, Report(options.seed), options.seed, options.only)
+            return run(on, blows, seconds=options.minutes * 60, begun=begun)
+
+
+def field_options(options: argparse.Namespace) -> dict[str, Any]:
+    """What every field wants to know."""
+    return {
+        "workers": options.workers,
+        "seed": options.seed,
+        "guarantee": options.guarantee,
+        "careless": options.careless,
+        "bound": options.minutes * 60 + 600,
+    }
 
 
 if __name__ == "__main__":

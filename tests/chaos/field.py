@@ -1,24 +1,24 @@
-"""The field on which it happens: a log in a small file system, workers, pens, a scribe."""
+"""The field on which it happens: a log, workers, pens, a scribe.
+
+What kind of log it is, is the business of those who know it (folder.py, kafka.py).
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-import changelog
 from changelog.errors import StrandlineError
+from changelog.log import Log
 from changelog.records import TopicPartition
 from tests.chaos.pens import Pen
+from tests.chaos.report import Report
 from tests.chaos.scribe import Scribe
-from tests.chaos.sweeps import Sweeps
-from tests.workers.pipeline import PARTITIONS, Pipeline, pipeline
+from tests.workers.pipeline import Pipeline, pipeline
 from tests.workers.processes import Process
 
 INPUTS = ("words", "pipeline-letter-repartition")
@@ -28,54 +28,76 @@ AHEAD = 40_000
 
 
 class Field:
-    """Everything that runs. The process that is here only attaches: it can own nothing."""
+    """Everything that runs, on a log that is open here already."""
 
     def __init__(
         self,
-        folder: Path,
+        attached: Log,
+        address: str,
         said: Path,
         *,
+        typed: bool,
         workers: int,
         seed: int,
         guarantee: str,
         careless: bool,
         bound: float,
     ) -> None:
-        self.log = folder / "log"
-        self.ballast = folder / "ballast"
+        self.attached = attached
+        self.typed = typed
         self.slots: list[Process | None] = [None] * workers
         self.frozen: set[int] = set()
         self.starts = 0
+        self.address = address
         self._said = said
         self._manner = [guarantee, *(["careless"] if careless else [])]
         self._bound = bound
-        self.attached = changelog.open(self.log, role="attach_or_spawn")
-        self.made: Pipeline = pipeline(self.attached, recent=True)
+        self.made: Pipeline = pipeline(attached, recent=True, typed=typed)
         self.made.app.prepare()
-        for topic in (*INPUTS, *OUTPUTS):
-            self.attached.alter_topic(topic, config={"segment.bytes": str(1 << 20)})
-        self.sweeps = Sweeps(self.made.app.broker, self.log)
+        self.prepare()
         for slot in range(workers):
             self.start(slot)
         self.scribe = Scribe(self.made)
         self.pens = [Pen(self.made, number, seed, self.is_far_behind) for number in range(2)]
 
+    # What depends on the kind of log --------------------------------------------------
+
+    def prepare(self) -> None:
+        """Set up what is there, before anybody works on it."""
+
+    def machine(self, slot: int) -> Path:
+        """Where a worker keeps its stores."""
+        raise NotImplementedError
+
+    def machines(self) -> list[Path]:
+        """All that there were; the stores are in `state`."""
+        raise NotImplementedError
+
+    def is_excused(self, process: Process) -> bool:
+        """Whether a worker has ended for a reason that the field has given it."""
+        return False
+
+    def mend(self) -> None:
+        """Take back what has been done to the log."""
+
+    def come_to_rest(self) -> None:
+        """When all is handled: let the log finish."""
+
+    def count(self, report: Report) -> None:
+        """Add what only this kind of log knows of."""
+
+    def check(self) -> list[str]:
+        """When nobody works any more: what is wrong with the log."""
+        raise NotImplementedError
+
     # Workers --------------------------------------------------------------------------
 
     def start(self, slot: int) -> None:
         said = self._said / f"worker-{slot}-{self.starts}.log"
-        state = self._machine(slot) / "state"
-        command = ["tests.chaos.worker", str(self.log), str(state), *self._manner]
+        state = self.machine(slot) / "state"
+        command = ["tests.chaos.worker", self.address, str(state), *self._manner]
         self.slots[slot] = Process(command, said, bound=self._bound)
         self.starts += 1
-
-    def _machine(self, slot: int) -> Path:
-        """Where a worker keeps its stores: one in two has a disk of its own, others share one."""
-        return self.log.with_name(f"machine-{slot}") if slot % 2 else self.log
-
-    def machines(self) -> list[Path]:
-        """All that there were; the stores are in `state`."""
-        return [self.log, *sorted(self.log.parent.glob("machine-*"))]
 
     def running(self) -> list[int]:
         """Slots of workers that are there and not frozen."""
@@ -93,13 +115,12 @@ class Field:
     def end(self, slot: int) -> list[str]:
         """End a worker in order; what was wrong with that.
 
-        It may have only just been started, and know no better than to die, or find no room to
-        commit what it has.
+        It may have only just been started, and know no better than to die.
         """
         process = self.process(slot)
         status, said = process.end(60), process.text()
         unready = status == -signal.SIGTERM and "takes up" not in said
-        if not status or unready or has_no_room(process):
+        if not status or unready or self.is_excused(process):
             return []
         return [f"worker {slot} was told to end, and ended with {status}: {said[-2000:]}"]
 
@@ -109,11 +130,11 @@ class Field:
         self.frozen.clear()
 
     def tend(self) -> list[str]:
-        """Workers that have found no room to open the log are started again; why others ended."""
+        """Workers that are excused are started again; why others have ended."""
         wrong = []
         for slot, process in enumerate(self.slots):
             if process is not None and not process.is_running:
-                if has_no_room(process):
+                if self.is_excused(process):
                     self.start(slot)
                 else:
                     said = process.text()[-1500:]
@@ -126,14 +147,6 @@ class Field:
 
     # The log --------------------------------------------------------------------------
 
-    def owner(self) -> int | None:
-        """Process id of the log's owner, if it is none of ours to spare."""
-        with contextlib.suppress(OSError):
-            found = re.match(r"pid (\d+)", (self.log / "lock").read_text())
-            if found and int(found[1]) != os.getpid() and _is_alive(int(found[1])):
-                return int(found[1])
-        return None
-
     def ends(self) -> dict[TopicPartition, int]:
         every = [
             TopicPartition(topic, number)
@@ -145,18 +158,6 @@ class Field:
     def committed(self) -> dict[TopicPartition, int]:
         found = self.made.app.broker.committed("pipeline", require_stable=False)
         return {tp: offset.offset for tp, offset in found.items()}
-
-    def changelogs(self) -> dict[TopicPartition, int]:
-        """The end of each changelog from which keys are deleted."""
-        recent = [TopicPartition("pipeline-recent-changelog", n) for n in range(PARTITIONS)]
-        return {tp: e.high_watermark for tp, e in self.made.app.broker.offsets(recent).items()}
-
-    def is_purged(self, ends: Mapping[TopicPartition, int]) -> bool:
-        """Whether deletions up to these ends have been removed."""
-        with contextlib.suppress(StrandlineError):
-            now = self.made.app.broker.offsets(list(ends))
-            return all(now[tp].purged_end >= end for tp, end in ends.items())
-        return False
 
     def is_far_behind(self) -> bool:
         try:
@@ -201,23 +202,11 @@ class Field:
                 deleted += broker.delete_records(tp, upto) - start
         return deleted
 
-    def fill_disk(self) -> None:
-        free = shutil.disk_usage(self.ballast.parent).free
-        with contextlib.suppress(OSError), self.ballast.open("ab") as file:
-            os.posix_fallocate(file.fileno(), 0, free)
-        with contextlib.suppress(OSError), self.ballast.open("ab") as file:
-            while True:  # what is left after rounding
-                file.write(b"\0" * 4096)
-                file.flush()
-
-    def free_disk(self) -> None:
-        self.ballast.unlink(missing_ok=True)
-
     # The end --------------------------------------------------------------------------
 
     def settle(self, timeout: float) -> None:
         """Let the pens finish, and everybody catch up."""
-        self.free_disk()
+        self.mend()
         self.thaw()
         for slot, process in enumerate(self.slots):
             if process is None or not process.is_running:
@@ -226,14 +215,7 @@ class Field:
             pen.stop()
         wait_for(self.is_settled, timeout, "everything to be handled")
         self.scribe.stop()
-        wait_for(self.is_cleaned, 60, "the cleaner to get over what had failed")
-        self.sweeps.stop()
-
-    def is_cleaned(self) -> bool:
-        """Whether no pass has failed that was not done since."""
-        with contextlib.suppress(StrandlineError):
-            return not self.sweeps.failing()
-        return False
+        self.come_to_rest()
 
     def close(self) -> list[str]:
         """End the workers, in order; what was wrong with that."""
@@ -247,18 +229,11 @@ class Field:
         return wrong
 
     def kill_all(self) -> None:
+        """Leave nothing that runs."""
         for process in self.slots:
             if process is not None and process.is_running:
                 process.thaw()
                 process.kill()
-        with contextlib.suppress(OSError):
-            if (pid := self.owner()) is not None:
-                os.kill(pid, signal.SIGKILL)
-
-
-def has_no_room(process: Process) -> bool:
-    """Whether it has ended because the disk was full."""
-    return process.status == 1 and "DiskFull" in (process.text().splitlines() or [""])[-1]
 
 
 def wait_for(condition: Callable[[], bool], timeout: float, what: str) -> float:
@@ -270,10 +245,3 @@ def wait_for(condition: Callable[[], bool], timeout: float, what: str) -> float:
             raise TimeoutError(f"waited {timeout:g} s for {what}")
         pause.wait(0.02)
     return time.monotonic() - begun
-
-
-def _is_alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        os.kill(pid, 0)
-        return True
-    return False

@@ -51,6 +51,11 @@ class Stage:
         self.last[key] = now
 
     @property
+    def count(self) -> int:
+        """Values that have come out."""
+        return sum(figures.n for figures in self.last.values())
+
+    @property
     def lost(self) -> int:
         missing = (max(0, wanted.n - self.last[key].n) for key, wanted in self.given.items())
         return self.skipped + sum(missing)

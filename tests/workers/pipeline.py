@@ -19,6 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import strandline as sl
+from changelog.kafka.address import is_kafka
+from framework.codecs import JsonSerde
+from framework.container.decoding import decode
+from framework.looking import committed_batches
 
 PARTITIONS = 4
 RECENT = 3
@@ -57,12 +61,13 @@ class Pipeline:
     """By word and number, as "a1/17", its last values; each one more deletes one."""
 
 
-def pipeline(log: Any, *, recent: bool = False, **options: Any) -> Pipeline:
-    """The app on a log; with a store of `recent` values, if wanted."""
+def pipeline(log: Any, *, recent: bool = False, typed: bool = True, **options: Any) -> Pipeline:
+    """The app on a log; with a store of `recent` values, if wanted; its outputs as columns, or JSON."""
     app = sl.App("pipeline", log=log, **options)
     words = app.topic("words", value=int, partitions=PARTITIONS)
-    figures = app.topic("figures", value=Figures, partitions=2)
-    letters = app.topic("letters", value=Figures, partitions=2)
+    form = {} if typed else {"serde": JsonSerde(Figures)}
+    figures = app.topic("figures", value=Figures, partitions=2, **form)
+    letters = app.topic("letters", value=Figures, partitions=2, **form)
     per_word = app.store("per-word", value=Figures, default=Figures())
     per_letter = app.store("per-letter", value=Figures, default=Figures())
     values = app.store("recent", key=str, value=int) if recent else None
@@ -139,8 +144,12 @@ def judge(made: Pipeline, given: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def _sent(topic: sl.Topic[str, Figures]) -> dict[str, list[Figures]]:
-    rows = topic.to_polars().select("key", "n", "total", "smallest", "largest").iter_rows()
-    return by_key((key, Figures(*figures)) for key, *figures in rows)
+    return by_key(
+        (record.key, record.value)
+        for batch in committed_batches(topic.app.broker, topic.name)
+        for chunk in decode(topic, batch, tombstones=False)
+        for record in chunk.records
+    )
 
 
 def _off(
@@ -176,6 +185,7 @@ def work(log: str, guarantee: str, **options: Any) -> None:
         session_timeout_ms=2_000,
         standby_replicas=1,
         processing_guarantee=guarantee,
+        typed=not is_kafka(log),
         **options,
     )
     with made.app:

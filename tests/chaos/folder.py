@@ -1,0 +1,202 @@
+"""The field on a log in a folder: in a small file system, with an owner that can be struck, and a cleaner.
+
+The process that is here only attaches: it can own nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import changelog
+from changelog.embedded.checking.findings import Severity
+from changelog.embedded.checking.folder import check_log
+from changelog.errors import StrandlineError
+from changelog.records import TopicPartition
+from changelog.storage import LocalStorage
+from statestore.checking import check_stores
+from tests.chaos.blows import FREEZE, PAUSES, Blows, pause
+from tests.chaos.field import INPUTS, OUTPUTS, Field, wait_for
+from tests.chaos.report import Report
+from tests.chaos.sweeps import Sweeps
+from tests.workers.pipeline import PARTITIONS
+from tests.workers.processes import Process
+
+FULL_SECONDS = 2.5
+
+
+class FolderField(Field):
+    """On the log that is made in `folder`."""
+
+    def __init__(self, folder: Path, said: Path, **options: Any) -> None:
+        self.log = folder / "log"
+        self.ballast = folder / "ballast"
+        attached = changelog.open(self.log, role="attach_or_spawn")
+        super().__init__(attached, str(self.log), said, typed=True, **options)
+
+    def prepare(self) -> None:
+        for topic in (*INPUTS, *OUTPUTS):
+            self.attached.alter_topic(topic, config={"segment.bytes": str(1 << 20)})
+        self.sweeps = Sweeps(self.made.app.broker, self.log)
+
+    def machine(self, slot: int) -> Path:
+        """One in two has a disk of its own, others share one."""
+        return self.log.with_name(f"machine-{slot}") if slot % 2 else self.log
+
+    def machines(self) -> list[Path]:
+        return [self.log, *sorted(self.log.parent.glob("machine-*"))]
+
+    def is_excused(self, process: Process) -> bool:
+        """Whether it has ended because the disk was full."""
+        return process.status == 1 and "DiskFull" in (process.text().splitlines() or [""])[-1]
+
+    def mend(self) -> None:
+        self.free_disk()
+
+    def come_to_rest(self) -> None:
+        wait_for(self.is_cleaned, 60, "the cleaner to get over what had failed")
+        self.sweeps.stop()
+
+    def count(self, report: Report) -> None:
+        report.passes, report.removed = self.sweeps.passes, self.sweeps.removed
+        report.tombstones = self.sweeps.tombstones
+
+    def check(self) -> list[str]:
+        """The log, the stores."""
+        wait_for(lambda: self.owner() is None, 60, "the last owner to leave")
+        checked = check_log(LocalStorage(self.log))
+        for machine in self.machines():
+            check_stores(machine, checked)
+        findings = checked.report.findings
+        return [f"{f.file}: {f.what}" for f in findings if f.severity > Severity.NOTE]
+
+    # The owner, the cleaner, the disk -------------------------------------------------
+
+    def owner(self) -> int | None:
+        """Process id of the log's owner, if it is none of ours to spare."""
+        with contextlib.suppress(OSError):
+            found = re.match(r"pid (\d+)", (self.log / "lock").read_text())
+            if found and int(found[1]) != os.getpid() and _is_alive(int(found[1])):
+                return int(found[1])
+        return None
+
+    def changelogs(self) -> dict[TopicPartition, int]:
+        """The end of each changelog from which keys are deleted."""
+        recent = [TopicPartition("pipeline-recent-changelog", n) for n in range(PARTITIONS)]
+        return {tp: e.high_watermark for tp, e in self.made.app.broker.offsets(recent).items()}
+
+    def is_purged(self, ends: Mapping[TopicPartition, int]) -> bool:
+        """Whether deletions up to these ends have been removed."""
+        with contextlib.suppress(StrandlineError):
+            now = self.made.app.broker.offsets(list(ends))
+            return all(now[tp].purged_end >= end for tp, end in ends.items())
+        return False
+
+    def is_cleaned(self) -> bool:
+        """Whether no pass has failed that was not done since."""
+        with contextlib.suppress(StrandlineError):
+            return not self.sweeps.failing()
+        return False
+
+    def fill_disk(self) -> None:
+        free = shutil.disk_usage(self.ballast.parent).free
+        with contextlib.suppress(OSError), self.ballast.open("ab") as file:
+            os.posix_fallocate(file.fileno(), 0, free)
+        with contextlib.suppress(OSError), self.ballast.open("ab") as file:
+            while True:  # what is left after rounding
+                file.write(b"\0" * 4096)
+                file.flush()
+
+    def free_disk(self) -> None:
+        self.ballast.unlink(missing_ok=True)
+
+    def kill_all(self) -> None:
+        super().kill_all()
+        with contextlib.suppress(OSError):
+            if (pid := self.owner()) is not None:
+                os.kill(pid, signal.SIGKILL)
+
+
+class FolderBlows(Blows):
+    """Those for a log in a folder: its owner, its cleaner, its disk."""
+
+    def __init__(
+        self, on: FolderField, report: Report, seed: int, only: str, *, full_disk: bool
+    ) -> None:
+        self.folder = on
+        self._full_disk = full_disk
+        super().__init__(on, report, seed, only)
+
+    def kinds(self) -> list[tuple[int, Callable[[], None]]]:
+        return [
+            *super().kinds(),
+            (2, self.kill_owner),
+            (2, self.kill_in_a_pass),
+            (1, self.take_away),
+            (1, self.freeze_owner),
+            *([(1, self.fill_disk)] if self._full_disk else []),
+        ]
+
+    def take_away(self) -> None:
+        """A worker, with its disk, for longer than deletions stay in the changelogs."""
+        apart = [slot for slot in self.field.running() if slot % 2]
+        if not apart:
+            return
+        slot = self.chance.choice(apart)
+        process = self.field.process(slot)
+        wait_for(lambda: process.has_stores or not process.is_running, 60, "a worker's stores")
+        pause(max(PAUSES))
+        process.kill()
+        since = self.folder.changelogs()
+        with contextlib.suppress(TimeoutError):  # how many stores it was for is counted
+            wait_for(lambda: self.folder.is_purged(since), 20, "deletions to be removed")
+        self.field.start(slot)
+
+    def kill_owner(self) -> None:
+        """Whoever it is: a worker, or a process that has nothing else to do."""
+        self._kill_owner(tries=1)
+
+    def kill_in_a_pass(self) -> None:
+        """The owner, when the cleaner has done a part of what it is at."""
+        self._kill_owner(tries=300)
+
+    def _kill_owner(self, tries: int) -> None:
+        pid = self.folder.owner()
+        if pid is None:
+            return
+        self.report.killed_in_a_pass += self.folder.sweeps.catch(pid, tries)
+        os.kill(pid, signal.SIGKILL)
+        gone = time.monotonic()
+        wait_for(lambda: self.folder.owner() not in (None, pid), 30, "another owner")
+        self.field.ends()
+        self.report.takeovers.append(time.monotonic() - gone)
+        for slot, process in enumerate(self.field.slots):
+            if process is not None and process.pid == pid:
+                process.kill()
+                self.field.start(slot)
+
+    def freeze_owner(self) -> None:
+        pid = self.folder.owner()
+        if pid is not None:
+            os.kill(pid, signal.SIGSTOP)
+            pause(self.chance.choice(FREEZE))
+            os.kill(pid, signal.SIGCONT)
+
+    def fill_disk(self) -> None:
+        self.folder.fill_disk()
+        pause(FULL_SECONDS)
+        self.folder.free_disk()
+
+
+def _is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        os.kill(pid, 0)
+        return True
+    return False

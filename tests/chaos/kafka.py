@@ -1,0 +1,115 @@
+"""The field on a Kafka cluster: three brokers, three replicas, of which two have what is acknowledged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+import changelog
+from benchmarks.kafka_broker import Broker, servers
+from tests.chaos.blows import FREEZE, PAUSES, Blows, pause
+from tests.chaos.field import Field, wait_for
+from tests.chaos.report import Report
+
+
+class KafkaField(Field):
+    """On the cluster of these brokers; stores are in `folder`."""
+
+    def __init__(self, brokers: Sequence[Broker], folder: Path, said: Path, **options: Any) -> None:
+        self.brokers = brokers
+        self._folder = folder
+        self._admin = AdminClient({"bootstrap.servers": servers(brokers)})
+        url = f"kafka://{servers(brokers)}"
+        super().__init__(changelog.open(url), url, said, typed=False, **options)
+
+    def machine(self, slot: int) -> Path:
+        """One in two has a disk of its own, others share one."""
+        return self._folder / (f"machine-{slot}" if slot % 2 else "machine")
+
+    def machines(self) -> list[Path]:
+        return sorted(self._folder.glob("machine*"))
+
+    def mend(self) -> None:
+        for broker in self.brokers:
+            if broker.process.poll() is None:
+                broker.thaw()
+            else:
+                broker.start()
+        self.wait_for_replicas(60)
+
+    def check(self) -> list[str]:
+        """Whether all replicas are there; what else there is to find only Kafka could."""
+        return [] if self.is_replicated() else ["there are replicas that have fallen behind"]
+
+    def wait_for_outputs(self, timeout: float) -> None:
+        """Until something new is committed in both stages."""
+        before = [stage.count for stage in self.scribe.stages.values()]
+
+        def is_more() -> bool:
+            stages = self.scribe.stages.values()
+            return all(s.count > was for s, was in zip(stages, before, strict=True))
+
+        wait_for(is_more, timeout, "outputs")
+
+    def wait_for_replicas(self, timeout: float) -> None:
+        """Until another broker may be struck."""
+        wait_for(self.is_replicated, timeout, "replicas that have caught up")
+
+    def is_replicated(self) -> bool:
+        """Whether each partition has all of its replicas."""
+        try:
+            topics = self._admin.list_topics(timeout=10).topics.values()
+        except KafkaException:
+            return False
+        return all(
+            sorted(partition.isrs) == sorted(partition.replicas)
+            for topic in topics
+            for partition in topic.partitions.values()
+        )
+
+
+class KafkaBlows(Blows):
+    """Those for a cluster of three brokers, of which one at a time may be away."""
+
+    def __init__(self, on: KafkaField, report: Report, seed: int, only: str) -> None:
+        self.cluster = on
+        super().__init__(on, report, seed, only)
+
+    def kinds(self) -> list[tuple[int, Callable[[], None]]]:
+        return [
+            *super().kinds(),
+            (3, self.kill_broker),
+            (1, self.restart_broker),
+            (1, self.freeze_broker),
+        ]
+
+    def kill_broker(self) -> None:
+        """At once; and nobody has what it led for a moment."""
+        broker = self.chance.choice(self.cluster.brokers)
+        broker.kill()
+        gone = time.monotonic()
+        self.cluster.wait_for_outputs(60)
+        self.report.takeovers.append(time.monotonic() - gone)
+        broker.start()
+        self.cluster.wait_for_replicas(60)
+
+    def restart_broker(self) -> None:
+        """In order."""
+        broker = self.chance.choice(self.cluster.brokers)
+        broker.stop()
+        pause(self.chance.choice(PAUSES))
+        broker.start()
+        self.cluster.wait_for_replicas(60)
+
+    def freeze_broker(self) -> None:
+        """Until the others take it for dead, or not quite."""
+        broker = self.chance.choice(self.cluster.brokers)
+        broker.freeze()
+        pause(2 * self.chance.choice(FREEZE))
+        broker.thaw()
+        self.cluster.wait_for_replicas(60)
