@@ -4,8 +4,9 @@ A consumer of librdkafka's goes on from where it was, ahead of who asks it. So s
 fetch takes the one that is at its positions, as the next fetch of the same reader's is; or
 another, which is sent there. None is a member of a group.
 
-How far there is anything to read is asked first: librdkafka says that it has come to an end only
-after a wait of the broker's (`fetch.wait.max.ms`), and says nothing about the last stable offset.
+While records come they are handed out. When none has, it is asked how far there is anything to read:
+librdkafka says that it has come to an end only after a wait of the broker's (`fetch.wait.max.ms`), and
+says nothing about the last stable offset.
 What it does not hand out (markers, aborted records) shows in its position.
 """
 
@@ -38,6 +39,10 @@ from changelog.records import (
 Positions = Mapping[TopicPartition, int]
 Ends = Mapping[TopicPartition, PartitionOffsets]
 
+Found = dict[TopicPartition, list[Message]]
+
+KNOWN_FOR_S = 1.0
+"""So long what comes is handed out without asking where partitions begin and end."""
 KEPT = 8
 """Consumers that are kept between fetches."""
 AT_ONCE = 10_000
@@ -60,27 +65,26 @@ class Fetching:
         self, positions: Positions, max_bytes: int, isolation: Isolation, timeout: float
     ) -> dict[TopicPartition, Fetched]:
         """See Broker.fetch."""
+        reader = self._taken(positions, isolation)
+        if reader is not None:
+            with self._used(reader):
+                if found := reader.arrived(max_bytes):
+                    return reader.fetched(positions, found)
         ends = self._offsets.of(positions)
         for tp, position in positions.items():
             _check_range(tp, position, ends[tp])
         goals = {tp: _end(ends[tp], isolation) for tp in positions}
         ahead = {tp: goal for tp, goal in goals.items() if positions[tp] < goal}
         if not ahead and timeout <= 0:
-            return {tp: _fetched([], positions[tp], ends[tp], isolation) for tp in positions}
-        with self._reader(positions, isolation) as reader:
-            found = reader.read(ahead, max_bytes, timeout)
-            return {
-                tp: _fetched(
-                    list(_batches(tp, found[tp])), reader.positions[tp], ends[tp], isolation
-                )
-                for tp in positions
-            }
+            return {tp: _fetched([], at, ends[tp], isolation) for tp, at in positions.items()}
+        with self._used(self._free(positions, isolation)) as reader:
+            reader.go_to(positions, ends)
+            return reader.fetched(positions, reader.read(ahead, max_bytes, timeout))
 
     @contextmanager
-    def _reader(self, positions: Positions, isolation: Isolation) -> Iterator[_Reader]:
-        reader = self._taken(positions, isolation) or _Reader(self._connection, isolation)
+    def _used(self, reader: _Reader) -> Iterator[_Reader]:
+        """A reader that nobody else uses meanwhile, and that is kept."""
         try:
-            reader.go_to(positions)
             yield reader
         except BaseException:
             reader.close()  # what it was doing is not known
@@ -93,17 +97,24 @@ class Fetching:
             oldest.close()
 
     def _taken(self, positions: Positions, isolation: Isolation) -> _Reader | None:
-        """A reader that is at these positions; else the oldest if there are enough."""
+        """The reader that is at these positions, if there is one."""
         with self._lock:
             for reader in self._idle:
                 if reader.isolation == isolation and reader.positions == positions:
                     self._idle.remove(reader)
                     return reader
-            same = [reader for reader in self._idle if reader.isolation == isolation]
-            if len(self._idle) < KEPT or not same:
-                return None
-            self._idle.remove(same[0])
-            return same[0]
+        return None
+
+    def _free(self, positions: Positions, isolation: Isolation) -> _Reader:
+        """A reader to be sent to these positions: best the one that is there, else an old one, or a new."""
+        reader = self._taken(positions, isolation)
+        if reader is None:
+            with self._lock:
+                same = [one for one in self._idle if one.isolation == isolation]
+                if len(self._idle) >= KEPT and same:
+                    reader = same[0]
+                    self._idle.remove(reader)
+        return reader or _Reader(self._connection, isolation)
 
     def close(self) -> None:
         """Close the consumers that are not in use."""
@@ -121,11 +132,16 @@ class _Reader:
         self.isolation = isolation
         self.positions: dict[TopicPartition, int] = {}
         """Where the next read goes on."""
+        self._ends: Ends = {}
+        self._asked = 0.0
+        """When it was asked for them."""
         self._consumer: Consumer = connection.client(
             Consumer,
             {
                 "group.id": connection.cluster.properties.get("group.id", "strandline"),
-                "queued.max.messages.kbytes": 16 << 10,
+                "queued.max.messages.kbytes": 64 << 10,
+                "queued.min.messages": 1_000_000,
+                "fetch.message.max.bytes": 4 << 20,
                 "fetch.wait.max.ms": 200,
                 "isolation.level": isolation,
                 "auto.offset.reset": "error",
@@ -135,37 +151,39 @@ class _Reader:
             },
         )
 
-    def go_to(self, positions: Positions) -> None:
-        """Read there from now on."""
+    def go_to(self, positions: Positions, ends: Ends) -> None:
+        """Read there from now on. `ends` are those of its partitions as they are now."""
         if self.positions != positions:
             with self._connection.translated("fetching"):
                 self._consumer.assign([KafkaPartition(*tp, at) for tp, at in positions.items()])
             self.positions = dict(positions)
+        self._ends = ends
 
-    def read(
-        self, ahead: Positions, max_bytes: int, timeout: float
-    ) -> dict[TopicPartition, list[Message]]:
+    def arrived(self, max_bytes: int) -> Found:
+        """What has come already from where it is; nothing if it is not known what is still there."""
+        found: Found = {}
+        if self._knows_ends_for(self._connection.clock.monotonic()):
+            self._take(found, max_bytes, 0.0)
+        return found
+
+    def read(self, ahead: Positions, max_bytes: int, timeout: float) -> Found:
         """What comes next; waits until there is something, or all of `ahead` has been passed.
 
         If then there is nothing it waits up to `timeout` seconds. Raises what the cluster says, and
         RequestTimedOut if what is there does not come.
         """
-        found: defaultdict[TopicPartition, list[Message]] = defaultdict(list)
-        sizes: defaultdict[TopicPartition, int] = defaultdict(int)
+        found: Found = {}
         clock = self._connection.clock
-        begun = clock.monotonic()
+        begun = self._asked = clock.monotonic()
         trouble: Retriable | None = None
         while True:
             passed = all(self.positions[tp] >= goal for tp, goal in ahead.items())
-            waited = clock.monotonic() - begun
-            left = (timeout if passed else DEADLINE_S) - waited
-            wait = 0.0 if found else max(0.0, min(SLICE_S, left))
-            messages = self._messages(wait)
-            trouble = self._sort(messages, found, sizes) or trouble
-            self._note_positions()
-            if found and (not messages or max(sizes.values()) >= max_bytes):
+            left = (timeout if passed else DEADLINE_S) - (clock.monotonic() - begun)
+            taken, trouble_now = self._take(found, max_bytes, max(0.0, min(SLICE_S, left)))
+            trouble = trouble_now or trouble
+            if found:
                 return found
-            if not messages and left <= 0:
+            if not taken and left <= 0:
                 if passed:
                     return found
                 raise trouble or RequestTimedOut(
@@ -173,31 +191,74 @@ class _Reader:
                     f"that did not come within {DEADLINE_S:g} s; check that the brokers keep up"
                 )
 
+    def fetched(self, positions: Positions, found: Found) -> dict[TopicPartition, Fetched]:
+        """The answer for these positions, with the ends as they were when they were asked for."""
+        return {
+            tp: _fetched(
+                list(_batches(tp, found.get(tp, ()))),
+                self.positions[tp],
+                self._ends[tp],
+                self.isolation,
+            )
+            for tp in positions
+        }
+
+    def _knows_ends_for(self, now: float) -> bool:
+        return now - self._asked < KNOWN_FOR_S
+
+    def _take(self, found: Found, max_bytes: int, wait: float) -> tuple[bool, Retriable | None]:
+        """Put what has come to its partitions, up to about `max_bytes` of one; waits for the first.
+
+        Whether anything has come, and what is wrong for the moment, if anything.
+        """
+        sizes: defaultdict[TopicPartition, int] = defaultdict(int)
+        trouble: Retriable | None = None
+        taken = False
+        while messages := self._messages(0.0 if found else wait):
+            taken = True
+            trouble = self._sort(messages, found, sizes) or trouble
+            if max(sizes.values(), default=0) >= max_bytes or not found:
+                break
+        self._note_positions()
+        return taken, trouble
+
     def _messages(self, wait: float) -> list[Message]:
         """What has come; if nothing has, what comes first within `wait` seconds, and with it."""
         with self._connection.translated("fetching"):
-            # Asked for many, librdkafka waits until it has as many; so it is asked for one first.
-            first = self._consumer.poll(wait)
-            if first is None:
-                return []
-            return [first, *self._consumer.consume(AT_ONCE, 0)]
+            messages: list[Message] = self._consumer.consume(AT_ONCE, 0)
+            if messages:
+                return messages
+            # Asked for many, librdkafka waits until it has as many; so it is asked for one.
+            first = self._consumer.poll(wait) if wait else None
+            return [] if first is None else [first, *self._consumer.consume(AT_ONCE, 0)]
 
     def _sort(
-        self,
-        messages: Sequence[Message],
-        found: dict[TopicPartition, list[Message]],
-        sizes: dict[TopicPartition, int],
+        self, messages: list[Message], found: Found, sizes: dict[TopicPartition, int]
     ) -> Retriable | None:
         """Put messages to their partitions; what is wrong for the moment, if anything."""
+        trouble: Retriable | None = None
+        if any(map(Message.error, messages)):
+            trouble = self._note_errors(messages)
+            messages = [message for message in messages if message.error() is None]
+        names = zip(map(Message.topic, messages), map(Message.partition, messages), strict=True)
+        at = 0
+        for name, run in groupby(names):
+            tp, count = TopicPartition(*name), sum(1 for _ in run)
+            part = messages[at : at + count]
+            at += count
+            found.setdefault(tp, []).extend(part)
+            sizes[tp] += sum(map(len, part))
+            self.positions[tp] = part[-1].offset() + 1
+        return trouble
+
+    def _note_errors(self, messages: Sequence[Message]) -> Retriable | None:
+        """What goes by is told, the last of it; an end that was reached is a position; else it raises."""
         trouble: Retriable | None = None
         for message in messages:
             error = message.error()
             if error is None:
-                tp = TopicPartition(message.topic(), message.partition())
-                found[tp].append(message)
-                sizes[tp] += len(message)
-                self.positions[tp] = message.offset() + 1
-            elif error.code() == KafkaError._PARTITION_EOF:
+                continue
+            if error.code() == KafkaError._PARTITION_EOF:
                 tp = TopicPartition(message.topic(), message.partition())
                 self.positions[tp] = max(self.positions[tp], message.offset())
             else:
@@ -242,18 +303,22 @@ def _fetched(
 
 def _batches(tp: TopicPartition, messages: Sequence[Message]) -> Iterator[Batch]:
     """Messages of one partition as columns: a batch for each leader epoch."""
-    for epoch, group in groupby(messages, key=lambda message: message.leader_epoch()):
-        yield _batch(tp, list(group), epoch or 0)
+    if not messages:
+        return
+    if messages[0].leader_epoch() == messages[-1].leader_epoch():  # they only grow
+        yield _batch(tp, messages)
+        return
+    for _, group in groupby(messages, key=Message.leader_epoch):
+        yield _batch(tp, list(group))
 
 
-def _batch(tp: TopicPartition, messages: Sequence[Message], epoch: int) -> Batch:
-    offsets = [message.offset() for message in messages]
-    heads = [message.headers() for message in messages]
+def _batch(tp: TopicPartition, messages: Sequence[Message]) -> Batch:
     columns = [
-        pa.array([message.timestamp()[1] for message in messages], pa.int64()),
-        pa.array([message.key() for message in messages], pa.binary()),
-        pa.array([message.value() for message in messages], pa.binary()),
+        pa.array([when for _, when in map(Message.timestamp, messages)], pa.int64()),
+        pa.array(list(map(Message.key, messages)), pa.binary()),
+        pa.array(list(map(Message.value, messages)), pa.binary()),
     ]
+    heads = list(map(Message.headers, messages))
     has_headers = any(heads)
     if has_headers:
         pairs = [
@@ -262,11 +327,12 @@ def _batch(tp: TopicPartition, messages: Sequence[Message], epoch: int) -> Batch
         ]
         columns.append(pa.array(pairs, HEADERS_TYPE))
     schema = columns_schema(pa.binary(), headers=has_headers)
-    follow = offsets[-1] - offsets[0] + 1 == len(offsets)
+    first, last = messages[0].offset(), messages[-1].offset()
+    follow = last - first + 1 == len(messages)
     return Batch(
         *tp,
-        offsets[0],
+        first,
         pa.RecordBatch.from_arrays(columns, schema=schema),
-        epoch,
-        None if follow else pa.array(offsets, pa.int64()),
+        messages[0].leader_epoch() or 0,
+        None if follow else pa.array(list(map(Message.offset, messages)), pa.int64()),
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -178,17 +179,20 @@ def _produce(producer: Producer, batch: Outgoing, sent: _Sent) -> None:
     keys = columns.column("key").to_pylist()
     values = columns.column("value").to_pylist()
     has_headers = columns.schema.get_field_index("headers") >= 0
-    heads = columns.column("headers").to_pylist() if has_headers else [None] * len(keys)
-    last = len(keys) - 1
+    heads = map(
+        _pairs, columns.column("headers").to_pylist() if has_headers else repeat(None, len(keys))
+    )
+    # By position, since by name a call takes half as long again.
+    last, report = len(keys) - 1, sent.report
     for index, (when, key, value, pairs) in enumerate(
         zip(timestamps, keys, values, heads, strict=True)
     ):
-        more: dict[str, Any] = {"timestamp": when}
-        if pairs:
-            more["headers"] = [(head["key"], head["value"]) for head in pairs]
-        if index in (0, last):
-            more["on_delivery"] = sent.report
-        produce(topic, value, key, partition, **more)
+        told = report if index in (0, last) else None
+        produce(topic, value, key, partition, told, None, when, pairs)
+
+
+def _pairs(heads: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, bytes]] | None:
+    return [(head["key"], head["value"]) for head in heads] if heads else None
 
 
 def _refusal(batch: Outgoing, where: str) -> StrandlineError | None:

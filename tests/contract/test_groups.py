@@ -16,7 +16,7 @@ from changelog.log import Log
 from changelog.records import CommittedOffset, TopicPartition
 
 Eventually = Callable[..., None]
-SESSION_MS = 1000
+SESSION_MS = 3000
 PATIENCE_S = 30.0
 
 
