@@ -146,8 +146,8 @@ class Broker(Protocol):
         ...
 
     @property
-    def pins(self) -> Pins:
-        """Ranges of offsets that can be read again, the same."""
+    def pins(self) -> Pins | None:
+        """Ranges of offsets that can be read again, the same; None where no log can promise that."""
         ...
 
     # Producers and transactions -------------------------------------------------------

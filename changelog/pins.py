@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from changelog.errors import UnknownPin
 from changelog.records import Fetched, TopicPartition
 
 MAX_TIMEOUT_MS = 30 * 24 * 60 * 60 * 1000
@@ -72,3 +73,10 @@ class Pins(Protocol):
     def release(self, holder: str, until: str) -> None:
         """Let go of the holder's pins that end there; harmless when there are none."""
         ...
+
+
+def there(pins: Pins | None) -> Pins:
+    """The pins of a log that has some. Raises UnknownPin: nothing is pinned in one that has none."""
+    if pins is None:
+        raise UnknownPin("this log keeps nothing for readers: it is a Kafka cluster")
+    return pins

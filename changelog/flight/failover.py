@@ -42,7 +42,7 @@ from changelog.flight.metrics import OWNED, TAKEOVERS
 from changelog.flight.pins import FailoverPins
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.metrics import Reading
-from changelog.pins import Pins
+from changelog.pins import Pins, there
 from changelog.records import (
     Append,
     Appended,
@@ -235,7 +235,7 @@ class FailoverBroker:
     @property
     def pins(self) -> Pins:
         def repeated(call: Callable[[Pins], T]) -> T:
-            return self._repeated(lambda attempt: call(attempt.broker.pins))
+            return self._repeated(lambda attempt: call(there(attempt.broker.pins)))
 
         return FailoverPins(repeated)
 

@@ -14,7 +14,7 @@ from changelog.broker import Broker
 from changelog.cleaning import CleaningStatus
 from changelog.flight.messages import Wire
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
-from changelog.pins import PinName, PinnedRange
+from changelog.pins import PinName, PinnedRange, there
 from changelog.records import (
     CommittedOffset,
     Isolation,
@@ -142,7 +142,7 @@ class HoldPin(Request, frozen=True):
     timeout_ms: int
 
     def run(self, broker: Broker) -> dict[TopicPartition, PinnedRange]:
-        return broker.pins.hold(self.name, self.ranges, timeout_ms=self.timeout_ms)
+        return there(broker.pins).hold(self.name, self.ranges, timeout_ms=self.timeout_ms)
 
 
 class UsePin(Request, frozen=True):
@@ -150,7 +150,7 @@ class UsePin(Request, frozen=True):
     name: PinName
 
     def run(self, broker: Broker) -> dict[TopicPartition, PinnedRange]:
-        return broker.pins.use(self.name)
+        return there(broker.pins).use(self.name)
 
 
 class ReleasePins(Request, frozen=True):
@@ -159,7 +159,7 @@ class ReleasePins(Request, frozen=True):
     until: str
 
     def run(self, broker: Broker) -> None:
-        broker.pins.release(self.holder, self.until)
+        there(broker.pins).release(self.holder, self.until)
 
 
 class InitProducer(Request, frozen=True):

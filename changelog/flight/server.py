@@ -69,7 +69,7 @@ from changelog.flight.requests import (
 )
 from changelog.flight.sessions import Session, Sessions
 from changelog.groups import GroupMember
-from changelog.pins import PinName
+from changelog.pins import PinName, there
 from changelog.records import Append, Fetched, Isolation, TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             return stream_of(_with_failures_sent(fetched_rows(fetched)))
 
     def _pinned(self, request: FetchRequest, pin: PinName) -> dict[TopicPartition, Fetched]:
-        max_bytes, fetch = min(request.max_bytes, MAX_FETCH), self._broker.pins.fetch
+        max_bytes, fetch = min(request.max_bytes, MAX_FETCH), there(self._broker.pins).fetch
         return {
             tp: fetch(pin, tp, offset, max_bytes=max_bytes)
             for tp, offset in request.positions.items()

@@ -25,7 +25,6 @@ from changelog.kafka.offsets import Offsets
 from changelog.kafka.producers import Producers
 from changelog.kafka.roster import Roster
 from changelog.kafka.topics import Topics
-from changelog.pins import Pins
 from changelog.records import (
     Append,
     Appended,
@@ -149,8 +148,8 @@ class KafkaBroker:
         self._refuse("the state of cleaning")
 
     @property
-    def pins(self) -> Pins:
-        self._refuse("pins")
+    def pins(self) -> None:
+        """Kafka keeps nothing for readers."""
 
     # Producers and transactions -------------------------------------------------------
 

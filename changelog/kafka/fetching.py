@@ -240,16 +240,23 @@ class _Reader:
         if any(map(Message.error, messages)):
             trouble = self._note_errors(messages)
             messages = [message for message in messages if message.error() is None]
+        for tp, run in self._runs(messages):
+            found.setdefault(tp, []).extend(run)
+            sizes[tp] += sum(map(len, run))
+            self.positions[tp] = run[-1].offset() + 1
+        return trouble
+
+    def _runs(self, messages: list[Message]) -> Iterator[tuple[TopicPartition, list[Message]]]:
+        """What comes of one partition after the other."""
+        if len(self.positions) == 1 and messages:
+            yield next(iter(self.positions)), messages
+            return
         names = zip(map(Message.topic, messages), map(Message.partition, messages), strict=True)
         at = 0
         for name, run in groupby(names):
-            tp, count = TopicPartition(*name), sum(1 for _ in run)
-            part = messages[at : at + count]
+            count = sum(1 for _ in run)
+            yield TopicPartition(*name), messages[at : at + count]
             at += count
-            found.setdefault(tp, []).extend(part)
-            sizes[tp] += sum(map(len, part))
-            self.positions[tp] = part[-1].offset() + 1
-        return trouble
 
     def _note_errors(self, messages: Sequence[Message]) -> Retriable | None:
         """What goes by is told, the last of it; an end that was reached is a position; else it raises."""

@@ -16,7 +16,7 @@ import msgspec
 from changelog.broker import Broker
 from changelog.clock import SystemClock
 from changelog.errors import OffsetOutOfRange, UnknownPin, UnknownTopic
-from changelog.pins import PinName, PinnedRanges
+from changelog.pins import PinName, PinnedRanges, there
 from framework.spark.offsets import Positions
 from framework.spark.options import SourceOptions
 from framework.spark.planning import OffsetRange, Plan
@@ -48,7 +48,7 @@ def position_name(positions: Positions) -> str:
 def planned(
     broker: Broker, options: SourceOptions, name: PinName, timeout_ms: int, look: Callable[[], Plan]
 ) -> list[OffsetRange]:
-    """What `look` plans, pinned under that name, unless `timeout_ms` is 0.
+    """What `look` plans, pinned under that name, unless `timeout_ms` is 0, or the log has no pins (Kafka).
 
     Raises OffsetOutOfRange for what is lost, if that is to be an error; StorageFailed.
     """
@@ -56,11 +56,11 @@ def planned(
     while True:
         ranges, losses = look()
         report(losses, fail=options.fail_on_data_loss)
-        if timeout_ms == 0:
+        if timeout_ms == 0 or (pins := broker.pins) is None:
             return ranges
         try:
             wanted = {each.topic_partition: each.pinned for each in ranges}
-            return _ranges(name, broker.pins.hold(name, wanted, timeout_ms=timeout_ms))
+            return _ranges(name, pins.hold(name, wanted, timeout_ms=timeout_ms))
         except (OffsetOutOfRange, UnknownTopic):
             left -= 1
             if not left:
@@ -70,7 +70,7 @@ def planned(
 def known(broker: Broker, name: PinName) -> list[OffsetRange] | None:
     """What was pinned under that name; None if there is no such pin."""
     try:
-        return _ranges(name, broker.pins.use(name))
+        return _ranges(name, there(broker.pins).use(name))
     except UnknownPin:
         return None
 

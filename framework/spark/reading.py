@@ -12,7 +12,7 @@ import changelog
 from changelog.broker import Broker
 from changelog.clock import SystemClock
 from changelog.errors import InvalidConfig, OffsetOutOfRange, UnknownPin
-from changelog.pins import PinName
+from changelog.pins import PinName, there
 from changelog.records import Batch, Fetched, PartitionOffsets, TopicInfo, TopicPartition
 from framework.spark.planning import Ends, OffsetRange
 
@@ -112,13 +112,13 @@ def _fetches(broker: Broker, range_: OffsetRange, fail: bool) -> Iterator[Fetche
 
 def _pinned_fetches(broker: Broker, range_: OffsetRange, pin: PinName) -> Iterator[Fetched]:
     """What the range's pin has in it. Raises UnknownPin."""
-    clock, position, due = SystemClock(), range_.start, 0.0
+    clock, position, due, pins = SystemClock(), range_.start, 0.0, there(broker.pins)
     while position < range_.end:
         if clock.monotonic() >= due:
-            broker.pins.use(pin)
+            pins.use(pin)
             due = clock.monotonic() + USE_SECONDS
         tp = range_.topic_partition
-        fetched = broker.pins.fetch(pin, tp, position, max_bytes=FETCH_BYTES)
+        fetched = pins.fetch(pin, tp, position, max_bytes=FETCH_BYTES)
         yield fetched
         position = fetched.next_offset
 

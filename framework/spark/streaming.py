@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from changelog.broker import Broker
-from changelog.pins import PinName
+from changelog.pins import PinName, there
 from framework.spark import pinning, planning, reading, versions
 from framework.spark.offsets import Positions, Reached, from_json, to_json
 from framework.spark.options import SourceOptions
@@ -108,7 +108,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         self._reached = until.positions
         if self._pins:
             holder = until.holder or self._holder
-            self._broker.pins.release(holder, pinning.position_name(until.positions))
+            there(self._broker.pins).release(holder, pinning.position_name(until.positions))
 
     def stop(self) -> None:
         """Let go of the log."""
@@ -118,7 +118,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
 
     @property
     def _pins(self) -> bool:
-        return self._options.stream_pin_ms > 0
+        return self._options.stream_pin_ms > 0 and self._broker.pins is not None
 
     def _since(self, before: Positions | None) -> Positions | None:
         """Where the query's first batch begins, if that is the one that begins here."""

@@ -26,6 +26,7 @@ import pyarrow as pa
 from changelog.broker import Broker
 from changelog.clock import SystemClock
 from changelog.errors import InvalidConfig, UnknownPin
+from changelog.pins import there
 from changelog.records import Batch, TopicInfo
 from framework.spark import decoding
 from framework.spark.columns import fit, topic_schema
@@ -85,9 +86,9 @@ def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
     while True:
         name = pin_of_read()
         ranges = planned(broker, options, name, timeout, look)
-        if timeout == 0 or _are_whole(broker, ranges):
+        if not any(each.pin for each in ranges) or _are_whole(broker, ranges):
             return ranges
-        broker.pins.release(name.holder, name.until)
+        there(broker.pins).release(name.holder, name.until)
 
 
 def _are_whole(broker: Broker, ranges: list[OffsetRange]) -> bool:
