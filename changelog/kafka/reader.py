@@ -1,0 +1,219 @@
+"""A consumer of librdkafka's that reads on from where it was sent, ahead of who asks.
+
+It may be asked for some of its partitions only; what has come of the others waits here until it is their
+turn. If that gets too much they pause.
+
+What librdkafka does not hand out (markers, aborted records) shows in its position.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
+
+from confluent_kafka import Consumer, KafkaError, Message
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from changelog.errors import RequestTimedOut, Retriable
+from changelog.kafka.connection import DEADLINE_S, Connection
+from changelog.kafka.failures import failure
+from changelog.records import Isolation, PartitionOffsets, TopicPartition
+
+Positions = Mapping[TopicPartition, int]
+Ends = Mapping[TopicPartition, PartitionOffsets]
+
+KNOWN_FOR_S = 1.0
+"""So long what comes is handed out without asking where partitions begin and end."""
+WAITING_BYTES = 32 << 20
+"""Of a partition that is not asked for; then it pauses."""
+AT_ONCE = 10_000
+"""Messages taken over in one call."""
+SLICE_S = 0.1
+"""How long Python is away in one call: so long Ctrl-C has to wait."""
+
+
+class Reader:
+    """For one thread at a time."""
+
+    def __init__(self, connection: Connection, isolation: Isolation) -> None:
+        self._connection = connection
+        self.isolation = isolation
+        self._positions: dict[TopicPartition, int] = {}
+        """How far it has handed out."""
+        self._heads: dict[TopicPartition, int] = {}
+        """How far it has read."""
+        self._waiting: defaultdict[TopicPartition, list[Message]] = defaultdict(list)
+        self._sizes: defaultdict[TopicPartition, int] = defaultdict(int)
+        """Bytes of what waits."""
+        self._paused: set[TopicPartition] = set()
+        self._ends: dict[TopicPartition, tuple[PartitionOffsets, float]] = {}
+        """Where partitions begin and end, and when that was asked."""
+        self._consumer: Consumer = connection.client(
+            Consumer,
+            {
+                "group.id": connection.cluster.properties.get("group.id", "strandline"),
+                "queued.max.messages.kbytes": 64 << 10,
+                "queued.min.messages": 1_000_000,
+                "fetch.message.max.bytes": 4 << 20,
+                "fetch.wait.max.ms": 200,
+                "isolation.level": isolation,
+                "auto.offset.reset": "error",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+            },
+        )
+
+    def is_at(self, positions: Positions) -> bool:
+        """Whether it goes on there, with all of these."""
+        return all(self._positions.get(tp) == at for tp, at in positions.items())
+
+    def go_to(self, positions: Positions, ends: Ends) -> None:
+        """Read there from now on. `ends` are those of the partitions as they are now."""
+        if not self.is_at(positions):
+            with self._connection.translated("fetching"):
+                self._consumer.assign([KafkaPartition(*tp, at) for tp, at in positions.items()])
+            self._positions, self._heads = dict(positions), dict(positions)
+            for left in (self._waiting, self._sizes, self._paused, self._ends):
+                left.clear()
+        now = self._connection.clock.monotonic()
+        self._ends.update((tp, (end, now)) for tp, end in ends.items())
+
+    def arrived(self, asked: Collection[TopicPartition], max_bytes: int) -> bool:
+        """Whether something has come already; not if it is not known what is still there."""
+        now = self._connection.clock.monotonic()
+        known = [self._ends.get(tp) for tp in asked]
+        if not all(one is not None and now - one[1] < KNOWN_FOR_S for one in known):
+            return False
+        self._take(asked, max_bytes, 0.0)
+        return self._has(asked)
+
+    def read(
+        self, asked: Collection[TopicPartition], goals: Positions, max_bytes: int, timeout: float
+    ) -> None:
+        """Wait until something has come, or all the goals have been passed.
+
+        If then there is nothing it waits up to `timeout` seconds. Raises what the cluster says, and
+        RequestTimedOut if what is there does not come.
+        """
+        clock = self._connection.clock
+        begun = clock.monotonic()
+        trouble: Retriable | None = None
+        while True:
+            passed = all(self._heads[tp] >= goal for tp, goal in goals.items())
+            left = (timeout if passed else DEADLINE_S) - (clock.monotonic() - begun)
+            came, said = self._take(asked, max_bytes, max(0.0, min(SLICE_S, left)))
+            trouble = said or trouble
+            if self._has(asked) or (passed and not came and left <= 0):
+                return
+            if not came and left <= 0:
+                raise trouble or RequestTimedOut(
+                    f"{self._connection.where('fetching')}: {', '.join(map(str, goals))} have records "
+                    f"that did not come within {DEADLINE_S:g} s; check that the brokers keep up"
+                )
+
+    def handed_out(self, tp: TopicPartition) -> tuple[list[Message], int, PartitionOffsets]:
+        """What waits of a partition, where it goes on, and its ends as they were when last asked for."""
+        messages = self._waiting.pop(tp, [])
+        self._sizes.pop(tp, None)
+        self._positions[tp] = self._heads[tp]
+        if tp in self._paused:
+            self._paused.discard(tp)
+            with self._connection.translated("fetching"):
+                self._consumer.resume([KafkaPartition(*tp)])
+        return messages, self._positions[tp], self._ends[tp][0]
+
+    def _has(self, asked: Collection[TopicPartition]) -> bool:
+        return any(self._waiting.get(tp) for tp in asked)
+
+    def _take(
+        self, asked: Collection[TopicPartition], max_bytes: int, wait: float
+    ) -> tuple[bool, Retriable | None]:
+        """Take over what has come, up to about `max_bytes` of one that was asked for.
+
+        Waits for the first. Whether anything has come, and what is wrong for the moment, if anything.
+        """
+        trouble: Retriable | None = None
+        came = False
+        while all(self._sizes[tp] < max_bytes for tp in asked):
+            messages = self._messages(0.0 if self._has(asked) else wait)
+            if not messages:
+                break
+            came = True
+            trouble = self._sort(messages) or trouble
+            if not self._has(asked):
+                break
+        self._note_positions()
+        self._pause(asked)
+        return came, trouble
+
+    def _messages(self, wait: float) -> list[Message]:
+        """What has come; if nothing has, what comes first within `wait` seconds, and with it."""
+        with self._connection.translated("fetching"):
+            messages: list[Message] = self._consumer.consume(AT_ONCE, 0)
+            if messages:
+                return messages
+            # Asked for many, librdkafka waits until it has as many; so it is asked for one.
+            first = self._consumer.poll(wait) if wait else None
+            return [] if first is None else [first, *self._consumer.consume(AT_ONCE, 0)]
+
+    def _sort(self, messages: list[Message]) -> Retriable | None:
+        """Put messages to their partitions; what is wrong for the moment, if anything."""
+        trouble: Retriable | None = None
+        if any(map(Message.error, messages)):
+            trouble = self._note_errors(messages)
+            messages = [message for message in messages if message.error() is None]
+        for tp, run in self._runs(messages):
+            self._waiting[tp] += run
+            self._sizes[tp] += sum(map(len, run))
+            self._heads[tp] = run[-1].offset() + 1
+        return trouble
+
+    def _runs(self, messages: list[Message]) -> Iterator[tuple[TopicPartition, list[Message]]]:
+        """What came of one partition after another."""
+        if len(self._heads) == 1 and messages:
+            yield next(iter(self._heads)), messages
+            return
+        names = zip(map(Message.topic, messages), map(Message.partition, messages), strict=True)
+        at = 0
+        for name, run in groupby(names):
+            count = sum(1 for _ in run)
+            yield TopicPartition(*name), messages[at : at + count]
+            at += count
+
+    def _note_errors(self, messages: Sequence[Message]) -> Retriable | None:
+        """What goes by is told, the last of it; an end that was reached is a position; else it raises."""
+        trouble: Retriable | None = None
+        for message in messages:
+            error = message.error()
+            if error is None:
+                continue
+            if error.code() == KafkaError._PARTITION_EOF:
+                tp = TopicPartition(message.topic(), message.partition())
+                self._heads[tp] = max(self._heads[tp], message.offset())
+            else:
+                said = failure(error, self._connection.where("fetching"))
+                if not isinstance(said, Retriable):
+                    raise said
+                trouble = said
+        return trouble
+
+    def _note_positions(self) -> None:
+        with self._connection.translated("fetching"):
+            known = self._consumer.position([KafkaPartition(*tp) for tp in self._heads])
+        for one in known:
+            tp = TopicPartition(one.topic, one.partition)
+            self._heads[tp] = max(self._heads[tp], one.offset)  # -1001 before the first
+
+    def _pause(self, asked: Collection[TopicPartition]) -> None:
+        """Let no more come of those that nobody asks for and that have much waiting."""
+        full = {tp for tp, size in self._sizes.items() if size > WAITING_BYTES} - set(asked)
+        if more := full - self._paused:
+            self._paused |= more
+            with self._connection.translated("fetching"):
+                self._consumer.pause([KafkaPartition(*tp) for tp in more])
+
+    def close(self) -> None:
+        """Close the consumer."""
+        self._consumer.close()
