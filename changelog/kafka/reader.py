@@ -27,8 +27,10 @@ KNOWN_FOR_S = 1.0
 """So long what comes is handed out without asking where partitions begin and end."""
 WAITING_BYTES = 32 << 20
 """Of a partition that is not asked for; then it pauses."""
+MESSAGE_BYTES = 300
+"""About what a message takes besides its value."""
 AT_ONCE = 10_000
-"""Messages taken over in one call."""
+"""Messages taken over in one call: a fetch gives no more, and librdkafka gets more ready meanwhile."""
 SLICE_S = 0.1
 """How long Python is away in one call: so long Ctrl-C has to wait."""
 
@@ -80,18 +82,16 @@ class Reader:
         now = self._connection.clock.monotonic()
         self._ends.update((tp, (end, now)) for tp, end in ends.items())
 
-    def arrived(self, asked: Collection[TopicPartition], max_bytes: int) -> bool:
+    def arrived(self, asked: Collection[TopicPartition]) -> bool:
         """Whether something has come already; not if it is not known what is still there."""
         now = self._connection.clock.monotonic()
         known = [self._ends.get(tp) for tp in asked]
         if not all(one is not None and now - one[1] < KNOWN_FOR_S for one in known):
             return False
-        self._take(asked, max_bytes, 0.0)
+        self._take(asked, 0.0)
         return self._has(asked)
 
-    def read(
-        self, asked: Collection[TopicPartition], goals: Positions, max_bytes: int, timeout: float
-    ) -> None:
+    def read(self, asked: Collection[TopicPartition], goals: Positions, timeout: float) -> None:
         """Wait until something has come, or all the goals have been passed.
 
         If then there is nothing it waits up to `timeout` seconds. Raises what the cluster says, and
@@ -103,7 +103,7 @@ class Reader:
         while True:
             passed = all(self._heads[tp] >= goal for tp, goal in goals.items())
             left = (timeout if passed else DEADLINE_S) - (clock.monotonic() - begun)
-            came, said = self._take(asked, max_bytes, max(0.0, min(SLICE_S, left)))
+            came, said = self._take(asked, max(0.0, min(SLICE_S, left)))
             trouble = said or trouble
             if self._has(asked) or (passed and not came and left <= 0):
                 return
@@ -128,25 +128,17 @@ class Reader:
         return any(self._waiting.get(tp) for tp in asked)
 
     def _take(
-        self, asked: Collection[TopicPartition], max_bytes: int, wait: float
+        self, asked: Collection[TopicPartition], wait: float
     ) -> tuple[bool, Retriable | None]:
-        """Take over what has come, up to about `max_bytes` of one that was asked for.
+        """Take over what has come, waiting for the first if nothing that was asked for is here.
 
-        Waits for the first. Whether anything has come, and what is wrong for the moment, if anything.
+        Whether anything has come, and what is wrong for the moment, if anything.
         """
-        trouble: Retriable | None = None
-        came = False
-        while all(self._sizes[tp] < max_bytes for tp in asked):
-            messages = self._messages(0.0 if self._has(asked) else wait)
-            if not messages:
-                break
-            came = True
-            trouble = self._sort(messages) or trouble
-            if not self._has(asked):
-                break
+        messages = self._messages(0.0 if self._has(asked) else wait)
+        trouble = self._sort(messages)
         self._note_positions()
         self._pause(asked)
-        return came, trouble
+        return bool(messages), trouble
 
     def _messages(self, wait: float) -> list[Message]:
         """What has come; if nothing has, what comes first within `wait` seconds, and with it."""
@@ -166,7 +158,7 @@ class Reader:
             messages = [message for message in messages if message.error() is None]
         for tp, run in self._runs(messages):
             self._waiting[tp] += run
-            self._sizes[tp] += sum(map(len, run))
+            self._sizes[tp] += sum(map(len, run)) + MESSAGE_BYTES * len(run)
             self._heads[tp] = run[-1].offset() + 1
         return trouble
 
