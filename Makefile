@@ -14,7 +14,7 @@ PYTEST  := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast pictures test quick battery chaos lowest lint format types bench bench-clean wheel clean
+.PHONY: help demo wow cast pictures test quick battery chaos lowest lint format types bench bench-clean bench-kafka wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bench: $(STAMP)  ## The figures in docs/benchmarks.md, measured here
 bench-clean: $(STAMP)  ## The cleaner against a real Kafka's (needs Linux, Java 17, Maven; 20 GB, or ARGS='--largest 4')
 	$(BIN)/python -m pip install --quiet confluent-kafka
 	$(BIN)/python -m benchmarks.cleaning $(ARGS)
+
+bench-kafka: $(STAMP)  ## On a real Kafka, beside Kafka Streams and Quix Streams (needs Linux, a JDK, Maven; ARGS='--rounds 1')
+	$(BIN)/python -m benchmarks.kafka_job $(ARGS)
 
 wheel: $(STAMP)  ## Build dist/strandline-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

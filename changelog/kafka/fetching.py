@@ -12,25 +12,19 @@ says nothing about the last stable offset.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import groupby
-
-import pyarrow as pa
-from confluent_kafka import Message
 
 from changelog.errors import OffsetOutOfRange
 from changelog.kafka.connection import Connection
 from changelog.kafka.offsets import Offsets
 from changelog.kafka.reader import Positions, Reader
 from changelog.records import (
-    HEADERS_TYPE,
     Batch,
     Fetched,
     Isolation,
     PartitionOffsets,
     TopicPartition,
-    columns_schema,
 )
 
 KEPT = 8
@@ -126,8 +120,8 @@ def _end(ends: PartitionOffsets, isolation: Isolation) -> int:
 def _answer(reader: Reader, positions: Positions) -> dict[TopicPartition, Fetched]:
     answer = {}
     for tp in positions:
-        messages, position, ends = reader.handed_out(tp)
-        answer[tp] = _fetched(list(_batches(tp, messages)), position, ends, reader.isolation)
+        batches, position, ends = reader.handed_out(tp)
+        answer[tp] = _fetched(batches, position, ends, reader.isolation)
     return answer
 
 
@@ -139,40 +133,3 @@ def _fetched(
     if isolation == "read_committed":
         stable = max(stable, position)
     return Fetched(batches, position, ends.log_start, max(ends.high_watermark, position), stable)
-
-
-def _batches(tp: TopicPartition, messages: Sequence[Message]) -> Iterator[Batch]:
-    """Messages of one partition as columns: a batch for each leader epoch."""
-    if not messages:
-        return
-    if messages[0].leader_epoch() == messages[-1].leader_epoch():  # they only grow
-        yield _batch(tp, messages)
-        return
-    for _, group in groupby(messages, key=Message.leader_epoch):
-        yield _batch(tp, list(group))
-
-
-def _batch(tp: TopicPartition, messages: Sequence[Message]) -> Batch:
-    columns = [
-        pa.array([when for _, when in map(Message.timestamp, messages)], pa.int64()),
-        pa.array(list(map(Message.key, messages)), pa.binary()),
-        pa.array(list(map(Message.value, messages)), pa.binary()),
-    ]
-    heads = list(map(Message.headers, messages))
-    has_headers = any(heads)
-    if has_headers:
-        pairs = [
-            None if not one else [{"key": key, "value": value} for key, value in one]
-            for one in heads
-        ]
-        columns.append(pa.array(pairs, HEADERS_TYPE))
-    schema = columns_schema(pa.binary(), headers=has_headers)
-    first, last = messages[0].offset(), messages[-1].offset()
-    follow = last - first + 1 == len(messages)
-    return Batch(
-        *tp,
-        first,
-        pa.RecordBatch.from_arrays(columns, schema=schema),
-        messages[0].leader_epoch() or 0,
-        None if follow else pa.array(list(map(Message.offset, messages)), pa.int64()),
-    )

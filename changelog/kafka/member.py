@@ -39,6 +39,9 @@ from changelog.records import TopicPartition
 
 POLL_S = 0.02
 """How long Python is away in one call."""
+REBALANCE_MS = 300_000
+"""In this time a member says that it gives something up, or it is out (Kafka's max.poll.interval.ms)."""
+GIVE_UP_S = 0.1
 LOOK_S = 1.0
 REFRESH_MS = 2_000
 """How soon topics that came or grew are noticed."""
@@ -270,25 +273,25 @@ class Member:
     def _wait_until_given_up(self) -> None:
         """Until the member has said so; meanwhile it may commit what it has done there."""
         number = self._number
-        deadline = self._connection.clock.monotonic() + self._session_s
+        deadline = self._connection.clock.monotonic() + REBALANCE_MS / 1000
 
         def given_up() -> bool:
             seen = self._seen >= number and self._holds.isdisjoint(self._gives_up)
             return seen or self.is_over
 
         while not given_up():
-            left = deadline - self._connection.clock.monotonic()
-            if left <= 0:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked or given_up(), GIVE_UP_S)
+            self._answer()
+            self._check_silence()
+            if self._connection.clock.monotonic() > deadline:
                 self._fail(
                     MemberFenced(
                         f"{self._where}: {self.member_id} did not give up "
-                        f"{', '.join(map(str, sorted(self._gives_up)))} within {self._session_s:g} s; "
-                        f"raise session_timeout_ms if that takes longer"
+                        f"{', '.join(map(str, sorted(self._gives_up)))} within "
+                        f"{REBALANCE_MS / 1000:g} s; handle less between two commits"
                     )
                 )
-            with self._changed:
-                self._changed.wait_for(lambda: self._asked or given_up(), max(0.0, left))
-            self._answer()
         self._gives_up = _NONE
 
     def _lost(self, consumer: Consumer, _partitions: Sequence[KafkaPartition]) -> None:
@@ -328,8 +331,7 @@ def _properties(subscription: Subscription, group: str) -> dict[str, Any]:
         "partition.assignment.strategy": subscription.assignor,
         "session.timeout.ms": session,
         "heartbeat.interval.ms": max(1, min(1000, session // 3)),
-        # In this time a member says that it gives something up, or it is out.
-        "max.poll.interval.ms": session,
+        "max.poll.interval.ms": max(session, REBALANCE_MS),
         "topic.metadata.refresh.interval.ms": REFRESH_MS,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,

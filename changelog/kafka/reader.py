@@ -18,7 +18,8 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from changelog.errors import RequestTimedOut, Retriable
 from changelog.kafka.connection import DEADLINE_S, Connection
 from changelog.kafka.failures import failure
-from changelog.records import Isolation, PartitionOffsets, TopicPartition
+from changelog.kafka.messages import batches_of, uncollected
+from changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
 
 Positions = Mapping[TopicPartition, int]
 Ends = Mapping[TopicPartition, PartitionOffsets]
@@ -27,8 +28,6 @@ KNOWN_FOR_S = 1.0
 """So long what comes is handed out without asking where partitions begin and end."""
 WAITING_BYTES = 32 << 20
 """Of a partition that is not asked for; then it pauses."""
-MESSAGE_BYTES = 300
-"""About what a message takes besides its value."""
 AT_ONCE = 10_000
 """Messages taken over in one call: a fetch gives no more, and librdkafka gets more ready meanwhile."""
 SLICE_S = 0.1
@@ -45,7 +44,7 @@ class Reader:
         """How far it has handed out."""
         self._heads: dict[TopicPartition, int] = {}
         """How far it has read."""
-        self._waiting: defaultdict[TopicPartition, list[Message]] = defaultdict(list)
+        self._waiting: defaultdict[TopicPartition, list[Batch]] = defaultdict(list)
         self._sizes: defaultdict[TopicPartition, int] = defaultdict(int)
         """Bytes of what waits."""
         self._paused: set[TopicPartition] = set()
@@ -113,16 +112,16 @@ class Reader:
                     f"that did not come within {DEADLINE_S:g} s; check that the brokers keep up"
                 )
 
-    def handed_out(self, tp: TopicPartition) -> tuple[list[Message], int, PartitionOffsets]:
+    def handed_out(self, tp: TopicPartition) -> tuple[list[Batch], int, PartitionOffsets]:
         """What waits of a partition, where it goes on, and its ends as they were when last asked for."""
-        messages = self._waiting.pop(tp, [])
+        batches = self._waiting.pop(tp, [])
         self._sizes.pop(tp, None)
         self._positions[tp] = self._heads[tp]
         if tp in self._paused:
             self._paused.discard(tp)
             with self._connection.translated("fetching"):
                 self._consumer.resume([KafkaPartition(*tp)])
-        return messages, self._positions[tp], self._ends[tp][0]
+        return batches, self._positions[tp], self._ends[tp][0]
 
     def _has(self, asked: Collection[TopicPartition]) -> bool:
         return any(self._waiting.get(tp) for tp in asked)
@@ -134,11 +133,13 @@ class Reader:
 
         Whether anything has come, and what is wrong for the moment, if anything.
         """
-        messages = self._messages(0.0 if self._has(asked) else wait)
-        trouble = self._sort(messages)
+        with uncollected():
+            messages = self._messages(0.0 if self._has(asked) else wait)
+            came, trouble = bool(messages), self._sort(messages)
+            del messages
         self._note_positions()
         self._pause(asked)
-        return bool(messages), trouble
+        return came, trouble
 
     def _messages(self, wait: float) -> list[Message]:
         """What has come; if nothing has, what comes first within `wait` seconds, and with it."""
@@ -157,8 +158,9 @@ class Reader:
             trouble = self._note_errors(messages)
             messages = [message for message in messages if message.error() is None]
         for tp, run in self._runs(messages):
-            self._waiting[tp] += run
-            self._sizes[tp] += sum(map(len, run)) + MESSAGE_BYTES * len(run)
+            batches = list(batches_of(tp, run))
+            self._waiting[tp] += batches
+            self._sizes[tp] += sum(batch.columns.nbytes for batch in batches)
             self._heads[tp] = run[-1].offset() + 1
         return trouble
 

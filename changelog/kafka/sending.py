@@ -22,6 +22,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from changelog.errors import (
@@ -203,8 +204,8 @@ def _refusal(batch: Outgoing, where: str) -> StrandlineError | None:
             f"{where}: a batch has at most {MAX_RECORDS} records and {MAX_BYTES} bytes, got "
             f"{columns.num_rows} and {columns.nbytes}; send smaller batches"
         )
-    earliest = min(columns.column("timestamp").to_pylist(), default=1)
-    if earliest < 1:
+    earliest = pc.min(columns.column("timestamp")).as_py()
+    if earliest is not None and earliest < 1:
         return InvalidRecord(
             f"{where}: timestamps are milliseconds since 1970, and librdkafka takes 0 for `now`; "
             f"got {earliest}, use 1 or later"

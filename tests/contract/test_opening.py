@@ -84,7 +84,6 @@ def test_where_nobody_answers_it_says_so_in_time(
         lambda log: log.alter_config({"log.retention.hours": "1"}),
         lambda log: log.broker.clean(),
         lambda log: log.broker.cleaning(),
-        lambda log: log.broker.pins,
     ],
 )
 def test_what_is_not_there_yet_says_so(kafka: str, call: Any) -> None:
@@ -93,3 +92,8 @@ def test_what_is_not_there_yet_says_so(kafka: str, call: Any) -> None:
         pytest.raises(changelog.errors.InvalidRequest, match="not available on a Kafka cluster"),
     ):
         call(log)
+
+
+def test_nothing_is_pinned_on_kafka(kafka: str) -> None:
+    with changelog.open(kafka) as log:
+        assert log.broker.pins is None

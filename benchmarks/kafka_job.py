@@ -1,0 +1,222 @@
+"""The standard job on one Kafka broker, beside Kafka Streams and Quix Streams, exactly once each.
+
+1,000,000 records of 100,000 users in 4 partitions, a count per user in a RocksDB store with a
+changelog, every update written out. Each runs in a process of its own, one after the other, round
+by round, on the same broker and the same input. Beside them the limit for Python: a bare
+loop over confluent-kafka with transactions and a dict (kafka_peers/bare_loop.py). And the way back from
+a lost disk, beside Kafka Streams'.
+
+Kafka Streams and Quix run with their settings as they come; Kafka Streams may leave out updates
+(its cache keeps the last one between commits), ours may not. Theirs is timed until the last record was
+handled, ours until the last commit is done.
+
+Needs Java (a JDK), Maven, and pip for Quix, which gets an environment of its own in the user's cache:
+`make bench-kafka`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import changelog
+from benchmarks.harness import Figure, folder, of_pairs, report
+from benchmarks.kafka_broker import ALONE, VERSION, cluster
+from benchmarks.servers import cached, java, maven
+from changelog.clock import SystemClock
+
+PARTITIONS = 4
+USERS = 100_000
+QUIX = "quixstreams==3.28.1"
+THREADS = "2"
+"""Of Kafka Streams: one for each core."""
+OLDEST_JAVA = 17
+SECONDS = 900.0
+PEERS = Path(__file__).parent / "kafka_peers"
+SETTINGS = {
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    "group.initial.rebalance.delay.ms": "0",
+}
+_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+<modelVersion>4.0.0</modelVersion>
+<groupId>strandline</groupId><artifactId>streams</artifactId><version>1</version>
+<dependencies>
+<dependency>
+<groupId>org.apache.kafka</groupId><artifactId>kafka-streams</artifactId><version>{VERSION}</version>
+</dependency>
+<dependency>
+<groupId>org.slf4j</groupId><artifactId>slf4j-nop</artifactId><version>1.7.36</version>
+</dependency>
+</dependencies>
+</project>
+"""
+_names = itertools.count()
+
+
+def main() -> int:
+    """Measure; 1 if a target was missed."""
+    parser = argparse.ArgumentParser(prog="benchmarks.kafka_job", description=__doc__)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="one JSON line a figure")
+    asked = parser.parse_args()
+    return report(run(asked.records, asked.rounds), asked.json)
+
+
+def run(records: int, rounds: int) -> Iterator[Figure]:
+    """The figures, as they come."""
+    with _broker() as servers:
+        _fill(servers, records)
+        ours = _ours(servers, records)
+        streams = _streams(servers, records)
+        peers = {
+            "Kafka Streams exactly_once_v2": (streams("count"), 2.0),
+            "Quix Streams exactly-once": (_quix(servers, records), 5.0),
+            "a bare loop over confluent-kafka": (_bare(servers, records), 0.65),
+        }
+        measured = [
+            (ours("count"), {name: peer() for name, (peer, _) in peers.items()})
+            for _ in range(rounds)
+        ]
+        for name, (_, target) in peers.items():
+            yield of_pairs(
+                f"standard job on Kafka, {records:,} records",
+                [(mine, theirs[name]) for mine, theirs in measured],
+                peer_name=name,
+                unit="records/s",
+                target=target,
+            )
+        restores = [(ours("restore"), streams("restore")()) for _ in range(rounds)]
+        yield of_pairs(
+            "restore from Kafka",
+            restores,
+            peer_name="Kafka Streams",
+            unit="records/s",
+            target=1.0,
+        )
+
+
+@contextmanager
+def _broker() -> Iterator[str]:
+    with folder() as place, cluster(place / "kafka", 1, SETTINGS, jvm=ALONE) as [only]:
+        yield only.address
+
+
+def _fill(servers: str, records: int) -> None:
+    chance = random.Random(0)
+    now = SystemClock().now_ms()
+    with changelog.open(f"kafka://{servers}") as log:
+        log.create_topic("views", PARTITIONS)
+        with log.producer() as producer:
+            for start in range(0, records, 100_000):
+                numbers = range(start, min(start + 100_000, records))
+                keys = [b"user-%05d" % chance.randrange(USERS) for _ in numbers]
+                values = [struct.pack(">q", n % 1000) for n in numbers]
+                producer.append_columns("views", keys, values, [now] * len(numbers))
+
+
+def _topics(servers: str, *names: str) -> None:
+    with changelog.open(f"kafka://{servers}") as log:
+        for name in names:
+            log.create_topic(name, PARTITIONS)
+
+
+def _ours(servers: str, records: int) -> Callable[[str], float]:
+    def measure(what: str) -> float:
+        program = [sys.executable, "-m", "benchmarks.kafka_process"]
+        return _rate([*program, what, servers, _name("ours"), str(records)])
+
+    return measure
+
+
+def _bare(servers: str, records: int) -> Callable[[], float]:
+    def measure() -> float:
+        name = _name("bare")
+        _topics(servers, f"{name}-counts", f"{name}-changelog")
+        program = [sys.executable, "-m", "benchmarks.kafka_peers.bare_loop"]
+        return _rate([*program, servers, name, str(records)])
+
+    return measure
+
+
+def _streams(servers: str, records: int) -> Callable[[str], Callable[[], float]]:
+    jars = cached(f"kafka-streams-{VERSION}", _copy_streams)
+    program = [
+        *java(OLDEST_JAVA, "Kafka Streams"),
+        "-cp",
+        f"{jars}/*",
+        str(PEERS / "Counting.java"),
+    ]
+
+    def measure(what: str) -> float:
+        name = _name("streams")
+        _topics(servers, f"{name}-counts")
+        return _rate([*program, servers, name, str(records), THREADS, what])
+
+    return lambda what: lambda: measure(what)
+
+
+def _quix(servers: str, records: int) -> Callable[[], float]:
+    python = cached(QUIX.replace("==", "-"), _install_quix) / "bin" / "python"
+
+    def measure() -> float:
+        name = _name("quix")
+        _topics(servers, f"{name}-counts")
+        return _rate([str(python), str(PEERS / "quix_count.py"), servers, name, str(records)])
+
+    return measure
+
+
+def _copy_streams(place: Path) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        pom = Path(made) / "pom.xml"
+        pom.write_text(_POM)
+        maven(
+            *("-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={place}"),
+            otherwise="leave Kafka Streams out",
+        )
+
+
+def _install_quix(place: Path) -> None:
+    venv.create(place, with_pip=True)
+    pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", QUIX]
+    subprocess.run(pip, check=True, timeout=SECONDS)
+
+
+def _name(who: str) -> str:
+    """A name that nothing on the broker has."""
+    return f"{who}-{next(_names)}"
+
+
+def _rate(command: list[str]) -> float:
+    """What a program prints behind `rate`. Raises ChildProcessError with what else it said."""
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        cwd=PEERS.parents[1],
+        env={**os.environ, "PYTHONPATH": str(PEERS.parents[1])},
+    )
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("rate "):
+            return float(line.removeprefix("rate "))
+    raise ChildProcessError(
+        f"{command[0]} gave no rate:\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
