@@ -40,9 +40,9 @@ class Cleaned:
     end: int
     """First dirty offset after it."""
     whole: bool
-    """Whether all keys had room in the map; else the next pass goes on at `end`."""
+    """Whether it got to the end of what could be cleaned; else the next pass goes on at `end`."""
     map_use: float
-    """The part of the map's room that was taken, 0 to 1."""
+    """The part of the map's room that was taken, 0 to 1; 1 also if it was full several times."""
     read: int
     """Records looked at."""
     kept: int
@@ -63,6 +63,8 @@ class Cleaned:
     segments_after: int
     left_alone: int
     """Segments in which there was nothing to do."""
+    spilled_bytes: int = 0
+    """Of the file of keys that the map had no room for; 0: they all had."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import pytest
 
-from changelog.embedded.cleaning import cleaner
+from changelog.embedded.cleaning import cleaner, look, schedule
+from changelog.embedded.cleaning.passes import Pass
 from changelog.embedded.owner import Owner
+from changelog.embedded.partition import Partition
 from changelog.records import PartitionOffsets, TopicPartition
 from tests.state.kit import Change, Changelog
 
@@ -32,6 +38,20 @@ def ignore(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     )
 
 
+@contextmanager
+def little_memory(memory: int) -> Iterator[None]:
+    """A log's cleaner has so many bytes for each pass, 48 a key, and bits enough to spill keys.
+
+    A log cannot be told to have as little.
+    """
+
+    def clean(partition: Partition, **given: Any) -> Pass:
+        return cleaner.clean(partition, **{**given, "memory": memory})
+
+    with mock.patch.object(schedule, "clean", clean), mock.patch.object(look, "MARKS", 100):
+        yield
+
+
 def close_segment(owner: Owner, tp: TopicPartition) -> None:
     """What has been appended by now is a segment of its own, and stays one."""
     partition = owner._partition(tp)
@@ -46,7 +66,7 @@ def close_segment(owner: Owner, tp: TopicPartition) -> None:
 
 def clean(
     owner: Owner, tp: TopicPartition, *, purge: bool = False, frames: int | None = None
-) -> cleaner.Pass:
+) -> Pass:
     """One pass over what is closed; see `changelog.embedded.cleaning.cleaner.clean`.
 
     With `purge` it goes by a clock that is RETENTION_MS ahead, so the tombstones that earlier passes have

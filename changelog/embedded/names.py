@@ -14,6 +14,7 @@ topics/<topic id>/<partition>/
     <base offset>-<generation>.index      sparse offset and time index; can be rebuilt
     <base offset>-<generation>.aborted    aborted transactions that end in the segment
     <offset>.producers                    producer state as of an offset; the last two are kept
+    keys.tmp                              what a pass of the cleaner has no memory for; gone with it
 pins/<holder>/<since>-<until>/            a range that can be read again as it is now (changelog/pins)
     pin.meta                              what is pinned, and for how long
     <topic id>-<partition>-<segment>.log  hard link of a segment
@@ -42,6 +43,7 @@ QUERIES = "queries"
 PINS = "pins"
 PIN = "pin.meta"
 MANIFEST = "manifest.meta"
+KEYS = "keys.tmp"
 
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"

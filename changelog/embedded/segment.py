@@ -213,6 +213,15 @@ class Segment:
                 chunk_bytes = max(chunk_bytes * 2, 1 << 12)
             position += consumed
 
+    def headers(self) -> Iterator[FrameHeader]:
+        """The headers of all frames; payloads are not read. Raises CorruptLog."""
+        file, position = self.file, 0
+        while position < self.size:
+            where = f"{self.path} at byte {position}"
+            header = unpack_header(file.read(position, HEADER_SIZE), 0, where)
+            yield header
+            position += header.length
+
     def save_index(self) -> None:
         """Write the index file of a segment that is now closed; a torn one is rebuilt later."""
         path = f"{self._folder}/{self.name.index_file}"

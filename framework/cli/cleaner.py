@@ -127,8 +127,14 @@ def _done_row(last: Cleaned) -> dict[str, Any]:
         "no key": last.keyless,
         "bytes": f"{output.size(last.bytes_before)} → {output.size(last.bytes_after)}",
         "segments": f"{last.segments_before} → {last.segments_after}, {last.left_alone} left alone",
-        "map": f"{last.map_use:.0%}" + ("" if last.whole else ", full"),
+        "map": _map(last),
     }
+
+
+def _map(last: Cleaned) -> str:
+    """How the keys had room."""
+    spilled = f", {output.size(last.spilled_bytes)} spilled" if last.spilled_bytes else ""
+    return f"{last.map_use:.0%}{spilled}" + ("" if last.whole else ", cut short")
 
 
 _DONE = (

@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from changelog.embedded.cleaning.cleaner import Pass, clean
+from changelog.embedded.cleaning.cleaner import clean
+from changelog.embedded.cleaning.passes import Pass
 from changelog.embedded.cleaning.schedule import Cleaners
 from changelog.embedded.manifest import NO_HORIZON
 from changelog.embedded.partition import Partition

@@ -23,8 +23,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from changelog.embedded.checking.findings import Severity
 from changelog.embedded.checking.folder import check_log
-from changelog.embedded.cleaning import rewriting, schedule
-from changelog.embedded.cleaning.cleaner import Pass
+from changelog.embedded.cleaning import look, rewriting, schedule
+from changelog.embedded.cleaning import marks as marking
+from changelog.embedded.cleaning.passes import Pass
 from changelog.embedded.environment import Environment
 from changelog.embedded.names import CONSUMER_OFFSETS
 from changelog.embedded.partition import Partition
@@ -129,7 +130,8 @@ class CleaningMachine(RuleBasedStateMachine):
         delay=st.sampled_from([0, 60_000]),
         compression=st.sampled_from(["none", "none", "lz4"]),
         large=st.sampled_from([400, 1 << 19]),
-        memory=st.sampled_from([1, 1, 150, 1 << 16]),
+        memory=st.sampled_from([1, 60, 150, 1 << 16]),
+        marks=st.sampled_from([1, 3, 100]),
     )
     def start(
         self,
@@ -141,8 +143,11 @@ class CleaningMachine(RuleBasedStateMachine):
         compression: str,
         large: int,
         memory: int,
+        marks: int,
     ) -> None:
         self.patches = ExitStack()
+        self.patches.enter_context(patch.object(look, "MARKS", marks))
+        self.patches.enter_context(patch.object(marking, "FRAME_BITS", 1))
         self.patches.enter_context(patch.object(schedule, "clean", self._watched(schedule.clean)))
         self.patches.enter_context(patch.object(schedule._log, "warning"))
         self.patches.enter_context(patch.object(Environment, "at_once", taking_turns))
@@ -417,7 +422,7 @@ class CleaningMachine(RuleBasedStateMachine):
 
     # Cleaning -------------------------------------------------------------------------
 
-    @rule(everything=st.booleans(), memory=st.sampled_from([1, 150, 1 << 16]))
+    @rule(everything=st.booleans(), memory=st.sampled_from([1, 60, 150, 1 << 16]))
     def clean(self, *, everything: bool, memory: int) -> None:
         self.memory = memory
         before = self._ends()

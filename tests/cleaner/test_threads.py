@@ -28,6 +28,7 @@ from changelog.flight.server import FlightEndpoint
 from changelog.records import Append, PartitionOffsets, ProducerIdentity, TopicPartition
 from changelog.storage import LocalStorage
 from statestore import StoreSpec, open_store
+from tests.cleaning import little_memory
 from tests.log.test_threads import Crew
 
 T0, T1 = PARTITIONS = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -171,9 +172,14 @@ class Writer:
         return None if chance.random() < 0.15 else b"%d" % self.count + bytes(chance.randrange(60))
 
 
-@pytest.fixture
-def owner(tmp_path: Path) -> Iterator[Owner]:
+@pytest.fixture(params=[1 << 24, 400], ids=["in memory", "spilling"])
+def owner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Owner]:
     """A log that cleans itself all the time, and deletes at once what it has replaced."""
+    with little_memory(request.param):
+        yield from _owner(tmp_path)
+
+
+def _owner(tmp_path: Path) -> Iterator[Owner]:
     owner = Owner(LocalStorage(tmp_path / "log"))
     owner.alter_config({"log.cleaner.backoff.ms": "1", "log.cleaner.threads": "2"})
     config = {

@@ -37,3 +37,14 @@ def test_what_is_in_the_active_segment_is_neither_clean_nor_dirty(
     clean, dirty, active = told()
     assert 5_000 < clean < segment["size"]
     assert (dirty, active) == (0, 0)
+
+
+def test_keys_that_were_spilled_are_told_beside_the_map(log: Log, strandline: Command) -> None:
+    log.create_topic("prices", config={"cleanup.policy": "compact"})
+    assert strandline("config", "set", "log.cleaner.dedupe.buffer.size=4096").code == 0
+    log.append("prices", [{"key": b"%d" % n, "value": b"1"} for n in range(100)])
+    header, row = strandline("clean", "prices").out.splitlines()[1:4:2]
+    assert header.split()[-1] == "map"
+    assert row.rstrip(" │").endswith("100%, 2.0 KiB spilled")
+    log.append("prices", [{"key": b"1", "value": b"1"}])
+    assert strandline("clean", "prices").out.splitlines()[3].rstrip(" │").endswith(" 1%")

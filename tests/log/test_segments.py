@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changelog.embedded import partition
+from changelog.embedded.format import HEADER_SIZE
 from changelog.embedded.names import partition_folder
 from changelog.errors import OffsetOutOfRange
 from changelog.records import Fetched, TopicPartition
@@ -65,6 +66,24 @@ def test_a_segment_rolls_before_it_has_too_many_frames_counted_over_openings(
     ]
     assert sum(counts) == 35
     assert max(counts) == 10
+
+
+def test_headers_are_read_without_what_is_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_with()
+    client = Client(world)
+    for count in (1, 40, 3):
+        client.append(*[b"x" * 100] * count)
+    [segment] = world.owner._partition(T0).segments
+    expected = [frame.header for frame in segment.frames(0, 1 << 20)]
+    sizes, read = list[int](), MemoryFile.read
+
+    def counted(file: MemoryFile, position: int, size: int) -> Bytes:
+        sizes.append(size)
+        return read(file, position, size)
+
+    monkeypatch.setattr(MemoryFile, "read", counted)
+    assert list(segment.headers()) == expected
+    assert sizes == [HEADER_SIZE] * 3
 
 
 def test_a_segment_rolls_by_message_time_not_by_the_clock() -> None:

@@ -13,7 +13,7 @@ of each the hash, with the entry's number in the place of the last bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ import polars as pl
 import pyarrow as pa
 
 Offsets = npt.NDArray[np.int64]
+Choice = npt.NDArray[np.bool_]
 _Hashes = npt.NDArray[np.uint64]
 _Relative = npt.NDArray[np.uint32]
 _Order = npt.NDArray[np.int64]
@@ -42,6 +43,14 @@ FIRST_SPACE = 1 << 12
 SPAN = (1 << 32) - 1
 """So many offsets from the base on can be told apart."""
 ABSENT = -1
+
+
+class Entries(NamedTuple):
+    """Keys by their hash, and a number of each: columns of the same length."""
+
+    first: _Hashes
+    second: _Hashes
+    numbers: _Relative
 
 
 class KeyHashes:
@@ -78,16 +87,16 @@ class OffsetMap:
     def __init__(
         self, memory: int, *, base: int, seed: int, pause: Callable[[], None] = lambda: None
     ) -> None:
-        entries = max(1, max(memory // 2, memory - OVERHEAD) // ENTRY_BYTES)
-        self._part_bits = min(MOST_PARTS, max(1, entries // PART)).bit_length() - 1
-        self._parts = range(1 << self._part_bits)
-        self._bounds = np.arange(1, len(self._parts), dtype=np.uint64) << np.uint64(
-            64 - self._part_bits
-        )
+        entries = max(1, room(memory) // ENTRY_BYTES)
+        part_bits = min(MOST_PARTS, max(1, entries // PART)).bit_length() - 1
+        self._parts = range(1 << part_bits)
+        self._bounds = np.arange(1, len(self._parts), dtype=np.uint64) << np.uint64(64 - part_bits)
         self._most_space = entries // len(self._parts)
         self._space = min(FIRST_SPACE, self._most_space)
         """Entries of a part."""
         self._full = max(1, int(self._most_space * LOAD))
+        self.span = SPAN
+        """So many offsets from the base on are taken in."""
         self._hashes = KeyHashes(seed, pause)
         self._base = base
         self._first: _Hashes = np.empty(len(self._parts) * self._space, np.uint64)
@@ -103,7 +112,7 @@ class OffsetMap:
     def put(self, keys: pa.BinaryArray, offsets: Offsets) -> int:
         """Take in records, offsets ascending, as far as there is room; how many were taken."""
         relative = offsets - self._base
-        most, done = int(np.searchsorted(relative, SPAN)), 0
+        most, done = int(np.searchsorted(relative, self.span)), 0
         while done < most:
             count = min(most - done, PIECE)
             piece = relative[done : done + count].astype(np.uint32)
@@ -115,44 +124,48 @@ class OffsetMap:
 
     def latest(self) -> Latest:
         """The last records of all keys; this map is of no use any more."""
+        entries = self.drain()
+        use = min(1.0, len(entries.first) / self.capacity)
+        return Latest(self._hashes, self._base, entries, use)
+
+    def drain(self) -> Entries:
+        """Each key once, with its last offset less the base, by hash, ascending.
+
+        The map is empty then; what it takes in next is written over the entries.
+        """
         end = 0
         for part in self._parts:
             self._sort(part)
-            length = self._lengths[part]
+            length, self._lengths[part] = self._lengths[part], 0
             here = slice(part * self._space, part * self._space + length)
             there = slice(end, end + length)
             self._first[there] = self._first[here]
             self._second[there] = self._second[here]
             self._offsets[there] = self._offsets[here]
             end += length
-        first, second, offsets = self._first[:end], self._second[:end], self._offsets[:end]
-        use = min(1.0, end / self.capacity)
-        return Latest(self._hashes, self._base, first, second, offsets, use)
+        return Entries(self._first[:end], self._second[:end], self._offsets[:end])
 
     def _put(self, first: _Hashes, second: _Hashes, offsets: _Relative) -> int:
         """Take in a piece, as far as there is room; how many entries were taken."""
-        order = _ascending(first)
-        sorted_first, sorted_second = first.take(order), second.take(order)
-        last = np.flatnonzero(~_repeated(sorted_first, sorted_second))
-        sorted_first, sorted_second = sorted_first.take(last), sorted_second.take(last)
-        order = order.take(last)
-        cuts = [0, *np.searchsorted(sorted_first, self._bounds).tolist(), len(order)]
-        fits = self._fitting(len(first), order, cuts)
-        if fits < len(first):  # a key's last entry may be among those that are left out
+        last = last_ones(Entries(first, second, offsets))
+        cuts = [0, *np.searchsorted(last.first, self._bounds).tolist(), len(last.first)]
+        end = self._fitting(last.numbers, cuts)
+        if end is not None:  # a key's last entry may be among those that are left out
+            fits = int(np.searchsorted(offsets, end))
             return self._put(first[:fits], second[:fits], offsets[:fits]) if fits else 0
-        sorted_offsets = offsets.take(order)
         for part, start, end in self._dealt(cuts):
             at = part * self._space + self._lengths[part]
             to = slice(at, at + end - start)
-            self._first[to] = sorted_first[start:end]
-            self._second[to] = sorted_second[start:end]
-            self._offsets[to] = sorted_offsets[start:end]
+            self._first[to] = last.first[start:end]
+            self._second[to] = last.second[start:end]
+            self._offsets[to] = last.numbers[start:end]
             self._lengths[part] += end - start
         self._hashes.pause()
-        return fits
+        return len(first)
 
-    def _fitting(self, fits: int, order: _Order, cuts: list[int]) -> int:
-        """So many of a piece's entries can be taken; `order` has their numbers. Makes room."""
+    def _fitting(self, offsets: _Relative, cuts: list[int]) -> int | None:
+        """From which offset on a piece has no room; None: all of it has. Makes room."""
+        first = None
         for part, start, end in self._dealt(cuts):
             count = end - start
             if self._lengths[part] + count > self._space:
@@ -162,8 +175,9 @@ class OffsetMap:
                 ):
                     self._grow()
                 if count > self._room(part):
-                    fits = min(fits, int(np.sort(order[start:end])[self._room(part)]))
-        return fits
+                    left_out = int(np.sort(offsets[start:end])[self._room(part)])
+                    first = left_out if first is None else min(first, left_out)
+        return first
 
     def _room(self, part: int) -> int:
         """So many entries have room in a part that is sorted."""
@@ -195,48 +209,28 @@ class OffsetMap:
         """Sort a part by hash, and leave the last entry of each key."""
         at = part * self._space
         here = slice(at, at + self._lengths[part])
-        first, second, offsets = self._first[here], self._second[here], self._offsets[here]
-        order = _ascending(first)
-        sorted_first, sorted_second = first.take(order), second.take(order)
-        repeated = _repeated(sorted_first, sorted_second)
-        if _mixed(sorted_first, repeated):
-            order = np.lexsort((second, first))
-            sorted_first, sorted_second = first.take(order), second.take(order)
-            repeated = _repeated(sorted_first, sorted_second)
-        last = np.flatnonzero(~repeated)
-        count = len(last)
-        offsets[:count] = offsets.take(order.take(last))
-        first[:count] = sorted_first.take(last)
-        second[:count] = sorted_second.take(last)
-        self._lengths[part] = count
+        last = last_ones(Entries(self._first[here], self._second[here], self._offsets[here]))
+        there = slice(at, at + len(last.first))
+        self._first[there], self._second[there], self._offsets[there] = last
+        self._lengths[part] = len(last.first)
         self._hashes.pause()
 
 
 class Latest:
-    """The last offset of every key. Columns are by hash, ascending."""
+    """The last offset of every key. `entries` are by hash, ascending, each key once."""
 
-    def __init__(
-        self,
-        hashes: KeyHashes,
-        base: int,
-        first: _Hashes,
-        second: _Hashes,
-        offsets: _Relative,
-        use: float,
-    ) -> None:
+    def __init__(self, hashes: KeyHashes, base: int, entries: Entries, use: float) -> None:
         self._hashes = hashes
         self._base = base
-        self._first = first
-        self._second = second
-        self._offsets = offsets
-        self._ascending = np.sort(offsets)
-        bits = max(1, len(first).bit_length() - 3)
+        self._first, self._second, self._offsets = entries
+        self._ascending = np.sort(self._offsets)
+        bits = max(1, len(self._first).bit_length() - 3)
         self._shift = np.uint64(64 - bits)
         self._starts = np.empty(1 << bits, np.int32)
         """Where the hashes begin that have the same first bits, a few for each."""
         for at in range(0, 1 << bits, PIECE):
             bounds = np.arange(at, min(at + PIECE, 1 << bits), dtype=np.uint64) << self._shift
-            self._starts[at : at + PIECE] = np.searchsorted(first, bounds)
+            self._starts[at : at + PIECE] = np.searchsorted(self._first, bounds)
         self.use = use
         """The part of the map's room that is taken, 0 to 1."""
 
@@ -250,6 +244,10 @@ class Latest:
         bounds = np.clip((first - self._base, behind - self._base), 0, SPAN).astype(np.uint32)
         start, end = np.searchsorted(self._ascending, bounds)
         return self._ascending[start:end] + np.int64(self._base)
+
+    def outlast(self, keys: pa.BinaryArray, offsets: Offsets, base_offset: int) -> Choice:
+        """Which records of a frame have no later one with their key."""
+        return self.of(keys) <= offsets
 
     def of(self, keys: pa.BinaryArray) -> Offsets:
         """The last offset of each key; ABSENT for one that is not there."""
@@ -274,6 +272,42 @@ class Latest:
         self._hashes.pause()
 
 
+def room(memory: int) -> int:
+    """Bytes that are for keys, of the memory given."""
+    return max(memory // 2, memory - OVERHEAD)
+
+
+def last_ones(entries: Entries) -> Entries:
+    """Of each key the last entry, by hash, ascending."""
+    first, second, numbers = entries
+    order = _ascending(first)
+    sorted_first, sorted_second = first.take(order), second.take(order)
+    last = np.ones(len(first), np.bool_)
+    np.not_equal(sorted_first[1:], sorted_first[:-1], out=last[:-1])
+    in_order = not (sorted_first[1:] < sorted_first[:-1]).any()
+    if in_order and last.all():
+        return Entries(sorted_first, sorted_second, numbers.take(order))
+    other = sorted_second[1:] != sorted_second[:-1]
+    if not in_order or (other > last[:-1]).any():  # different keys, first hashes too near
+        _put_in_order(order, first, second)
+        sorted_first, sorted_second = first.take(order), second.take(order)
+        last[:-1] = sorted_first[1:] != sorted_first[:-1]
+        last[:-1] |= sorted_second[1:] != sorted_second[:-1]
+    chosen = np.flatnonzero(last)
+    return Entries(
+        sorted_first.take(chosen), sorted_second.take(chosen), numbers.take(order.take(chosen))
+    )
+
+
+def _put_in_order(order: _Order, first: _Hashes, second: _Hashes) -> None:
+    """Sort those entries by both hashes whose first ones differ in the last bits at most."""
+    sorted_first = first.take(order)
+    near = np.flatnonzero(sorted_first[1:] ^ sorted_first[:-1] <= _low_bits(len(first)))
+    places = np.union1d(near, near + 1)
+    some = order[places]
+    order[places] = some[np.lexsort((second[some], first[some]))]
+
+
 def _ascending(hashes: _Hashes) -> _Order:
     """The order of hashes, but for their last bits; where these are all that differs, as they come."""
     low = _low_bits(len(hashes))
@@ -287,16 +321,3 @@ def _ascending(hashes: _Hashes) -> _Order:
 def _low_bits(count: int) -> np.uint64:
     """The bits of a hash that make room for the numbers of so many entries."""
     return np.uint64((1 << count.bit_length()) - 1)
-
-
-def _repeated(first: _Hashes, second: _Hashes) -> npt.NDArray[np.bool_]:
-    """Which entries have the key of the next one."""
-    repeated = np.zeros(len(first), np.bool_)
-    repeated[:-1] = (first[:-1] == first[1:]) & (second[:-1] == second[1:])
-    return repeated
-
-
-def _mixed(first: _Hashes, repeated: npt.NDArray[np.bool_]) -> bool:
-    """Whether neighbours have different keys and hashes so near that they may not be in order."""
-    near = first[1:] ^ first[:-1] <= _low_bits(len(first))
-    return bool((near & ~repeated[:-1]).any())

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from changelog.cleaning import Cleaned, CleaningState, CleaningStatus, check_compacted
 from changelog.embedded.cleaning.bounds import Bounds, active_is_due, bounds_of
-from changelog.embedded.cleaning.cleaner import Pass, clean
+from changelog.embedded.cleaning.cleaner import clean
+from changelog.embedded.cleaning.passes import Pass
 from changelog.embedded.cleaning.throttle import Throttle
 from changelog.embedded.environment import Environment
 from changelog.embedded.partition import Partition
@@ -75,9 +76,8 @@ class _Course:
 
     wanted: bool = False
     """Somebody asked for it."""
-    running: bool = False
+    running: Pass | None = None
     done_bytes: int = 0
-    total_bytes: int = 0
     failures: int = 0
     reason: str = ""
     retry_ms: int = 0
@@ -204,19 +204,19 @@ class Cleaners:
         with self._lock:
             self._busy += 1
             course = self._course(partition)
-            course.running, course.done_bytes, course.due_ms = True, 0, None
-            course.total_bytes = 2 * bounds.dirty_bytes + bounds.clean_bytes
+            course.running = done = Pass(to_do=2 * bounds.dirty_bytes + bounds.clean_bytes)
+            course.done_bytes, course.due_ms = 0, None
         if not self._background:
-            self._run(topic, partition, course)
+            self._run(topic, partition, course, done)
             return
         if self._pool is None:
             most = 64  # threads begin as they are needed
             self._pool = ThreadPoolExecutor(most, "strandline-cleaner")
-        self._pool.submit(self._run, topic, partition, course)
+        self._pool.submit(self._run, topic, partition, course, done)
 
-    def _run(self, topic: Topic, partition: Partition, course: _Course) -> None:
+    def _run(self, topic: Topic, partition: Partition, course: _Course, done: Pass) -> None:
         try:
-            self._clean(topic, partition, course)
+            self._clean(topic, partition, course, done)
             course.failures, course.reason = 0, ""
         except (UnknownTopic, InvalidTopic, OwnerUnavailable):
             course.wanted = False  # deleted, not compacted any more, or closed
@@ -224,13 +224,13 @@ class Cleaners:
             self._failed(partition, course, error)
         finally:
             with self._lock:
-                course.running = False
+                course.running = None
                 self._busy -= 1
             self._looked_ms = NEVER  # perhaps there is more to do
             if self._background:
                 self.tick()
 
-    def _clean(self, topic: Topic, partition: Partition, course: _Course) -> None:
+    def _clean(self, topic: Topic, partition: Partition, course: _Course, done: Pass) -> None:
         clock = self._environment.clock
         begun, started_ms = clock.monotonic(), clock.now_ms()
         waited = self._throttle.waited
@@ -248,7 +248,6 @@ class Cleaners:
             self._throttle.take(nbytes, check)
             courtesy.give_way()
 
-        done = Pass()
         try:
             with partition.cleaning:
                 check()
@@ -296,7 +295,7 @@ class Cleaners:
                 bounds.dirty,
                 _state(course, bounds),
                 course.done_bytes if course.running else 0,
-                course.total_bytes if course.running else 0,
+                course.running.to_do if course.running else 0,
                 now_ms + max(0, course.retry_ms - steady_ms) if failed else None,
                 course.failures,
                 course.reason,
@@ -346,4 +345,5 @@ def _told(done: Pass, started_ms: int, seconds: float, throttled: float) -> Clea
         done.segments_before,
         done.segments_after,
         done.left_alone,
+        done.spilled_bytes,
     )

@@ -12,20 +12,45 @@ thing known of a producer stays what it is, so that its sequence and epoch outli
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.batches import columns_of
-from changelog.embedded.cleaning.offset_map import Latest, Offsets
+from changelog.embedded.cleaning.offset_map import Choice, Offsets
 from changelog.embedded.format import Attributes, FrameHeader, Kind
 from changelog.embedded.manifest import NO_HORIZON
 from changelog.embedded.partition import Partition
 from changelog.embedded.producer_state import ProducerEntry
 from changelog.embedded.segment import LocatedFrame
 from changelog.schema import ValueSchemas
+
+
+class LastRecords(Protocol):
+    """Which records are the last of their keys, as far as a pass has looked."""
+
+    @property
+    def keys(self) -> int:
+        """How many have a record in the dirty section."""
+        ...
+
+    @property
+    def use(self) -> float:
+        """The part of the room for keys that is taken, 0 to 1."""
+        ...
+
+    def within(self, first: int, behind: int) -> Offsets:
+        """The offsets of such records in [`first`, `behind`), a stretch of the dirty section, ascending."""
+        ...
+
+    def outlast(self, keys: pa.BinaryArray, offsets: Offsets, base_offset: int) -> Choice:
+        """Which records of the frame at `base_offset` no later one supersedes, by their keys and offsets.
+
+        It may begin in the clean section. What it says of null keys and behind the end is of no interest.
+        """
+        ...
 
 
 @dataclass(slots=True)
@@ -97,8 +122,8 @@ def content_of(frame: LocatedFrame, schemas: ValueSchemas) -> Content:
 class Survivors:
     """What a pass knows."""
 
-    latest: Latest
-    """The last offsets of the keys in [start, end)."""
+    latest: LastRecords
+    """Of the keys in [start, end)."""
     start: int
     """First dirty offset."""
     end: int
@@ -113,7 +138,7 @@ class Survivors:
 
     @classmethod
     def of(
-        cls, partition: Partition, latest: Latest, start: int, end: int, now_ms: int
+        cls, partition: Partition, latest: LastRecords, start: int, end: int, now_ms: int
     ) -> Survivors:
         """What is known of a partition."""
         with partition.lock:
@@ -162,7 +187,7 @@ class Survivors:
             )
         else:
             content = content_of(frame, self.schemas)
-            kept = self._looked_up(content)
+            kept = self._looked_up(header, content)
         return self._data(header, content, kept)
 
     def last_of_producer(self, header: FrameHeader) -> bool:
@@ -197,11 +222,11 @@ class Survivors:
         self.tally.aborted += header.record_count
         return Verdict(header, _NOTHING)
 
-    def _looked_up(self, content: Content) -> Offsets:
-        """The records that are not superseded, by their keys."""
+    def _looked_up(self, header: FrameHeader, content: Content) -> Offsets:
+        """The records that are not superseded."""
         keys = content.columns.column(1)
         named = keys.fill_null(b"") if keys.null_count else keys
-        stays = self.latest.of(named) <= content.offsets
+        stays = self.latest.outlast(named, content.offsets, header.base_offset)
         if keys.null_count:
             stays &= keys.is_valid().to_numpy(zero_copy_only=False)
         return np.flatnonzero(stays | (content.offsets >= self.end))

@@ -1,0 +1,445 @@
+"""Keys that do not fit into the cleaner's memory: one pass for all of them, by way of a file."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from changelog.embedded.checking.findings import Severity
+from changelog.embedded.checking.folder import check_log
+from changelog.embedded.cleaning import look
+from changelog.embedded.cleaning.bounds import bounds_of
+from changelog.embedded.cleaning.cleaner import clean
+from changelog.embedded.cleaning.marks import FRAME_BITS
+from changelog.embedded.cleaning.offset_map import ENTRY_BYTES, OffsetMap
+from changelog.embedded.cleaning.passes import Pace, Pass
+from changelog.embedded.names import KEYS
+from changelog.embedded.partition import Partition
+from changelog.errors import DiskFull, StorageFailed
+from changelog.records import Append, TopicPartition
+from changelog.storage import LocalStorage
+from tests.crash.twin import Died, Hook, Kind, Operation
+from tests.log.kit import START_MS, Client, World
+from tests.log.power import PowerWorld, doing, failing
+
+T0 = TopicPartition("t", 0)
+MEMORY = 4096
+"""For a pass: 76 keys, and 4096 bits."""
+ALL = 1 << 20
+"""For a pass: enough."""
+CAPACITY = OffsetMap(MEMORY, base=0, seed=0).capacity
+ROOM = MEMORY // 2 // ENTRY_BYTES
+"""So many may just fit in, if they come at once."""
+BITS = look.MARKS * MEMORY // 2
+ENTRY = 20
+"""Bytes of a key in the file."""
+
+
+@pytest.fixture
+def world() -> PowerWorld:
+    """A log with the compacted topic `t`, on a disk that can fail."""
+    return world_of()
+
+
+def world_of() -> PowerWorld:
+    world = PowerWorld()
+    config = {"cleanup.policy": "compact", "segment.bytes": "65536", "delete.retention.ms": "1000"}
+    world.owner.create_topic("t", config=config)
+    return world
+
+
+def send(client: Client, keys: list[int]) -> None:
+    """A batch with these keys; each value is the number of its record."""
+    base = client.sequences.get(T0, 0)
+    columns = pa.record_batch(
+        {
+            "timestamp": pa.array([START_MS] * len(keys), pa.int64()),
+            "key": pa.array([b"%d" % key for key in keys], pa.binary()),
+            "value": pa.array([b"%d" % (base + n) for n in range(len(keys))], pa.binary()),
+        }
+    )
+    client.sequences[T0] = base + len(keys)
+    client.world.owner.append([Append(*T0, columns, client.identity, base, False, 0)])
+
+
+def partition_of(world: World) -> Partition:
+    return world.owner._catalog.get("t").partition(0)
+
+
+def close_segment(world: World) -> Partition:
+    """All that there is can be cleaned."""
+    partition = partition_of(world)
+    if partition.segments[-1].size:
+        partition.roll()
+    return partition
+
+
+def pass_of(world: World, memory: int = MEMORY, pace: Pace = lambda _: None) -> Pass:
+    """One pass over all that there is."""
+    partition, now = close_segment(world), world.clock.now_ms()
+    return clean(partition, memory=memory, pace=pace, now_ms=now)
+
+
+def left(world: World) -> dict[int, bytes]:
+    """Offsets and keys of what a reader gets."""
+    found, position = dict[int, bytes](), 0
+    while True:
+        fetched = world.owner.fetch({T0: position})[T0]
+        for batch in fetched.batches:
+            for record in batch.records():
+                assert record.key is not None
+                found[record.offset] = record.key
+        if fetched.next_offset == position:
+            return found
+        position = fetched.next_offset
+
+
+def last_of(keys: list[int], base: int = 0) -> dict[int, bytes]:
+    """What is to be left of records with these keys."""
+    last = {key: base + n for n, key in enumerate(keys)}
+    return {offset: b"%d" % key for key, offset in sorted(last.items(), key=lambda one: one[1])}
+
+
+def files(world: PowerWorld) -> list[str]:
+    return [path for path in world.storage.paths("topics", ".tmp") if path.endswith(KEYS)]
+
+
+# What stays ---------------------------------------------------------------------------
+
+
+def test_one_pass_is_enough_for_any_number_of_different_keys(world: PowerWorld) -> None:
+    keys = list(range(9 * CAPACITY + 5))
+    send(Client(world), keys)
+    done = pass_of(world)
+    assert (done.whole, done.end, done.map_use) == (True, len(keys), 1.0)
+    assert done.spilled_bytes == ENTRY * len(keys)
+    assert left(world) == last_of(keys)
+
+
+def test_a_hot_key_is_spilled_once_for_each_time_that_the_map_is_full(world: PowerWorld) -> None:
+    keys = [n // 2 if n % 2 else -1 for n in range(8 * CAPACITY)]
+    send(Client(world), keys)
+    done = pass_of(world)
+    assert done.whole
+    assert ENTRY * 4 * CAPACITY < done.spilled_bytes <= ENTRY * (4 * CAPACITY + 6)
+    assert left(world) == last_of(keys)
+
+
+def test_keys_that_fit_are_not_spilled(world: PowerWorld) -> None:
+    keys = [n % (CAPACITY // 2) for n in range(9 * CAPACITY)]
+    send(Client(world), keys)
+    world.storage.hook = failing("create", KEYS)
+    done = pass_of(world)
+    assert (done.whole, done.spilled_bytes) == (True, 0)
+    assert left(world) == last_of(keys)
+
+
+SECTIONS = st.lists(
+    st.lists(st.integers(0, 3 * CAPACITY), min_size=1, max_size=4 * CAPACITY),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(deadline=None)
+@given(sections=SECTIONS, memory=st.sampled_from([MEMORY // 4, MEMORY]))
+def test_what_stays_is_the_last_record_of_every_key(sections: list[list[int]], memory: int) -> None:
+    world = world_of()
+    client, sent = Client(world), list[int]()
+    with patch.object(look, "MARKS", 20):
+        for keys in sections:  # and what is clean already takes part in the next pass
+            for at in range(0, len(keys), 50):
+                send(client, keys[at : at + 50])
+            sent += keys
+            done = pass_of(world, memory)
+            assert done.whole
+            assert left(world) == last_of(sent)
+            assert files(world) == []
+
+
+def test_equal_keys_in_what_counts_as_clean_are_both_superseded(world: PowerWorld) -> None:
+    client = Client(world)
+    send(client, [1, 1, 2, 3, 3])
+    partition = close_segment(world)
+    partition.note_cleaned(5)  # as if it were
+    dirty = [1, 2, *range(10, 10 + 4 * CAPACITY)]
+    send(client, dirty)
+    done = pass_of(world)
+    assert (done.start, done.whole) == (5, True)
+    assert done.spilled_bytes > 0
+    assert left(world) == {4: b"3", **last_of(dirty, base=5)}
+
+
+def test_a_frame_that_is_clean_in_part_keeps_what_is_last_of_both_parts(
+    world: PowerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "MARKS", 20)
+    client = Client(world)
+    first = [*range(30), 5, 6, 7]
+    send(client, first)
+    partition = close_segment(world)
+    partition.note_cleaned(30)
+    rest = [0, 31, *range(100, 100 + 3 * CAPACITY)]
+    send(client, rest)
+    done = pass_of(world)
+    assert (done.start, done.whole) == (30, True)
+    assert left(world) == last_of(first + rest)
+
+
+def test_what_was_aborted_supersedes_nothing_also_where_it_counts_as_clean(
+    world: PowerWorld,
+) -> None:
+    client, other = Client(world), Client(world, "tx")
+    send(client, [1, 2])
+    other.append(b"aborted", key=b"1")
+    partition = close_segment(world)
+    other.abort()  # its marker is not in what the first pass sees
+    first = clean(partition, memory=ALL, pace=lambda _: None, now_ms=world.clock.now_ms())
+    assert (first.end, first.tally.aborted) == (3, 0)
+    send(client, list(range(10, 10 + 3 * CAPACITY)))
+    done = pass_of(world)
+    assert (done.whole, done.spilled_bytes > 0) == (True, True)
+    assert done.tally.aborted == 1
+    assert list(left(world).values())[:3] == [b"1", b"2", b"10"]
+
+
+def test_the_keys_of_the_dirty_section_are_counted(world: PowerWorld) -> None:
+    client = Client(world)
+    send(client, list(range(1000, 1000 + CAPACITY)))
+    pass_of(world, ALL)
+    send(client, 2 * list(range(3 * CAPACITY)))
+    partition = close_segment(world)
+    bounds = bounds_of(partition, world.clock.now_ms())
+    known = look.look(partition, bounds, MEMORY, lambda _: None, Pass())
+    assert (known.latest.keys, known.latest.use, known.end) == (3 * CAPACITY, 1.0, bounds.end)
+
+
+# Where a pass ends --------------------------------------------------------------------
+
+
+def test_a_pass_ends_where_there_would_be_too_many_bits(world: PowerWorld) -> None:
+    keys = list(range(BITS + 500))
+    for at in range(0, len(keys), 1000):
+        send(Client(world), keys[at : at + 1000])
+    done = pass_of(world)
+    assert (done.whole, done.end) == (False, BITS)
+    second = pass_of(world)
+    assert (second.start, second.whole) == (BITS, False)  # what is clean leaves no room for bits
+    assert CAPACITY <= second.end - second.start <= ROOM
+    assert second.spilled_bytes == 0
+    assert left(world) == last_of(keys)
+
+
+@pytest.mark.parametrize(("times", "spilling"), [(1.2, True), (4, False)])
+def test_a_file_is_written_only_if_the_pass_gets_to_the_end_or_twice_as_far(
+    world: PowerWorld, times: float, *, spilling: bool
+) -> None:
+    """Or a large clean section would be read once more in each of many passes."""
+    client = Client(world)
+    send(client, list(range(BITS - FRAME_BITS - int(1.5 * ROOM))))
+    pass_of(world, ALL)
+    headers = [h for s in partition_of(world).segments for h in s.headers() if h.record_count]
+    assert len(headers) == 1
+    send(client, list(range(10_000, 10_000 + int(times * ROOM))))
+    done = pass_of(world)
+    assert (done.whole, done.spilled_bytes > 0) == (spilling, spilling)
+
+
+@pytest.mark.parametrize("done_before", [0, 1, 3, 5, 10, 12])
+def test_without_room_on_the_disk_a_pass_ends_where_the_map_is_full(
+    world: PowerWorld, done_before: int
+) -> None:
+    client = Client(world)
+    before, after = list(range(2 * CAPACITY)), list(range(CAPACITY, 4 * CAPACITY))
+    send(client, before)
+    pass_of(world, ALL)
+    send(client, after)
+    operations: list[Operation] = []
+
+    def full(operation: Operation) -> None:
+        if operation.path.endswith(KEYS) and operation.kind in ("create", "append"):
+            operations.append(operation)
+            if len(operations) > done_before:
+                raise DiskFull("no room")
+
+    close_segment(world)
+    world.storage.hook = full
+    done = pass_of(world)
+    world.storage.hook = None
+    assert len(operations) == done_before + 1
+    assert not done.whole
+    assert CAPACITY <= done.end - done.start <= ROOM
+    assert files(world) == []
+    assert pass_of(world).whole
+    assert left(world) == last_of(before + after)
+
+
+# What becomes of the file -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["create", "append"])
+def test_another_failure_fails_the_pass_and_leaves_no_file(world: PowerWorld, kind: Kind) -> None:
+    keys = list(range(3 * CAPACITY))
+    send(Client(world), keys)
+    close_segment(world)
+    world.storage.hook = failing(kind, KEYS, error=StorageFailed("the disk fails"))
+    with pytest.raises(StorageFailed, match="the disk fails"):
+        pass_of(world)
+    assert files(world) == []
+    assert partition_of(world).usable
+    world.storage.hook = None
+    assert pass_of(world).whole
+    assert left(world) == last_of(keys)
+
+
+def test_a_pass_that_is_cut_short_leaves_no_file(world: PowerWorld) -> None:
+    send(Client(world), list(range(3 * CAPACITY)))
+    seen = []
+
+    def pace(nbytes: int) -> None:
+        seen.append(files(world))
+        if seen[-1] and nbytes == 0:
+            raise CutShort
+
+    with pytest.raises(CutShort):
+        pass_of(world, pace=pace)
+    assert seen[-1] != []
+    assert files(world) == []
+
+
+class CutShort(Exception):
+    """The pass is not wanted any more."""
+
+
+def test_the_file_is_gone_before_anything_is_rewritten(world: PowerWorld) -> None:
+    send(Client(world), list(range(3 * CAPACITY)))
+    close_segment(world)
+    seen = []
+    world.storage.hook = doing(lambda: seen.append(files(world)), "create", ".log")
+    assert pass_of(world).spilled_bytes > 0
+    assert seen == [[]]
+
+
+@pytest.mark.parametrize("death", ["kill", "power"])
+def test_the_next_opening_removes_what_a_crash_has_left(world: PowerWorld, death: str) -> None:
+    keys = list(range(3 * CAPACITY))
+    send(Client(world), keys)
+    close_segment(world)
+    world.storage.hook = _dying_at_append(4)
+    with pytest.raises(Died):
+        pass_of(world)
+    world.storage.hook = None
+    world.storage.crash() if death == "kill" else world.storage.power_cut()
+    found = check_log(world.storage, clock=world.clock).report.findings
+    assert {one.severity for one in found} <= {Severity.NOTE}
+    world.open()
+    assert files(world) == []
+    assert pass_of(world).whole
+    assert left(world) == last_of(keys)
+
+
+def _dying_at_append(number: int) -> Hook:
+    count = [0]
+
+    def hook(operation: Operation) -> None:
+        if operation.path.endswith(KEYS) and operation.kind == "append":
+            count[0] += 1
+            if count[0] == number:
+                raise Died("in the middle of a run")
+
+    return hook
+
+
+def test_a_file_that_could_not_be_removed_is_written_anew(world: PowerWorld) -> None:
+    client = Client(world)
+    send(client, list(range(3 * CAPACITY)))
+    close_segment(world)
+    removed = [0]
+
+    def hook(operation: Operation) -> None:
+        if operation.path.endswith(KEYS) and operation.kind == "unlink":
+            removed[0] += 1
+            if removed[0] == 1:
+                raise StorageFailed("cannot remove it")
+
+    world.storage.hook = hook
+    assert pass_of(world).whole
+    assert len(files(world)) == 1
+    more = list(range(2 * CAPACITY, 5 * CAPACITY))
+    send(client, more)
+    assert pass_of(world).whole
+    assert files(world) == []
+    assert left(world) == last_of([*range(3 * CAPACITY), *more])
+
+
+# Memory -------------------------------------------------------------------------------
+
+
+def test_the_memory_of_a_pass_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    taken = [memory_of_a_pass(tmp_path / "small", 200_000, 100_000)]
+    taken.append(memory_of_a_pass(tmp_path / "large", 400_000, 300_000))
+    assert taken[1] < 1.05 * taken[0]
+
+
+def memory_of_a_pass(folder: Path, clean_ones: int, dirty_ones: int) -> int:
+    """Bytes that a pass in 1 MiB takes at its highest, Arrow's and Polars' not counted."""
+    world = World(LocalStorage(folder), durability="os")
+    world.owner.create_topic("t", config={"cleanup.policy": "compact", "segment.bytes": "4194304"})
+    client = Client(world)
+    for first in range(0, clean_ones + dirty_ones, 10_000):
+        if first == clean_ones > 0:
+            pass_of(world, 1 << 28)
+        send(client, list(range(first, first + 10_000)))
+    close_segment(world)
+    with patch.object(look, "MARKS", 10):
+        tracemalloc.start()
+        try:
+            done = pass_of(world, 1 << 20)
+            taken = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    world.owner.close()
+    assert done.whole
+    assert done.spilled_bytes == ENTRY * (clean_ones + dirty_ones)
+    return taken
+
+
+# What is told -------------------------------------------------------------------------
+
+
+def test_the_pace_is_told_of_what_is_spilled_and_read_again() -> None:
+    told = []
+    for memory in (ALL, MEMORY):
+        world, paced = world_of(), list[int]()
+        send(Client(world), list(range(5 * CAPACITY)))
+        done = pass_of(world, memory, paced.append)
+        told.append(sum(paced))
+    assert done.spilled_bytes == ENTRY * 5 * CAPACITY
+    assert told[1] == told[0] + 2 * done.spilled_bytes
+
+
+def test_what_a_pass_has_to_do_grows_as_it_spills(world: PowerWorld) -> None:
+    client = Client(world)
+    send(client, list(range(CAPACITY)))
+    pass_of(world, ALL)
+    clean_bytes = sum(segment.size for segment in partition_of(world).segments)
+    send(client, list(range(3 * CAPACITY)))
+    done = pass_of(world)
+    assert done.spilled_bytes == ENTRY * 4 * CAPACITY  # the clean section's too
+    assert done.to_do == clean_bytes + 2 * done.spilled_bytes
+
+
+def test_the_status_tells_how_much_was_spilled(world: PowerWorld) -> None:
+    world.owner.alter_config({"log.cleaner.dedupe.buffer.size": str(MEMORY)})
+    send(Client(world), list(range(3 * CAPACITY)))
+    world.owner.clean(["t"])
+    [status] = [one for one in world.owner.cleaning() if one.topic == "t"]
+    assert status.last is not None
+    assert (status.last.whole, status.last.map_use) == (True, 1.0)
+    assert status.last.spilled_bytes == ENTRY * 3 * CAPACITY
