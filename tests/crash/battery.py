@@ -32,6 +32,7 @@ from unittest import mock
 
 from changelog.embedded.environment import Environment
 from framework.container import outage
+from tests.cleaning import little_memory
 from tests.crash.images import Image, Score, judge, promised
 from tests.crash.lives import FAILURES, FailingDisk, Failure, Share, filmed
 from tests.crash.oracle import Violation
@@ -41,6 +42,9 @@ from tests.crash.torn import torn
 from tests.crash.twin import Died, PowerStorage
 from tests.crash.workload import Scene
 from tests.log.power import taking_turns
+
+TWO_KEYS = 150
+"""Bytes for a pass of the cleaner that has room for as many, and spills them if there are more."""
 
 # Stops --------------------------------------------------------------------------------
 
@@ -175,6 +179,7 @@ def alone() -> Iterator[None]:
         with (
             mock.patch.object(Environment, "at_once", taking_turns),
             mock.patch.object(outage, "PATIENCE_SECONDS", 0.0),
+            little_memory(TWO_KEYS),
         ):
             yield
     finally:

@@ -114,6 +114,7 @@ _KINDS = {
     "clean.aborted": "create append fsync rename",
     "clean.folder": "sync_dir",
     "clean.index": "create append",
+    "clean.keys": "create append unlink",
     "clean.manifest": "create append fsync rename",
     "clean.offsets": "create append fsync",
     "clean.segment": "create append fsync",
