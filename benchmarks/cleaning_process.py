@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -37,6 +36,8 @@ class Cleaning:
     seconds: float
     processor_seconds: float
     """Of these, on the processor."""
+    user_seconds: float
+    """Of those, in its own code and not the system's."""
     resident: int
     """Bytes by which the process was larger at its highest than when it began, pages of any kind."""
     arrow: int
@@ -77,12 +78,13 @@ def _measured(path: Path, buffer: int) -> Cleaning:
     owner = Owner(LocalStorage(path), background=False)
     owner.alter_config({"log.cleaner.dedupe.buffer.size": str(buffer)})
     resident, arrow = _start_resident(), pool.bytes_allocated()
-    watch, before = Stopwatch(), time.process_time()
+    watch, before = Stopwatch(), os.times()
     _clean(owner)
-    seconds, processor = watch.seconds, time.process_time() - before
+    seconds, after = watch.seconds, os.times()
+    user, system = after.user - before.user, after.system - before.system
     grown = _status("VmHWM") - resident, pool.max_memory() - arrow
     owner.close()
-    return Cleaning(seconds, processor, *grown)
+    return Cleaning(seconds, user + system, user, *grown)
 
 
 def _clean(owner: Owner) -> None:
