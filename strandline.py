@@ -53,13 +53,15 @@ from changelog.errors import (  # noqa: E402
     TransactionAborted,
 )
 from framework.app import App  # noqa: E402
-from framework.codecs import JsonSerde  # noqa: E402
 from framework.context import (  # noqa: E402
     TaskContext,
     cancel_timer,
     current_task,
     set_timer,
 )
+from framework.formats.avro import AvroSerde  # noqa: E402
+from framework.formats.json import JsonSerde  # noqa: E402
+from framework.formats.registry import SchemaRegistry  # noqa: E402
 from framework.logs import JsonFormatter  # noqa: E402
 from framework.query import StoreView  # noqa: E402
 from framework.querying.client import Connection, ReadOnlyStore, connect  # noqa: E402
@@ -72,11 +74,13 @@ from statestore.spec import StoreLimits  # noqa: E402
 
 if typing.TYPE_CHECKING:
     from framework import spark, testing
+    from framework.formats.protobuf import ProtobufSerde
 
 __version__ = "0.1.0"
 
 __all__ = [
     "App",
+    "AvroSerde",
     "Connection",
     "CorruptLog",
     "Fenced",
@@ -86,9 +90,11 @@ __all__ = [
     "JsonFormatter",
     "JsonSerde",
     "NotInTask",
+    "ProtobufSerde",
     "ReadOnlyStore",
     "Record",
     "Retriable",
+    "SchemaRegistry",
     "Serde",
     "StorageFailed",
     "Store",
@@ -113,10 +119,13 @@ __all__ = [
 ]
 
 _LATER = {"testing": "framework.testing", "spark": "framework.spark"}
+_OPTIONAL = {"ProtobufSerde": "framework.formats.protobuf"}
 
 
 def __getattr__(name: str) -> typing.Any:
     """Parts that need more than most programs do are imported when they are first used."""
     if name in _LATER:
         return importlib.import_module(_LATER[name])
+    if name in _OPTIONAL:
+        return getattr(importlib.import_module(_OPTIONAL[name]), name)
     raise AttributeError(f"module 'strandline' has no attribute {name!r}")

@@ -4,6 +4,7 @@
     ├── Retriable                 nothing happened; try again (later)
     │   ├── CoordinatorLoading        offsets or transactions are still being read
     │   ├── OwnerUnavailable          the process that owns the log is gone or stalled
+    │   ├── RegistryUnavailable       the schema registry does not answer
     │   └── RequestTimedOut           no answer within the deadline
     ├── InvalidRequest            nothing happened; fix the call or its data
     │   ├── UnknownTopic · TopicExists · UnknownPartition · InvalidTopic
@@ -60,6 +61,10 @@ class OwnerUnavailable(Retriable):
     def __str__(self) -> str:
         said = super().__str__()
         return said if self.waited is None else f"{said} (waited {self.waited:.1f} s)"
+
+
+class RegistryUnavailable(Retriable):
+    """The schema registry is needed, and is not to be reached or not well."""
 
 
 class RequestTimedOut(Retriable):

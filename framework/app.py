@@ -20,6 +20,9 @@ from framework.aggregates import Counter, Grouped
 from framework.container import running
 from framework.container.worker import Worker
 from framework.declaring import Declarations
+from framework.formats.choice import AnySerde, Name
+from framework.formats.registry import SchemaRegistry, registry_of
+from framework.formats.wire import Form
 from framework.options import Guarantee, Options
 from framework.record import Record
 from framework.store import Store
@@ -68,6 +71,9 @@ class App:
     Its stores are read from other processes of this machine by `connect`. `application_server`, as
     "host:port" ("tcp://…" or "tls://…?certificate=…&key=…" beyond this machine), lets others do so that
     show the token of the environment variable STRANDLINE_TOKEN.
+
+    `registry` is where the schemas of Avro and Protobuf values are kept, a URL or a `SchemaRegistry`; the
+    environment variable STRANDLINE_SCHEMA_REGISTRY overrides it.
     """
 
     def __init__(
@@ -85,10 +91,12 @@ class App:
         application_server: str | None = None,
         state_dir: str | os.PathLike[str] | None = None,
         durability: Literal["fsync", "os"] = "fsync",
+        registry: SchemaRegistry | str | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.declared = Declarations(name)
         self.log = os.environ.get("STRANDLINE_LOG") or (DEFAULT_LOG if log is None else log)
+        self.registry = registry_of(os.environ.get("STRANDLINE_SCHEMA_REGISTRY") or registry)
         self.options = Options(
             processing_guarantee=processing_guarantee,
             commit_interval_ms=commit_interval_ms,
@@ -114,6 +122,11 @@ class App:
     def name(self) -> str:
         return self.declared.app
 
+    @property
+    def log_holds_columns(self) -> bool:
+        """Whether its topics can be of columns; on Kafka values are bytes."""
+        return running.holds_columns(self.log)
+
     # Declaring ------------------------------------------------------------------------
 
     @overload
@@ -125,8 +138,8 @@ class App:
         value: type[V],
         timestamp: str | None = ...,
         partitions: int | None = ...,
-        serde: Serde[V] | None = ...,
-        key_serde: Serde[Any] | None = ...,
+        serde: Serde[V] | Form | Name | None = ...,
+        key_serde: AnySerde | None = ...,
         config: Mapping[str, str] | None = ...,
     ) -> Topic[Any, V]: ...
     @overload
@@ -138,8 +151,8 @@ class App:
         value: type[V],
         timestamp: str | None = ...,
         partitions: int | None = ...,
-        serde: Serde[V] | None = ...,
-        key_serde: Serde[K] | None = ...,
+        serde: Serde[V] | Form | Name | None = ...,
+        key_serde: Serde[K] | Form | Name | None = ...,
         config: Mapping[str, str] | None = ...,
     ) -> Topic[K, V]: ...
     @overload
@@ -150,7 +163,7 @@ class App:
         value: type[V],
         timestamp: str | None = ...,
         partitions: int | None = ...,
-        serde: Serde[V] | None = ...,
+        serde: Serde[V] | Form | Name | None = ...,
         config: Mapping[str, str] | None = ...,
     ) -> Topic[str, V]: ...
     @overload
@@ -162,8 +175,8 @@ class App:
         value: Any = ...,
         timestamp: str | None = ...,
         partitions: int | None = ...,
-        serde: Serde[Any] | None = ...,
-        key_serde: Serde[Any] | None = ...,
+        serde: AnySerde | None = ...,
+        key_serde: AnySerde | None = ...,
         config: Mapping[str, str] | None = ...,
     ) -> Topic[Any, Any]: ...
     def topic(
@@ -174,17 +187,18 @@ class App:
         value: Any = Any,
         timestamp: str | None = None,
         partitions: int | None = None,
-        serde: Serde[Any] | None = None,
-        key_serde: Serde[Any] | None = None,
+        serde: AnySerde | None = None,
+        key_serde: AnySerde | None = None,
         config: Mapping[str, str] | None = None,
     ) -> Topic[Any, Any]:
         """Declare a topic; it is created when it does not exist.
 
         `value`: a dataclass, msgspec.Struct or pyarrow.Schema makes a typed topic, whose
-        values are stored as columns; `bytes` are stored as they are, anything else as
-        MessagePack. `key` is the type of the keys or, on a typed topic, the column that holds
-        them; `timestamp` the column that holds the time. `serde` and `key_serde` override
-        how values and keys become bytes (objects with `dumps` and `loads`). `config` takes
+        values are stored as columns (on Kafka, as JSON); `bytes` are stored as they are, anything
+        else as MessagePack. `key` is the type of the keys or, on a typed topic, the column that
+        holds them; `timestamp` the column that holds the time. `serde` and `key_serde` say what
+        values and keys look like in the log: "json", "avro", "protobuf", "msgpack", "bytes", one of these with
+        settings (`AvroSerde(…)`), or an object with `dumps` and `loads`. `config` takes
         Kafka's settings; without `retention.ms` records are kept. Raises InvalidConfig.
         """
         made = Topic[Any, Any](

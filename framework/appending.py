@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
+from changelog.client.columns import to_batches
+from changelog.client.producer import Producer
 from changelog.errors import InvalidRecord
+from changelog.records import columns_schema
 from framework.columns import batch_of, outgoing
 from framework.context import to_ms
 from framework.topic import Topic
@@ -33,9 +37,48 @@ def append_to(topic: Topic[Any, Any], data: Any, timestamp: int | dt.datetime | 
 
 def _append_table(topic: Topic[Any, Any], data: Any, now: int) -> int:
     with topic.app.producer() as producer:
+        if topic.schema is not topic.stored_schema or topic.key_serde is not None:
+            return _append_formed(topic, producer, data, now)
         times = topic.timestamp_column or now
         appended = producer.append(topic.name, data, key=topic.key_column, timestamp=times)
     return sum(batch.last_offset - batch.base_offset + 1 for batch in appended)
+
+
+def _append_formed(topic: Topic[Any, Any], producer: Producer, data: Any, now: int) -> int:
+    """Append a table to a topic that has its own form of values, or of keys."""
+    info = topic.app.broker.topic(topic.name)
+    table, keys = _with_own_keys(topic, data)
+    described = replace(info, schema=topic.schema, schema_id=0)
+    total = 0
+    for columns in to_batches(
+        *(table, described), now_ms=now, key=topic.key_column, timestamp=topic.timestamp_column
+    ):
+        values = columns.column("value")
+        if topic.rows is not None:
+            values = topic.typed.from_columns(values)
+        arrays = [columns.column("timestamp"), columns.column("key"), values, *columns.columns[3:]]
+        if keys is not None:
+            arrays[1] = keys.slice(total, len(columns))
+        schema = columns_schema(topic.values.arrow, headers=len(arrays) > 3)
+        formed = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        producer.append_batches(outgoing(formed, info))
+        total += len(columns)
+    return total
+
+
+def _with_own_keys(topic: Topic[Any, Any], data: Any) -> tuple[pa.Table, pa.Array | None]:
+    """A table, and its keys as `key_serde` writes them, if there is one."""
+    if type(data).__module__.partition(".")[0] == "pandas":
+        # Otherwise the index comes along as a column.
+        table = pa.Table.from_pandas(data, preserve_index=False)
+    else:
+        table = pa.table(data)
+    name = topic.key_column or "key"
+    if topic.key_serde is None or name not in table.column_names:
+        return table, None
+    keys = [None if key is None else topic.keys.item(key) for key in table[name].to_pylist()]
+    kept = table if topic.key_column else table.drop_columns(["key"])
+    return kept, topic.keys.encode(keys)
 
 
 def _append_records(topic: Topic[Any, Any], records: Any, now: int) -> int:

@@ -1,11 +1,6 @@
 """Keys and values of a topic as columns of bytes or structs, in bulk.
 
-    keys      str: UTF-8 · bytes: as they are · int: 8 bytes big-endian · float: 8 bytes
-              big-endian double · anything else: MessagePack (statestore.serdes)
-    values    bytes: as they are · a dataclass, Struct or Arrow schema: a struct of columns
-              · anything else: MessagePack · `serde=` overrides
-
-A codec's *item* is what it keeps of a value between `send` and the building of the column:
+Which codec a topic has is chosen in framework/formats/choice.py. A codec's *item* is what it keeps of a value between `send` and the building of the column:
 the value itself if it is exactly of the immutable type `exact`, else what `item()` returns,
 which has been checked and cannot change any more. None stays None: a null.
 """
@@ -21,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from changelog.errors import UNREADABLE, InvalidRecord, StrandlineError
-from framework.schema import RowType, is_typed
+from framework.schema import Row, RowType
 from statestore.packing import pack_ints
-from statestore.serdes import Serde, Typed, topic_key_serde, value_serde
+from statestore.serdes import Serde, Typed, value_serde
 
 
 class Codec(Protocol):
@@ -31,6 +26,9 @@ class Codec(Protocol):
 
     exact: type | None
     arrow: pa.DataType
+    """Of the column in the log."""
+    rows: RowType | None
+    """The columns of what is typed, whatever its form in the log; else None."""
 
     def item(self, value: Any) -> Any:
         """What to keep of `value`. Raises InvalidRecord if it cannot be stored."""
@@ -45,43 +43,27 @@ class Codec(Protocol):
         ...
 
 
-class JsonSerde:
-    """JSON, of one type or of anything.
+class TypedCodec(Codec, Protocol):
+    """A column of typed keys or values."""
 
-    >>> JsonSerde(dict[str, int]).dumps({"a": 1})
-    b'{"a":1}'
-    """
+    def row(self, item: Any) -> Row:
+        """The fields of an item."""
+        ...
 
-    def __init__(self, kind: Any = Any) -> None:
-        self.loads = msgspec.json.Decoder(kind).decode
-        self.dumps = msgspec.json.Encoder().encode
+    def to_columns(self, column: pa.Array) -> pa.Array:
+        """The struct column of what is in the log. Raises InvalidRecord."""
+        ...
 
-
-def key_codec(kind: Any, serde: Serde[Any] | None = None) -> Codec:
-    """The codec of a topic's keys."""
-    if serde is not None:
-        return SerdeCodec(serde)
-    if kind is str:
-        return StrCodec()
-    scalar = kind if kind in (bytes, int, float) else None
-    return SerdeCodec(topic_key_serde(kind), scalar)
-
-
-def value_codec(kind: Any, serde: Serde[Any] | None = None) -> Codec:
-    """The codec of a topic's values."""
-    if serde is not None:
-        return SerdeCodec(serde)
-    if is_typed(kind):
-        return RowCodec(RowType(kind))
-    if kind in (str, int, float, bool):
-        return PackCodec(kind)
-    return SerdeCodec(value_serde(kind), bytes if kind is bytes else None)
+    def from_columns(self, column: pa.Array) -> pa.Array:
+        """What a struct column is in the log. Raises InvalidRecord."""
+        ...
 
 
 class SerdeCodec:
     """One serde call a value; of scalars (`exact`) only when the column is built."""
 
     arrow = pa.binary()
+    rows: RowType | None = None
 
     def __init__(self, serde: Serde[Any], exact: type | None = None) -> None:
         self._serde = serde
@@ -92,7 +74,7 @@ class SerdeCodec:
             return None
         if self.exact is not None:
             value = as_exactly(self.exact, value)
-        encoded = self._translated(self._serde.dumps, value)
+        encoded = translated(self._serde, self._serde.dumps, value, doing="encode")
         if not isinstance(encoded, bytes):
             raise InvalidRecord(
                 f"{type(self._serde).__name__}.dumps must return bytes; got {encoded!r}"
@@ -112,20 +94,12 @@ class SerdeCodec:
         items = column.to_pylist()
         if self.exact is bytes:
             return list(items)
-        decoded: list[Any] = self._translated(
-            lambda: [None if data is None else loads(data) for data in items], doing="decode"
+        decoded: list[Any] = translated(
+            self._serde,
+            lambda: [None if data is None else loads(data) for data in items],
+            doing="decode",
         )
         return decoded
-
-    def _translated(self, call: Callable[..., Any], *arguments: Any, doing: str = "encode") -> Any:
-        try:
-            return call(*arguments)
-        except StrandlineError:
-            raise
-        except Exception as error:
-            raise InvalidRecord(
-                f"{type(self._serde).__name__} could not {doing}: {error}"
-            ) from error
 
 
 class StrCodec:
@@ -133,6 +107,7 @@ class StrCodec:
 
     exact: type | None = str
     arrow = pa.binary()
+    rows: RowType | None = None
 
     def item(self, value: Any) -> Any:
         if value is None:
@@ -160,6 +135,7 @@ class PackCodec:
     """Scalars of one type in MessagePack, packed and unpacked by the column."""
 
     arrow = pa.binary()
+    rows: RowType | None = None
 
     def __init__(self, kind: type) -> None:
         self.exact: type | None = kind
@@ -200,19 +176,40 @@ class RowCodec:
     exact: type | None = None
 
     def __init__(self, rows: RowType) -> None:
-        self.rows = rows
+        self.rows: RowType | None = rows
+        self._rows = rows
         self.arrow = rows.arrow
 
     def item(self, value: Any) -> Any:
-        return None if value is None else self.rows.check(value)
+        return None if value is None else self._rows.check(value)
+
+    def row(self, item: Any) -> Row:
+        row: Row = item
+        return row
 
     def encode(self, items: Sequence[Any]) -> pa.Array:
-        return self.rows.column(items)
+        return self._rows.column(items)
 
     def decode(self, column: pa.Array) -> list[Any]:
         if not pa.types.is_struct(column.type):
             raise InvalidRecord(f"the topic's values are {column.type}, not typed columns")
-        return self.rows.values(column)
+        return self._rows.values(column)
+
+    def to_columns(self, column: pa.Array) -> pa.Array:
+        return column
+
+    def from_columns(self, column: pa.Array) -> pa.Array:
+        return column
+
+
+def translated(serde: Any, call: Callable[..., Any], *arguments: Any, doing: str) -> Any:
+    """The result of a call of somebody's serde, whose errors become ours."""
+    try:
+        return call(*arguments)
+    except StrandlineError:
+        raise
+    except Exception as error:
+        raise InvalidRecord(f"{type(serde).__name__} could not {doing}: {error}") from error
 
 
 def as_exactly(exact: type, value: Any) -> Any:

@@ -162,14 +162,11 @@ class Declarations:
                 f"topic {topic.name!r} has {info.partitions} partitions, but is declared with"
                 f" {topic.partitions}; declare {info.partitions}, or alter the topic first"
             )
-        if (info.schema is None) != (topic.schema is None):
-            stored = "bytes" if info.schema is None else f"columns {info.schema.names}"
-            raise SchemaMismatch(
-                f"topic {topic.name!r} holds {stored}, but is declared with {topic.values.arrow};"
-                " declare it as it is, or use another topic"
-            )
-        if topic.schema is not None and not extends(info.schema, topic.schema):
-            return broker.alter_topic(topic.name, schema=topic.schema)
+        schema = topic.stored_schema
+        if (info.schema is None) != (schema is None):
+            raise _other_form(topic, info)
+        if schema is not None and not extends(info.schema, schema):
+            return broker.alter_topic(topic.name, schema=schema)
         return info
 
     def _copartitioned(self, spec: TaskSpec, infos: dict[str, TopicInfo]) -> int:
@@ -231,13 +228,27 @@ def _keeping_more(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[s
     return dict(wanted) if 0 <= kept < int(wanted["retention.ms"]) else {}
 
 
+def _other_form(topic: Topic[Any, Any], info: TopicInfo) -> SchemaMismatch:
+    """The error for values that are columns here and bytes there."""
+    if info.schema is None:
+        fix = "name the form of the bytes (serde=), or use another topic"
+        return SchemaMismatch(
+            f"topic {topic.name!r} holds bytes, but is declared with {topic.values.arrow}; {fix}"
+        )
+    fix = "declare its columns and no serde=, or use another topic"
+    return SchemaMismatch(
+        f"topic {topic.name!r} holds columns {info.schema.names}, but is declared with values that"
+        f" are bytes in the log; {fix}"
+    )
+
+
 def _created(broker: Broker, topic: Topic[Any, Any]) -> TopicInfo:
     try:
         return broker.create_topic(
             topic.name,
             topic.partitions or 1,
             config={**KEPT, **topic.config},
-            schema=topic.schema,
+            schema=topic.stored_schema,
         )
     except TopicExists:
         return broker.topic(topic.name)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
 from changelog.broker import Broker
-from changelog.errors import MissingDependency
+from changelog.errors import InvalidRecord, MissingDependency
 from changelog.records import Batch, TopicPartition
 from changelog.schema import upgrade
-from framework.codecs import Codec
+from framework.codecs import Codec, TypedCodec
 from framework.topic import Topic
 
 if TYPE_CHECKING:
@@ -46,10 +46,11 @@ def topic_to_arrow(topic: Topic[Any, Any], *, tombstones: bool) -> pa.Table:
     if not tombstones:
         stored = stored.filter(stored["value"].is_valid())
     columns = {name: stored[name] for name in PLACE}
-    columns["key"] = _decoded(topic.keys, stored["key"])
+    columns["key"] = _shown(topic, topic.keys, stored, "key")
     if tombstones:
         columns["tombstone"] = stored["value"].is_null()
-    return pa.table({**columns, **_values(topic, stored["value"], taken=columns)})
+    values = _shown(topic, topic.values, stored, "value")
+    return pa.table({**columns, **_named(topic, values, taken=columns)})
 
 
 def committed_batches(broker: Broker, topic: str) -> list[Batch]:
@@ -80,20 +81,47 @@ def _stored(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _values(
-    topic: Topic[Any, Any], column: pa.ChunkedArray, *, taken: Container[str]
+def _named(
+    topic: Topic[Any, Any], values: pa.ChunkedArray, *, taken: Container[str]
 ) -> dict[str, pa.ChunkedArray]:
     """The value's columns; one whose name is the record's own is called value_<name>."""
     if topic.schema is None:
-        return {"value": _decoded(topic.values, column)}
+        return {"value": values}
     names = [f"value_{name}" if name in taken else name for name in topic.schema.names]
-    return dict(zip(names, column.flatten(), strict=True))
+    return dict(zip(names, values.flatten(), strict=True))
 
 
-def _decoded(codec: Codec, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """What was stored, or its bytes if it is not of one type."""
-    values = [value for chunk in column.chunks for value in codec.decode(chunk)]
+def _shown(topic: Topic[Any, Any], codec: Codec, stored: pa.Table, part: str) -> pa.ChunkedArray:
+    """What was stored as columns, or as values; as its bytes if these are not of one type."""
+    column = stored[part]
+    call = codec.decode if codec.rows is None else cast("TypedCodec", codec).to_columns
+    made = []
+    begin = 0
+    for chunk in column.chunks:
+        try:
+            made.append(call(chunk))
+        except InvalidRecord as error:
+            at = stored.slice(begin + _first_refused(call, chunk), 1).to_pylist()[0]
+            raise InvalidRecord(
+                f"the {part} at {topic.name}[{at['partition']}]@{at['offset']} cannot be read: {error}"
+            ) from error
+        begin += len(chunk)
+    if codec.rows is not None:
+        return pa.chunked_array(made, codec.rows.arrow)
     try:
-        return pa.chunked_array([pa.array(values)])
+        return pa.chunked_array([pa.array([value for values in made for value in values])])
     except (pa.ArrowException, OverflowError):
         return column
+
+
+def _first_refused(call: Callable[[pa.Array], Any], chunk: pa.Array) -> int:
+    """The index of the first value with which `call` raises InvalidRecord."""
+    start, end = 0, len(chunk)
+    while end - start > 1:
+        middle = (start + end) // 2
+        try:
+            call(chunk.slice(start, middle - start))
+            start = middle
+        except InvalidRecord:
+            end = middle
+    return start

@@ -65,6 +65,12 @@ class RowType:
         self._build = _builder(kind, self._names)
         self._take_apart = _taker(kind, self._names)
         self._seen: set[tuple[type, ...]] = set()
+        self._times = _times_of(self.schema)
+
+    @property
+    def fields(self) -> Sequence[Field]:
+        """The columns, as they are checked, written and read."""
+        return self._fields
 
     def check(self, value: Any) -> Row:
         """The fields of `value`, checked against their columns. Raises InvalidRecord."""
@@ -89,6 +95,34 @@ class RowType:
             return self._rows(column)
         rows = iter(self._rows(column.drop_null()))
         return [next(rows) if valid else None for valid in column.is_valid().to_pylist()]
+
+    def filled(self, column: pa.StructArray) -> pa.StructArray:
+        """The same with defaults in place of nulls, where None is not allowed; no row is null."""
+        lacking = [
+            f.default and not f.optional and column.field(f.name).null_count for f in self._fields
+        ]
+        if not any(lacking):
+            return column
+        arrays = [
+            field.fill(column.field(field.name)) if lacks else column.field(field.name)
+            for field, lacks in zip(self._fields, lacking, strict=True)
+        ]
+        return pa.StructArray.from_arrays(arrays, fields=list(self.arrow))
+
+    def in_utc(self, values: list[Any]) -> list[Any]:
+        """The same values, all times in them in UTC, as a column gives them."""
+        if self._times == [] or all(value is None or self.is_utc(value) for value in values):
+            return values
+        return self.values(self.column([None if v is None else self.check(v) for v in values]))
+
+    def is_utc(self, value: Any) -> bool:
+        """Whether all times in a value are in UTC; False if that is not easily seen."""
+        if self._times == []:
+            return True
+        if self._times is None or isinstance(value, dict):
+            return False
+        moments = [getattr(value, name) for name in self._times]
+        return all(moment is None or moment.tzinfo is dt.UTC for moment in moments)
 
     def _rows(self, column: pa.StructArray) -> list[Any]:
         present = {field.name for field in column.type}
@@ -150,6 +184,20 @@ class Field:
                 f" got {_shown(item)}: {error}"
             ) from None
 
+    def collect(self, items: Sequence[Any]) -> pa.Array:
+        """The column of items of the right type, None where a default stands for them."""
+        if self.type.flat:
+            return self.type.write(items)
+        return self.type.write([None if item is None else self.type.check(item) for item in items])
+
+    def fill(self, array: pa.Array) -> pa.Array:
+        """The same with the default in place of nulls."""
+        default = self.type.write([self.check(self.missing(), "the defaults")])
+        places = [
+            at if valid else len(array) for at, valid in enumerate(array.is_valid().to_pylist())
+        ]
+        return pa.concat_arrays([array, default]).take(pa.array(places, pa.int64()))
+
     def read(self, array: pa.Array) -> list[Any]:
         items = self.type.read(array)
         if self.optional or not array.null_count:
@@ -160,7 +208,7 @@ class Field:
 def _fields_of(kind: Any) -> list[Field]:
     if isinstance(kind, pa.Schema):
         return [Field(f.name, _arrow_type(f.type), f.nullable) for f in kind]
-    hints = _hints(kind)
+    hints = hints_of(kind)
     if issubclass(kind, msgspec.Struct):
         declared = [
             (f.name, _default(f.default, f.default_factory, msgspec.NODEFAULT))
@@ -302,7 +350,8 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     return inner[0], True
 
 
-def _hints(kind: type) -> dict[str, Any]:
+def hints_of(kind: type) -> dict[str, Any]:
+    """The annotations of a dataclass or Struct. Raises InvalidConfig."""
     try:
         return typing.get_type_hints(kind, include_extras=True)
     except NameError as error:
@@ -316,6 +365,12 @@ def _default(value: Any, factory: Any, nothing: Any) -> Callable[[], Any] | None
     if factory is not nothing:
         return typing.cast("Callable[[], Any]", factory)
     return None if value is nothing else lambda: value
+
+
+def _times_of(schema: pa.Schema) -> list[str] | None:
+    """The columns that hold times; None if some lie deeper."""
+    nested = [f for f in schema if pa.types.is_nested(f.type) and "timestamp" in str(f.type)]
+    return None if nested else [f.name for f in schema if pa.types.is_timestamp(f.type)]
 
 
 def _builder(kind: Any, names: list[str]) -> Callable[..., Any]:

@@ -113,7 +113,7 @@ def check_stores(name: str, stores: Sequence[Store[Any, Any]]) -> None:
 
 def dead_letter_topic(app: App, spec: TaskSpec) -> Topic[Any, Any]:
     """Where records of the task go that its handler cannot handle, as they are stored."""
-    schemas = [topic.schema for topic in spec.inputs]
+    schemas = [topic.stored_schema for topic in spec.inputs]
     if any(schema != schemas[0] for schema in schemas):
         raise InvalidConfig(
             f"task {spec.name!r}: on_error='dead_letter' needs inputs whose values are stored"

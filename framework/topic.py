@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import pyarrow as pa
 
@@ -13,9 +13,10 @@ from changelog.client.accumulator import checked_headers
 from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, NotInTask
 from changelog.records import Headers
 from framework import context
-from framework.codecs import Codec, RowCodec, key_codec, value_codec
+from framework.codecs import Codec, RowCodec, TypedCodec
+from framework.formats.choice import AnySerde, key_codec, value_codec
+from framework.formats.wire import Place
 from framework.schema import RowType
-from statestore.serdes import Serde
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,22 +40,24 @@ class Topic(Generic[K, V]):
         value: Any,
         timestamp: str | None = None,
         partitions: int | None = None,
-        serde: Serde[Any] | None = None,
-        key_serde: Serde[Any] | None = None,
+        serde: AnySerde | None = None,
+        key_serde: AnySerde | None = None,
         config: Mapping[str, str] | None = None,
     ) -> None:
         self.app = app
         self.name = name
         self.partitions = partitions
         self.config = dict(config or {})
-        self.values: Codec = value_codec(value, serde)
+        place = Place(name, "value", app.registry)
+        self.values: Codec = value_codec(value, serde, place, columns=app.log_holds_columns)
         self.key_column: str | None = key if isinstance(key, str) else None
         self.timestamp_column = timestamp
         self.kind = value
         """What was declared as the type of the values."""
         self.serde = serde
+        self.key_serde = key_serde
         key_kind = self._column_kind("key", key) if isinstance(key, str) else key
-        self.keys: Codec = key_codec(key_kind, key_serde)
+        self.keys: Codec = key_codec(key_kind, key_serde, Place(name, "key", app.registry))
         self._key_at = self._column_at("key", self.key_column)
         self._timestamp_at = self._column_at("timestamp", timestamp)
         self._bound: ContextVar[Outbox | None] = ContextVar(f"outbox of {name}")
@@ -66,13 +69,18 @@ class Topic(Generic[K, V]):
 
     @property
     def rows(self) -> RowType | None:
-        """How typed values become columns; None for a topic of bytes."""
-        return self.values.rows if isinstance(self.values, RowCodec) else None
+        """How typed values become columns, whatever their form in the log; None if they are not typed."""
+        return self.values.rows
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The Arrow schema of a typed topic's values."""
+        """The Arrow schema of typed values."""
         return None if self.rows is None else self.rows.schema
+
+    @property
+    def stored_schema(self) -> pa.Schema | None:
+        """That of the topic in the log; None if its values are bytes there."""
+        return self.schema if isinstance(self.values, RowCodec) else None
 
     def send(
         self,
@@ -149,6 +157,12 @@ class Topic(Generic[K, V]):
         """Let `send` go to `box`, in this thread or asyncio task; None: to nobody."""
         self._bound.set(box)
 
+    @property
+    def typed(self) -> TypedCodec:
+        """The values' codec, of a topic that has columns."""
+        assert self.rows is not None
+        return cast("TypedCodec", self.values)
+
     def checked_item(
         self, key: Any, value: Any, timestamp: int | dt.datetime | None, default: int
     ) -> tuple[Any, Any, int]:
@@ -157,18 +171,20 @@ class Topic(Generic[K, V]):
             item = self.values.item(value)
             at = default if timestamp is None else context.to_ms(timestamp)
             if timestamp is None and self._timestamp_at is not None and item is not None:
-                at = self._time_in(item[self._timestamp_at], default)
+                at = self._time_in(self.typed.row(item)[self._timestamp_at], default)
             if self._key_at is not None and item is not None:
-                key = self._key_in(key, item[self._key_at])
+                key = self._key_in(key, self.typed.row(item)[self._key_at])
             return None if key is None else self.keys.item(key), item, at
         except InvalidRecord as error:
             raise InvalidRecord(f"topic {self.name!r}: {error}") from error.__cause__
 
     def same_as(self, other: Topic[Any, Any]) -> bool:
         """Whether a second declaration says the same."""
-        mine = (self.kind, self.key_column, type(self.keys), self.partitions, self.config)
-        theirs = (other.kind, other.key_column, type(other.keys), other.partitions, other.config)
-        return mine == theirs and self.keys.exact == other.keys.exact
+        return self._declared() == other._declared()
+
+    def _declared(self) -> tuple[Any, ...]:
+        codecs = (type(self.keys), self.keys.exact, type(self.values), self.serde, self.key_serde)
+        return (self.kind, self.key_column, self.partitions, self.config, *codecs)
 
     def _send_checked(
         self,

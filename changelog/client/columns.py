@@ -246,7 +246,7 @@ class _Layout:
     def _headers(self, column: pa.Array | None) -> pa.Array | None:
         if column is None or column.null_count == len(column):
             return None
-        headers = _cast(column, HEADERS_TYPE, "headers", self.where)
+        headers = cast_column(column, HEADERS_TYPE, "headers", self.where)
         pairs = headers.flatten()
         if len(pairs) == 0:
             return None
@@ -332,14 +332,15 @@ def _array(column: list[Any], kind: pa.DataType | None, name: str, where: str) -
 
 def _fit(column: pa.Array, field: pa.Field, where: str, mask: pa.Array | None = None) -> pa.Array:
     """`column` in the type of `field`, with its nulls checked (but where `mask` is true)."""
-    fitted = _cast(column, field.type, field.name, where)
+    fitted = cast_column(column, field.type, field.name, where)
     if not field.nullable and fitted.null_count:
         null = fitted.is_null() if mask is None else pc.and_not(fitted.is_null(), mask)
         _refuse(null, f"{where}: column {field.name!r} ({field.type} not null) is null")
     return fitted
 
 
-def _cast(column: pa.Array, kind: pa.DataType, name: str, where: str) -> pa.Array:
+def cast_column(column: pa.Array, kind: pa.DataType, name: str, where: str) -> pa.Array:
+    """`column` as another type of the same family. Raises SchemaMismatch if that loses something."""
     if column.type == kind:
         return column
     expected = f"{where}: column {name!r}: expected {kind}, got {column.type}"
@@ -371,7 +372,7 @@ def _family(kind: pa.DataType) -> str:
 def _utf8_or_bytes(column: pa.Array, where: str) -> pa.BinaryArray:
     if is_text(column.type):
         return pc.cast(column, pa.binary())
-    return _cast(column, pa.binary(), "value", where)
+    return cast_column(column, pa.binary(), "value", where)
 
 
 def _refuse(bad: pa.BooleanArray, problem: str) -> None:

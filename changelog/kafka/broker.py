@@ -49,6 +49,9 @@ def connect(url: str, *, clock: Clock | None = None) -> KafkaBroker:
 class KafkaBroker:
     """Implements `changelog.broker.Broker`; see there for what each call does."""
 
+    holds_columns = False
+    """Its topics have no schema: values are bytes."""
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._topics = Topics(connection)

@@ -68,11 +68,15 @@ class Input:
         self.stable = False
 
     def _decode_some(self, tombstones: bool) -> None:
-        batch = self.batches.popleft()
-        if len(batch) > DECODE:
-            self.batches.appendleft(batch.slice(DECODE))
-            batch = batch.slice(0, DECODE)
-        self.chunks.extend(decode(self.topic, batch, tombstones))
+        batch = self.batches[0]
+        rest = batch.slice(DECODE) if len(batch) > DECODE else None
+        self.chunks.extend(
+            decode(self.topic, batch.slice(0, DECODE) if rest else batch, tombstones)
+        )
+        # Only now: a schema registry that does not answer is asked again, for the same records.
+        self.batches.popleft()
+        if rest is not None:
+            self.batches.appendleft(rest)
 
 
 def groups(sources: Sequence[Input]) -> list[dict[TopicPartition, list[Input]]]:

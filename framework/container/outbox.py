@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from changelog.errors import InvalidRecord
+from changelog.errors import InvalidRecord, SchemaMismatch
 from changelog.records import Headers
 from framework.columns import batch_of
 from framework.context import TaskContext
@@ -84,7 +84,14 @@ def columns_of(topic: Topic[Any, Any], boxes: Iterable[Outbox]) -> pa.RecordBatc
         return batch_of(
             topic, topic.keys.encode(keys), topic.values.encode(values), timestamps, headers
         )
-    except MemoryError:
-        raise  # Arrow's is an ArrowException as well
-    except (pa.ArrowException, UnicodeError, OverflowError, ValueError, TypeError) as error:
+    except (MemoryError, SchemaMismatch):
+        raise  # Arrow's is an ArrowException as well; and a refused schema is nobody's record
+    except (
+        InvalidRecord,
+        pa.ArrowException,
+        UnicodeError,
+        OverflowError,
+        ValueError,
+        TypeError,
+    ) as error:
         raise UnencodableSend(topic.name, error) from error

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changelog.errors import InvalidConfig, InvalidRecord
-from framework.codecs import key_codec, value_codec
+from framework.formats.choice import key_codec, value_codec
 from framework.schema import RowType, is_typed
 
 

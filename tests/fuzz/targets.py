@@ -48,8 +48,8 @@ from changelog.records import (
 )
 from changelog.schema import decode_schemas
 from changelog.storage import MemoryStorage
-from framework.codecs import value_codec
 from framework.container.positions import position_of
+from framework.formats.choice import value_codec
 from framework.querying import messages as queries
 from framework.querying.declared import form_of
 from statestore.engine import Position

@@ -1,0 +1,248 @@
+"""Avro schemas that are columns: what they say, as Arrow types, and those of Arrow types.
+
+    boolean, int, long, float, double, string, bytes, fixed, enum (its symbols as text)
+    date · timestamp-millis, -micros and their local- ones
+    record · array · a union of null and one of these
+
+Everything else (maps, other unions, decimals, a record within itself) is `NotColumns`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from changelog.errors import InvalidConfig
+from framework.schema import RowType
+
+
+class NotColumns(Exception):
+    """Valid Avro, but nothing that stands in columns."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A type without parts; `kind` is Avro's name of how it is written."""
+
+    kind: str
+    arrow: pa.DataType
+    size: int = 0
+    """Bytes of a fixed."""
+    symbols: tuple[str, ...] = ()
+    """Of an enum."""
+
+
+@dataclass(frozen=True)
+class Nullable:
+    """A union of null and something else."""
+
+    inner: Node
+    null_at: int
+    """0 or 1: which of the two null is."""
+
+    @property
+    def arrow(self) -> pa.DataType:
+        return self.inner.arrow
+
+
+@dataclass(frozen=True)
+class Items:
+    """An array."""
+
+    item: Node
+
+    @property
+    def arrow(self) -> pa.DataType:
+        return pa.list_(pa.field("item", self.item.arrow, isinstance(self.item, Nullable)))
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a record."""
+
+    name: str
+    node: Node
+    default: Any
+    """As JSON has it; MISSING if there is none."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record."""
+
+    name: str
+    fields: tuple[Field, ...]
+
+    @property
+    def arrow(self) -> pa.DataType:
+        return pa.struct(
+            [pa.field(f.name, f.node.arrow, isinstance(f.node, Nullable)) for f in self.fields]
+        )
+
+
+Node = Scalar | Nullable | Items | Record
+MISSING = object()
+
+_PLAIN = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+_LOGICAL = {
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
+    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+}
+_AS_AVRO: dict[pa.DataType, Any] = {
+    **{arrow: kind for kind, arrow in _PLAIN.items()},
+    **{
+        arrow: {"type": kind, "logicalType": logical} for (kind, logical), arrow in _LOGICAL.items()
+    },
+    pa.int8(): "int",
+    pa.int16(): "int",
+    pa.uint8(): "int",
+    pa.uint16(): "int",
+    pa.uint32(): "long",
+    pa.large_string(): "string",
+    pa.large_binary(): "bytes",
+}
+
+
+def parse(text: str) -> Node:
+    """The columns of an Avro schema. Raises InvalidConfig, NotColumns.
+
+    >>> parse('{"type": "record", "name": "A", "fields": [{"name": "n", "type": "long"}]}').arrow
+    StructType(struct<n: int64 not null>)
+    """
+    try:
+        return _parsed(json.loads(text), {}, "")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidConfig(f"not an Avro schema: {error!r} in {text:.200}") from error
+
+
+def derived(rows: RowType, name: str) -> str:
+    """An Avro schema for a type, as JSON: nullable fields are unions with null, defaults are kept.
+
+    Raises InvalidConfig for a type that Avro does not have.
+    """
+    fields = []
+    for field, column in zip(rows.fields, rows.schema, strict=True):
+        inner = _of_arrow(column.type, f"{name}_{field.name}")
+        told: dict[str, Any] = {"name": field.name, "type": inner}
+        default = None if field.default is None else field.default()
+        if field.optional and default is None:
+            told |= {"type": ["null", inner], "default": None}
+        elif field.default is not None:
+            plain = field.type.write([field.check(default, name)]).to_pylist()[0]
+            told["type"] = [inner, "null"] if field.optional else inner
+            told["default"] = _json_default(plain)
+        fields.append(told)
+    return json.dumps({"type": "record", "name": name, "fields": fields})
+
+
+def scalar(kind: pa.DataType) -> str:
+    """The schema of a single value of an Arrow type, as JSON. Raises InvalidConfig."""
+    return json.dumps(_of_arrow(kind, "value"))
+
+
+def _parsed(schema: Any, names: dict[str, Node], space: str) -> Node:
+    if isinstance(schema, list):
+        if len(schema) != 2 or "null" not in schema:
+            raise NotColumns(f"the union {json.dumps(schema)}")
+        null_at = schema.index("null")
+        return Nullable(_parsed(schema[1 - null_at], names, space), null_at)
+    if isinstance(schema, str):
+        if schema in _PLAIN:
+            return Scalar(schema, _PLAIN[schema])
+        known = names.get(_full(schema, space))
+        if known is None:
+            raise NotColumns(f"the type {schema!r}")
+        return known
+    kind = schema["type"]
+    if isinstance(kind, dict | list):
+        return _parsed(kind, names, space)
+    if kind == "array":
+        return Items(_parsed(schema["items"], names, space))
+    if kind in ("record", "error", "enum", "fixed"):
+        return _named(schema, kind, names, space)
+    logical = schema.get("logicalType")
+    if logical == "decimal":
+        raise NotColumns("a decimal")
+    arrow = _LOGICAL.get((kind, logical))
+    return _parsed(kind, names, space) if arrow is None else Scalar(kind, arrow)
+
+
+def _named(schema: Mapping[str, Any], kind: str, names: dict[str, Node], space: str) -> Node:
+    full = _full(schema["name"], schema.get("namespace", space))
+    if schema.get("logicalType") == "decimal":
+        raise NotColumns("a decimal")
+    made: Node
+    if kind == "enum":
+        made = Scalar("enum", pa.string(), symbols=tuple(schema["symbols"]))
+    elif kind == "fixed":
+        made = Scalar("fixed", pa.binary(), size=int(schema["size"]))
+        if made.size < 1:
+            raise NotColumns("a fixed of no bytes")
+    else:
+        inner = full.rpartition(".")[0]
+        fields = tuple(
+            Field(f["name"], _parsed(f["type"], names, inner), f.get("default", MISSING))
+            for f in schema["fields"]
+        )
+        if not fields:
+            raise NotColumns("a record of no fields")
+        made = Record(full, fields)
+    names[full] = made
+    return made
+
+
+def _full(name: str, space: str) -> str:
+    return name if "." in name or not space else f"{space}.{name}"
+
+
+def _of_arrow(kind: pa.DataType, path: str) -> Any:
+    """`path` names nested records: Flight_leg for the field `leg` of Flight."""
+    if pa.types.is_struct(kind):
+        fields = []
+        for field in kind:
+            inner = _of_arrow(field.type, f"{path}_{field.name}")
+            told = {"type": ["null", inner], "default": None} if field.nullable else {"type": inner}
+            fields.append({"name": field.name, **told})
+        return {"type": "record", "name": path, "fields": fields}
+    if pa.types.is_list(kind):
+        inner = _of_arrow(kind.value_type, f"{path}_item")
+        return {"type": "array", "items": ["null", inner] if kind.value_field.nullable else inner}
+    if kind not in _AS_AVRO:
+        raise InvalidConfig(
+            f"{path.replace('_', '.')}: Avro has no type for {kind}; give a schema, or use another serde"
+        )
+    return _AS_AVRO[kind]
+
+
+def _json_default(value: Any) -> Any:
+    """A default as a schema holds it: bytes as text of code points 0 to 255, times as ints."""
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, dt.datetime):
+        return round((value - _EPOCH) / dt.timedelta(microseconds=1))
+    if isinstance(value, dt.date):
+        return (value - _EPOCH.date()).days
+    if isinstance(value, list):
+        return [_json_default(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _json_default(item) for name, item in value.items()}
+    return value
+
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -1,0 +1,121 @@
+"""Which codec a topic's keys and values have.
+
+    keys      str: UTF-8 · bytes: as they are · int: 8 bytes big-endian · float: 8 bytes
+              big-endian double · anything else: MessagePack (statestore.serdes)
+    values    bytes: as they are · a dataclass, Struct or Arrow schema: a struct of columns, or JSON
+              in a log that holds bytes only (Kafka) · anything else: MessagePack
+
+`serde=` and `key_serde=` override that: the name of a form, a form with settings (`AvroSerde(…)`), or any
+object with `dumps` and `loads`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from changelog.errors import InvalidConfig
+from framework.codecs import Codec, PackCodec, RowCodec, SerdeCodec, StrCodec
+from framework.formats.json import JsonSerde
+from framework.formats.wire import Form, ObjectCodec, Place
+from framework.schema import RowType, is_typed
+from statestore.serdes import Bytes, MessagePack, Serde, Typed, topic_key_serde, value_serde
+
+Name = Literal["json", "avro", "protobuf", "msgpack", "bytes"]
+AnySerde = Serde[Any] | Form | Name
+"""What `serde=` takes."""
+
+
+def key_codec(kind: Any, serde: AnySerde | None = None, place: Place | None = None) -> Codec:
+    """The codec of a topic's keys. Raises InvalidConfig."""
+    if serde is not None:
+        return _codec(kind, serde, place or Place("", "key"))
+    if kind is str:
+        return StrCodec()
+    scalar = kind if kind in (bytes, int, float) else None
+    return SerdeCodec(topic_key_serde(kind), scalar)
+
+
+def value_codec(
+    kind: Any,
+    serde: AnySerde | None = None,
+    place: Place | None = None,
+    *,
+    columns: bool = True,
+) -> Codec:
+    """The codec of a topic's values, in a log that can hold `columns` or not. Raises InvalidConfig."""
+    if serde is None and is_typed(kind) and not columns:
+        serde = JsonSerde()
+    if serde is not None:
+        return _codec(kind, serde, place or Place(""))
+    if is_typed(kind):
+        return RowCodec(RowType(kind))
+    if kind in (str, int, float, bool):
+        return PackCodec(kind)
+    return SerdeCodec(value_serde(kind), bytes if kind is bytes else None)
+
+
+def _codec(kind: Any, serde: AnySerde, place: Place) -> Codec:
+    form = _named(serde, place) if isinstance(serde, str) else serde
+    if isinstance(form, Form):
+        return form.codec(kind, place)
+    if not is_typed(kind):
+        return SerdeCodec(form)
+    try:
+        return ObjectCodec(RowType(kind), form)
+    except InvalidConfig:
+        return SerdeCodec(form)  # its fields cannot be columns, and need not be
+
+
+def _named(name: str, place: Place) -> Form:
+    if name not in _FORMS:
+        raise InvalidConfig(
+            f"{place}: there is no serde {name!r}; it is one of {', '.join(_FORMS)}, or an object with"
+            " dumps and loads"
+        )
+    form: Form = _FORMS[name]()
+    return form
+
+
+class PackForm:
+    """MessagePack, of whatever type."""
+
+    def codec(self, kind: Any, place: Place) -> Codec:
+        """See `Form.codec`."""
+        if not is_typed(kind):
+            return value_codec(kind)
+        rows = RowType(kind)
+        return ObjectCodec(rows, Typed(kind) if isinstance(kind, type) else MessagePack())
+
+
+class BytesForm:
+    """Bytes as they are."""
+
+    def codec(self, kind: Any, place: Place) -> Codec:
+        """See `Form.codec`."""
+        if kind not in (bytes, Any, None):
+            raise InvalidConfig(
+                f"{place}: serde='bytes' is for values that are bytes, and they are declared as {kind!r};"
+                " declare value=bytes, or name the form that the bytes have"
+            )
+        return SerdeCodec(Bytes(), bytes)
+
+
+def _avro() -> Form:
+    from framework.formats.avro import AvroSerde
+
+    return AvroSerde()
+
+
+def _protobuf() -> Form:
+    from framework.formats.protobuf import ProtobufSerde
+
+    return ProtobufSerde()
+
+
+_FORMS: dict[str, Any] = {
+    "json": JsonSerde,
+    "avro": _avro,
+    "protobuf": _protobuf,
+    "msgpack": PackForm,
+    "bytes": BytesForm,
+}

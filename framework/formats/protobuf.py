@@ -1,0 +1,204 @@
+"""Protocol Buffers: values of a message class, with a schema registry in Confluent's wire format.
+
+A topic's values are messages (`value=FlightPb`), or of a class of their own whose fields are matched by
+name (`value=Flight, serde=ProtobufSerde(FlightPb)`). Without a message class one is derived from the type: its
+fields are numbered in order, so new ones at the end change nothing for old readers.
+
+Who reads needs no registry: unknown fields are skipped, missing ones are what Protobuf says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+
+from changelog.errors import InvalidConfig, InvalidRecord, MissingDependency
+from framework.codecs import Codec
+from framework.formats.binary import flat
+from framework.formats.confluent import HEADER, framed, schema_ids, without
+from framework.formats.registry import SchemaRegistry, chosen
+from framework.formats.wire import Place, Wire, WireCodec, conform, where_valid, with_nulls
+from framework.schema import Row, RowType, is_typed
+
+try:
+    from google.protobuf.descriptor import Descriptor
+    from google.protobuf.message import DecodeError, Message
+    from google.protobuf.message_factory import GetMessageClass
+
+    from framework.formats import protobuf_messages as messages
+except ModuleNotFoundError as missing:
+    raise MissingDependency(
+        "Protobuf values need the package protobuf: pip install 'strandline[protobuf]'"
+    ) from missing
+
+
+class ProtobufSerde:
+    """Protobuf, of the topic's type or of a message class (or its descriptor).
+
+    `registry`: a SchemaRegistry or URL; by default the app's, False for none.
+    """
+
+    def __init__(
+        self,
+        message: type[Message] | Descriptor | None = None,
+        *,
+        registry: SchemaRegistry | str | bool | None = None,
+    ) -> None:
+        self.message = GetMessageClass(message) if isinstance(message, Descriptor) else message
+        self.registry = registry
+
+    def codec(self, kind: Any, place: Place) -> Codec:
+        """See `Form.codec`."""
+        registry = chosen(self.registry, place.registry, unasked=True)
+        if is_typed(kind):
+            rows = RowType(kind)
+            name = place.topic if isinstance(kind, pa.Schema) else kind.__name__
+            made = self.message or messages.derived(rows, name)
+            return WireCodec(rows, ProtobufWire(rows, made, Frames(made, place, registry)))
+        message: type[Message] | None = kind if _is_message(kind) else self.message
+        if message is None:
+            raise InvalidConfig(
+                f"{place}: Protobuf needs a type: declare the values' (a message class, dataclass, Struct,"
+                " or Arrow schema), or give one: serde=ProtobufSerde(FlightPb)"
+            )
+        return MessageCodec(message, Frames(message, place, registry))
+
+
+class Frames:
+    """What is before each message in the log: nothing, or Confluent's header."""
+
+    def __init__(
+        self, message: type[Message], place: Place, registry: SchemaRegistry | None
+    ) -> None:
+        self._message, self._place, self._registry = message, place, registry
+        self._prefix = b"" if registry is None else None
+
+    def put_on(self, data: pa.Array) -> pa.Array:
+        """Raises SchemaMismatch, RegistryUnavailable."""
+        if self._prefix is None:
+            assert self._registry is not None
+            self._prefix = self._registry.ask(self._registered, f"schema of {self._place.subject}")
+        return framed(data, self._prefix) if self._prefix else data
+
+    def taken_off(self, data: pa.Array) -> pa.Array:
+        """Raises InvalidRecord."""
+        if self._registry is None:
+            return data
+        schema_ids(data)
+        raw, bounds = flat(without(data, HEADER))
+        if len(data) and (bounds[1:] > bounds[:-1]).all() and not raw[bounds[:-1]].any():
+            return without(data, HEADER + 1)  # all of the first message in their schema
+        return pa.array([_behind_indexes(value) for value in data.to_pylist()], pa.binary())
+
+    def _registered(self, client: Any) -> bytes:
+        """Confluent's serializer registers what the schema imports too; of an empty message it makes the header."""
+        from confluent_kafka.schema_registry import topic_subject_name_strategy
+        from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+        from confluent_kafka.serialization import SerializationContext
+
+        assert self._registry is not None
+        settings = {
+            "auto.register.schemas": self._registry.auto_register,
+            "subject.name.strategy": topic_subject_name_strategy,
+        }
+        serializer = ProtobufSerializer(self._message, client, settings)
+        context = SerializationContext(self._place.topic, self._place.part)
+        return cast("bytes", serializer(self._message(), context))
+
+
+class ProtobufWire(Wire):
+    """Columns as messages, whose fields have the same names."""
+
+    def __init__(self, rows: RowType, message: type[Message], frames: Frames) -> None:
+        self._rows, self._frames = rows, frames
+        self._shape = messages.Shape(message)
+        messages.check(rows, message)
+
+    def encode(self, column: pa.Array) -> pa.Array:
+        return self._frames.put_on(self._shape.encode(column))
+
+    def decode(self, data: pa.Array) -> pa.Array:
+        column = self._shape.decode(self._frames.taken_off(data))
+        return conform(column, self._rows.arrow, self._rows.name)
+
+    def values(self, data: pa.Array) -> list[Any] | None:
+        return None
+
+
+class MessageCodec:
+    """Values that are messages themselves; columns only for who asks for them."""
+
+    exact: type | None = None
+    arrow = pa.binary()
+
+    def __init__(self, message: type[Message], frames: Frames) -> None:
+        self._message, self._frames = message, frames
+        try:
+            self._shape = messages.Shape(message)
+            self.rows: RowType | None = RowType(pa.schema(list(self._shape.arrow)))
+        except messages.NotColumns:
+            self.rows = None
+
+    def item(self, value: Any) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, self._message):
+            name = self._message.DESCRIPTOR.full_name
+            raise InvalidRecord(f"expected a {name}, got {value!r:.80} ({type(value).__name__})")
+        return value.SerializeToString()
+
+    def row(self, item: Any) -> Row:
+        [fields] = self._shape.decode(pa.array([item], pa.binary())).to_pylist()
+        return tuple(fields.values())
+
+    def encode(self, items: Sequence[Any]) -> pa.Array:
+        return where_valid(pa.array(items, pa.binary()), self._frames.put_on)
+
+    def decode(self, column: pa.Array) -> list[Any]:
+        payloads = self._frames.taken_off(column.drop_null()).to_pylist()
+        values = [_read(self._message.FromString, payload) for payload in payloads]
+        return with_nulls(values, column)
+
+    def to_columns(self, column: pa.Array) -> pa.Array:
+        return where_valid(column, lambda data: self._shape.decode(self._frames.taken_off(data)))
+
+    def from_columns(self, column: pa.Array) -> pa.Array:
+        return where_valid(column, lambda rows: self._frames.put_on(self._shape.encode(rows)))
+
+
+def _is_message(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Message)
+
+
+def _read(call: Callable[[bytes], Any], data: bytes) -> Any:
+    try:
+        return call(data)
+    except DecodeError as error:
+        raise InvalidRecord(f"not a Protobuf message: {error}") from error
+
+
+def _behind_indexes(value: bytes) -> bytes:
+    """What follows header and message indexes."""
+    count, at = _varint(value, HEADER)
+    for _ in range(count):
+        _, at = _varint(value, at)
+    return value[at:]
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """An int in zigzag, and where it ends."""
+    coded = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise InvalidRecord("no message indexes behind a schema id, as Protobuf has them there")
+        coded |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            break
+        shift += 7
+    number = (coded >> 1) ^ -(coded & 1)
+    if not 0 <= number <= len(data):
+        raise InvalidRecord(f"{number} is neither a count nor a message index of Protobuf")
+    return number, at

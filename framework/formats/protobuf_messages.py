@@ -1,0 +1,275 @@
+"""Protobuf messages as columns: what their descriptors say, and those made from a type.
+
+    double, float, int32 … fixed64, bool, string, bytes    as Arrow has them
+    enum                            its names, as text
+    google.protobuf.Timestamp       timestamp[us, UTC]
+    message · repeated              struct · list
+
+Without presence (proto3 without `optional`) a field can't be None. Maps, and messages within themselves, are
+`NotColumns`. A date is an int32: days since 1970.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from typing import Any, cast
+
+import pyarrow as pa
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+)
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP_FILE
+
+from changelog.errors import InvalidConfig, InvalidRecord
+from framework.formats.wire import conform
+from framework.schema import RowType
+
+Read = Callable[[Any], Any]
+
+
+class NotColumns(Exception):
+    """A message that does not stand in columns."""
+
+
+class Shape:
+    """A message class as an Arrow struct, both ways, a message at a time."""
+
+    def __init__(self, message: type[Message]) -> None:
+        self._message = message
+        self._fields = _fields_of(cast("Descriptor", message.DESCRIPTOR), ())
+        self.arrow = pa.struct([arrow for arrow, _, _ in self._fields])
+
+    def encode(self, column: pa.Array) -> pa.Array:
+        """Raises InvalidRecord."""
+        present = [entry for entry in self._fields if entry[0].name in column.type.names]
+        columns = []
+        for arrow, _, write in present:
+            items = conform(column.field(arrow.name), arrow.type, arrow.name).to_pylist()
+            columns.append([None if item is None else write(item) for item in items])
+        names = [arrow.name for arrow, _, _ in present]
+        make = self._message
+        try:
+            made = [
+                make(**dict(zip(names, row, strict=True))).SerializeToString()
+                for row in zip(*columns, strict=True)
+            ]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRecord(f"no {make.DESCRIPTOR.full_name}: {error}") from error
+        return pa.array(made, pa.binary())
+
+    def decode(self, data: pa.Array) -> pa.Array:
+        """Raises InvalidRecord."""
+        parse = self._message.FromString
+        try:
+            parsed = [parse(payload) for payload in data.to_pylist()]
+        except DecodeError as error:
+            raise InvalidRecord(f"not a {self._message.DESCRIPTOR.full_name}: {error}") from error
+        try:
+            arrays = [
+                pa.array([read(message) for message in parsed], arrow.type)
+                for arrow, read, _ in self._fields
+            ]
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            raise InvalidRecord(
+                f"a value of {self._message.DESCRIPTOR.full_name}: {error}"
+            ) from error
+        return pa.StructArray.from_arrays(arrays, fields=list(self.arrow))
+
+
+def check(rows: RowType, message: type[Message]) -> None:
+    """Raise InvalidConfig unless messages of that class have all fields of the type."""
+    name = message.DESCRIPTOR.full_name
+    try:
+        theirs = Shape(message).arrow
+    except NotColumns as error:
+        raise InvalidConfig(
+            f"{error} in {name} is no column, so the values can't be typed; declare value= the message"
+        ) from error
+    for field, column in zip(rows.fields, rows.schema, strict=True):
+        at = theirs.get_field_index(field.name)
+        if at < 0:
+            raise InvalidConfig(
+                f"{name} has no field {field.name!r}, which {rows.name} has; add it"
+            )
+        if field.optional and not theirs.field(at).nullable:
+            raise InvalidConfig(
+                f"field {field.name!r} of {rows.name} may be None, but in {name} it has no presence;"
+                f" make it `optional` there, or give it a default here"
+            )
+        try:
+            conform(pa.array([], column.type), theirs.field(at).type, field.name)
+        except InvalidRecord as error:
+            raise InvalidConfig(f"{name} does not fit {rows.name}: {error}") from error
+
+
+def derived(rows: RowType, name: str) -> type[Message]:
+    """A message class for a type: its fields in order, numbered from 1. Raises InvalidConfig."""
+    plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+    file = FileDescriptorProto(name=f"{plain}.proto", syntax="proto3")
+    file.dependency.append(TIMESTAMP_FILE.name)
+    _describe(file.message_type.add(name=plain), rows.arrow, rows.name)
+    pool = DescriptorPool()
+    pool.AddSerializedFile(TIMESTAMP_FILE.serialized_pb)
+    try:
+        pool.Add(file)
+        return GetMessageClass(pool.FindMessageTypeByName(plain))
+    except (TypeError, KeyError) as error:
+        raise InvalidConfig(f"{rows.name} cannot be a Protobuf message: {error}") from error
+
+
+# From descriptors ---------------------------------------------------------------------
+
+_T = FieldDescriptor
+_SCALARS = {
+    _T.TYPE_DOUBLE: pa.float64(),
+    _T.TYPE_FLOAT: pa.float32(),
+    _T.TYPE_INT64: pa.int64(),
+    _T.TYPE_SINT64: pa.int64(),
+    _T.TYPE_SFIXED64: pa.int64(),
+    _T.TYPE_UINT64: pa.uint64(),
+    _T.TYPE_FIXED64: pa.uint64(),
+    _T.TYPE_INT32: pa.int32(),
+    _T.TYPE_SINT32: pa.int32(),
+    _T.TYPE_SFIXED32: pa.int32(),
+    _T.TYPE_UINT32: pa.uint32(),
+    _T.TYPE_FIXED32: pa.uint32(),
+    _T.TYPE_BOOL: pa.bool_(),
+    _T.TYPE_STRING: pa.string(),
+    _T.TYPE_BYTES: pa.binary(),
+}
+_INSTANT = pa.timestamp("us", "UTC")
+_TIMESTAMP = "google.protobuf.Timestamp"
+
+
+def _fields_of(descriptor: Descriptor, above: tuple[str, ...]) -> list[tuple[pa.Field, Read, Read]]:
+    """Of each field its column, how to read it from a message, and what to give to its constructor."""
+    if descriptor.full_name in above:
+        raise NotColumns(f"{descriptor.full_name}, which is within itself,")
+    found = []
+    for field in descriptor.fields:
+        kind, read, write = _converters(field, (*above, descriptor.full_name))
+        name, present = field.name, field.has_presence
+        if field.is_repeated:
+            each = _each(read)
+            column = pa.field(name, pa.list_(kind), nullable=False)
+            found.append((column, _getting(name, each), _each(write)))
+            continue
+        getting = _getting_present(name, read) if present else _getting(name, read)
+        found.append((pa.field(name, kind, nullable=present), getting, write))
+    if not found:
+        raise NotColumns(f"{descriptor.full_name}, which has no fields,")
+    return found
+
+
+def _converters(field: Any, above: tuple[str, ...]) -> tuple[pa.DataType, Read, Read]:
+    if field.type in _SCALARS:
+        return _SCALARS[field.type], _same, _same
+    if field.type == _T.TYPE_ENUM:
+        return pa.string(), _named(field.enum_type), _same
+    if field.type != _T.TYPE_MESSAGE or field.message_type.GetOptions().map_entry:
+        raise NotColumns(f"{field.full_name}, a map or group,")
+    if field.message_type.full_name == _TIMESTAMP:
+        return _INSTANT, _from_timestamp, _to_timestamp
+    inner = _fields_of(field.message_type, above)
+    reads = [(arrow.name, read) for arrow, read, _ in inner]
+    writes = [(arrow.name, write) for arrow, _, write in inner]
+
+    def to_row(message: Any) -> dict[str, Any]:
+        return {name: read(message) for name, read in reads}
+
+    def to_arguments(row: dict[str, Any]) -> dict[str, Any]:
+        return {name: write(row[name]) for name, write in writes if row.get(name) is not None}
+
+    return pa.struct([arrow for arrow, _, _ in inner]), to_row, to_arguments
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _each(call: Read) -> Read:
+    return list if call is _same else lambda values: [call(value) for value in values]
+
+
+def _getting(name: str, call: Read) -> Read:
+    return lambda message: call(getattr(message, name))
+
+
+def _getting_present(name: str, call: Read) -> Read:
+    return lambda message: call(getattr(message, name)) if message.HasField(name) else None
+
+
+def _named(enum: EnumDescriptor) -> Read:
+    names = {value.number: value.name for value in enum.values}
+    return lambda number: names.get(number, str(number))
+
+
+def _from_timestamp(value: Any) -> dt.datetime:
+    return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
+
+
+def _to_timestamp(value: dt.datetime) -> dict[str, int]:
+    since = value - _EPOCH
+    seconds = since.days * _DAY_SECONDS + since.seconds
+    return {"seconds": seconds, "nanos": since.microseconds * 1000}
+
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_DAY_SECONDS = 24 * 60 * 60
+
+
+# To descriptors -----------------------------------------------------------------------
+
+_P = FieldDescriptorProto
+_AS_PROTO = {
+    pa.float64(): _P.TYPE_DOUBLE,
+    pa.float32(): _P.TYPE_FLOAT,
+    pa.int64(): _P.TYPE_INT64,
+    pa.uint64(): _P.TYPE_UINT64,
+    pa.int32(): _P.TYPE_INT32,
+    pa.int16(): _P.TYPE_INT32,
+    pa.int8(): _P.TYPE_INT32,
+    pa.date32(): _P.TYPE_INT32,
+    pa.uint32(): _P.TYPE_UINT32,
+    pa.uint16(): _P.TYPE_UINT32,
+    pa.uint8(): _P.TYPE_UINT32,
+    pa.bool_(): _P.TYPE_BOOL,
+    pa.string(): _P.TYPE_STRING,
+    pa.large_string(): _P.TYPE_STRING,
+    pa.binary(): _P.TYPE_BYTES,
+    pa.large_binary(): _P.TYPE_BYTES,
+}
+
+
+def _describe(message: DescriptorProto, kind: pa.StructType, owner: str) -> None:
+    optional = []
+    for number, column in enumerate(kind, 1):
+        repeated = pa.types.is_list(column.type)
+        told = message.field.add(name=column.name, number=number)
+        told.label = _P.LABEL_REPEATED if repeated else _P.LABEL_OPTIONAL
+        inner = column.type.value_type if repeated else column.type
+        if pa.types.is_timestamp(inner) and inner.tz is not None:
+            told.type, told.type_name = _P.TYPE_MESSAGE, f".{_TIMESTAMP}"
+        elif pa.types.is_struct(inner):
+            nested = message.nested_type.add(name=f"{column.name[:1].upper()}{column.name[1:]}")
+            told.type, told.type_name = _P.TYPE_MESSAGE, nested.name
+            _describe(nested, inner, f"{owner}.{column.name}")
+        elif inner in _AS_PROTO:
+            told.type = _AS_PROTO[inner]
+        else:
+            raise InvalidConfig(
+                f"field {column.name!r} of {owner} is {column.type}, which Protobuf has no type for; use"
+                " another one, or another serde"
+            )
+        if column.nullable and not repeated and told.type != _P.TYPE_MESSAGE:
+            optional.append(told)
+    for told in optional:  # as protoc does it: each in a oneof of its own
+        told.proto3_optional, told.oneof_index = True, len(message.oneof_decl)
+        message.oneof_decl.add(name=f"_{told.name}")

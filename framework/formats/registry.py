@@ -1,0 +1,181 @@
+"""A schema registry: Confluent's, or one that speaks its protocol (Apicurio, Karapace, Redpanda).
+
+What is known once is never asked again, since a schema id never changes its meaning: a registry that is
+down holds up only what it was not asked before.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from changelog.errors import (
+    InvalidConfig,
+    InvalidRecord,
+    MissingDependency,
+    RegistryUnavailable,
+    SchemaMismatch,
+    Unauthenticated,
+)
+
+T = TypeVar("T")
+
+
+class RegisteredSchema(NamedTuple):
+    """A schema as a registry has it."""
+
+    kind: str
+    """AVRO, PROTOBUF or JSON."""
+    text: str
+
+
+class SchemaRegistry:
+    """A schema registry by its URL. Thread-safe; connects when it is first needed.
+
+    `mock://name` is one in this process, for tests. A schema is registered under
+    `<topic>-value` (or `-key`) when the first value is written; with `auto_register=False` it must
+    be there. All else goes to Confluent's client, with underscores for dots: `basic_auth_user_info`,
+    `ssl_ca_location`, `timeout`, `max_retries` … Raises InvalidConfig, MissingDependency.
+
+    >>> SchemaRegistry("http://127.0.0.1:8081", timeout=5)
+    SchemaRegistry('http://127.0.0.1:8081')
+    """
+
+    def __init__(self, url: str, *, auto_register: bool = True, **properties: Any) -> None:
+        if urlsplit(url).scheme not in ("http", "https", "mock"):
+            raise InvalidConfig(
+                f"a schema registry is http://host:port, https://… or mock://name, got {url!r}"
+            )
+        self.url = url
+        self.auto_register = auto_register
+        self._properties = {name.replace("_", "."): value for name, value in properties.items()}
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._ids: dict[tuple[str, str], int] = {}
+        self._schemas: dict[int, RegisteredSchema] = {}
+
+    def __repr__(self) -> str:
+        return f"SchemaRegistry({self.url!r})"
+
+    @property
+    def client(self) -> Any:
+        """Confluent's client for it."""
+        with self._lock:
+            if self._client is None:
+                self._client = _connected(self.url, self._properties)
+            return self._client
+
+    def id_of(self, subject: str, schema: RegisteredSchema) -> int:
+        """The id of a schema under that subject, registered if need be.
+
+        Raises SchemaMismatch if the registry refuses it, RegistryUnavailable.
+        """
+        known = self._ids.get((subject, schema.text))
+        if known is None:
+            known = self._ids[subject, schema.text] = self._asked_id(subject, schema)
+        return known
+
+    def schema(self, schema_id: int) -> RegisteredSchema:
+        """The schema of an id. Raises InvalidRecord if there is none, RegistryUnavailable."""
+        known = self._schemas.get(schema_id)
+        if known is None:
+            found = self.ask(lambda client: client.get_schema(schema_id), f"schema id {schema_id}")
+            known = RegisteredSchema(found.schema_type or "AVRO", found.schema_str)
+            self._schemas[schema_id] = known
+        return known
+
+    def ask(self, call: Callable[[Any], T], what: str) -> T:
+        """The answer to a call of Confluent's client, whose errors become ours."""
+        client = self.client
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        try:
+            return call(client)
+        except SchemaRegistryError as error:
+            raise self._refusal(error, what) from error
+        except Exception as error:
+            if not _is_of_transport(error):
+                raise
+            raise RegistryUnavailable(
+                f"{self.url} does not answer, and {what} is not known yet: {error!r}"
+            ) from error
+
+    def _asked_id(self, subject: str, schema: RegisteredSchema) -> int:
+        from confluent_kafka.schema_registry import Schema
+
+        theirs = Schema(schema.text, schema.kind)
+        what = f"the schema of {subject}"
+        if self.auto_register:
+            return int(self.ask(lambda client: client.register_schema(subject, theirs), what))
+        found = self.ask(lambda client: client.lookup_schema(subject, theirs), what)
+        return int(found.schema_id)
+
+    def _refusal(self, error: Any, what: str) -> Exception:
+        """What a status of HTTP means."""
+        status, said = error.http_status_code, f"{self.url} says of {what}: {error}"
+        if status in (401, 403):
+            return Unauthenticated(f"{said}; give SchemaRegistry(…) the right credentials")
+        if status == 404 and what.startswith("schema id"):
+            return InvalidRecord(
+                f"{said}; it was written with another registry, or not in this form"
+            )
+        if status == 404:
+            fix = "register it first, or let auto_register be True"
+            return SchemaMismatch(f"{said}; {fix}")
+        if status in (409, 422):
+            fix = "let it be compatible with the last one, or write to another topic"
+            return SchemaMismatch(f"{said}; {fix}")
+        return RegistryUnavailable(said)
+
+
+def registry_of(given: SchemaRegistry | str | os.PathLike[str] | None) -> SchemaRegistry | None:
+    """What an app was told about its registry."""
+    if given is None or isinstance(given, SchemaRegistry):
+        return given
+    return SchemaRegistry(str(given))
+
+
+def chosen(
+    given: SchemaRegistry | str | bool | None, apps: SchemaRegistry | None, *, unasked: bool
+) -> SchemaRegistry | None:
+    """The registry of one topic: the one that its form names, the app's, or none.
+
+    `given` True is the app's, False none; None is the app's if a form uses it `unasked`.
+    """
+    if given is False or (given is None and not unasked):
+        return None
+    if given is True and apps is None:
+        raise InvalidConfig("registry=True is the app's schema registry, and the app has none")
+    return apps if given in (True, None) else registry_of(given)  # type: ignore[arg-type]
+
+
+def _is_of_transport(error: Exception) -> bool:
+    """Whether the network is to blame; the client does not translate what its HTTP library raises."""
+    origins = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
+    theirs = any(origin.startswith(("http", "requests", "authlib")) for origin in origins)
+    return theirs or isinstance(error, OSError) or type(error).__name__ == "OAuthTokenError"
+
+
+_mocks: dict[str, Any] = {}
+_lock = threading.Lock()
+
+
+def _connected(url: str, properties: dict[str, Any]) -> Any:
+    try:
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "a schema registry needs Confluent's client: pip install 'strandline[registry]'"
+        ) from error
+    try:
+        if not url.startswith("mock://"):
+            return SchemaRegistryClient({"url": url, **properties})
+        with _lock:
+            if url not in _mocks:
+                _mocks[url] = SchemaRegistryClient.new_client({"url": url})
+            return _mocks[url]
+    except (ValueError, TypeError, OSError) as error:
+        raise InvalidConfig(f"schema registry {url}: {error}") from error

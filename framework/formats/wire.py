@@ -1,0 +1,277 @@
+"""Typed values as bytes: a type (RowType) and a form (Wire) make a codec."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.client.columns import cast_column
+from changelog.errors import InvalidRecord, SchemaMismatch
+from framework.codecs import Codec, as_exactly, translated
+from framework.schema import Row, RowType
+from statestore.serdes import Serde
+
+if TYPE_CHECKING:
+    from framework.formats.registry import SchemaRegistry
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a form is used."""
+
+    topic: str
+    part: str = "value"
+    """Or "key"."""
+    registry: SchemaRegistry | None = None
+    """The app's."""
+
+    @property
+    def subject(self) -> str:
+        """The name of its schemas in a registry (Confluent's TopicNameStrategy)."""
+        return f"{self.topic}-{self.part}"
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r}" + ("" if self.part == "value" else f", {self.part}s")
+
+
+@runtime_checkable
+class Form(Protocol):
+    """What `serde=` takes besides objects with `dumps` and `loads`: it makes its own codec."""
+
+    def codec(self, kind: Any, place: Place) -> Codec:
+        """The codec of values of that type at that place. Raises InvalidConfig."""
+        ...
+
+
+class Wire(Protocol):
+    """A form: a struct column as bytes, and back. Neither column has a null at its top."""
+
+    def encode(self, column: pa.Array) -> pa.Array:
+        """Raises InvalidRecord; Retriable and SchemaMismatch where a registry is asked."""
+        ...
+
+    def decode(self, data: pa.Array) -> pa.Array:
+        """The column, in the type's Arrow form. Raises InvalidRecord, Retriable."""
+        ...
+
+    def values(self, data: pa.Array) -> list[Any] | None:
+        """The objects in `data`, if there is a shorter way than by columns; else None."""
+        ...
+
+
+class Single:
+    """Values of one scalar type, as `RowType` is for those with fields.
+
+    >>> single = Single(int)
+    >>> single.values(single.column([single.check(3)]))
+    [3]
+    """
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+        self.name = kind.__name__
+        self.arrow = _SINGLE[kind]
+
+    def check(self, value: Any) -> Any:
+        return as_exactly(self.kind, value)
+
+    def column(self, items: Sequence[Any]) -> pa.Array:
+        return pa.array(items, self.arrow)
+
+    def values(self, column: pa.Array) -> list[Any]:
+        return list(column.to_pylist())
+
+    def filled(self, column: pa.Array) -> pa.Array:
+        return column
+
+
+_SINGLE = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    bytes: pa.binary(),
+}
+
+
+def is_single(kind: Any) -> bool:
+    """Whether `Single` stands for values of this kind."""
+    return kind in _SINGLE
+
+
+class WireCodec:
+    """Typed values, or scalars, in a form that works by the column."""
+
+    exact: type | None = None
+    arrow = pa.binary()
+
+    def __init__(self, rows: RowType | Single, wire: Wire) -> None:
+        self.rows: RowType | None = rows if isinstance(rows, RowType) else None
+        self._rows, self._wire = rows, wire
+
+    def item(self, value: Any) -> Any:
+        return None if value is None else self._rows.check(value)
+
+    def row(self, item: Any) -> Row:
+        row: Row = item
+        return row
+
+    def encode(self, items: Sequence[Any]) -> pa.Array:
+        return self.from_columns(self._rows.column(items))
+
+    def decode(self, column: pa.Array) -> list[Any]:
+        if column.null_count:
+            return with_nulls(self.decode(column.drop_null()), column)
+        values = self._wire.values(column)
+        return self._rows.values(self.to_columns(column)) if values is None else values
+
+    def to_columns(self, column: pa.Array) -> pa.Array:
+        return where_valid(column, self._decoded)
+
+    def from_columns(self, column: pa.Array) -> pa.Array:
+        return where_valid(column, lambda valid: self._wire.encode(self._rows.filled(valid)))
+
+    def _decoded(self, column: pa.Array) -> pa.Array:
+        made = self._wire.decode(column)
+        if self.rows is not None:
+            refuse_nulls(made, self._rows.arrow, self._rows.name)
+        return made
+
+
+class ObjectCodec:
+    """Typed values in a form that takes and gives one object at a time."""
+
+    exact: type | None = None
+    arrow = pa.binary()
+
+    def __init__(self, rows: RowType, serde: Serde[Any]) -> None:
+        self.rows: RowType | None = rows
+        self._rows, self._serde = rows, serde
+
+    def item(self, value: Any) -> Any:
+        """The columns, for key and time, and the bytes."""
+        if value is None:
+            return None
+        row = self._rows.check(value)
+        if not self._rows.is_utc(value):
+            [value] = self._rows.values(self._rows.column([row]))
+        return row, self._encoded(value)
+
+    def row(self, item: Any) -> Row:
+        row: Row = item[0]
+        return row
+
+    def encode(self, items: Sequence[Any]) -> pa.Array:
+        return pa.array([None if item is None else item[1] for item in items], pa.binary())
+
+    def decode(self, column: pa.Array) -> list[Any]:
+        loads = self._serde.loads
+        values: list[Any] = translated(
+            self._serde,
+            lambda: self._rows.in_utc(
+                [None if d is None else loads(d) for d in column.to_pylist()]
+            ),
+            doing="decode",
+        )
+        return values
+
+    def to_columns(self, column: pa.Array) -> pa.Array:
+        values = self.decode(column)
+        return self._rows.column([None if v is None else self._rows.check(v) for v in values])
+
+    def from_columns(self, column: pa.Array) -> pa.Array:
+        values = self._rows.values(column)
+        encoded = [None if value is None else self._encoded(value) for value in values]
+        return pa.array(encoded, pa.binary())
+
+    def _encoded(self, value: Any) -> bytes:
+        encoded = translated(self._serde, self._serde.dumps, value, doing="encode")
+        if not isinstance(encoded, bytes):
+            raise InvalidRecord(
+                f"{type(self._serde).__name__}.dumps must return bytes; got {encoded!r}"
+            )
+        return encoded
+
+
+def with_nulls(values: Sequence[Any], column: pa.Array) -> list[Any]:
+    """`values` where `column` has something, None where it is null."""
+    given = iter(values)
+    return [next(given) if valid else None for valid in column.is_valid().to_pylist()]
+
+
+def where_valid(column: pa.Array, call: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """What `call` makes of the values that are no nulls, with the nulls where they were."""
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([where_valid(chunk, call) for chunk in column.chunks])
+    if not column.null_count:
+        return call(column)
+    made = call(column.drop_null())
+    return spread(made, column.is_valid().to_numpy(zero_copy_only=False))
+
+
+def spread(array: pa.Array, valid: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.Array:
+    """The values of `array`, in order, where `valid` is true; nulls elsewhere."""
+    places = np.cumsum(valid) - 1
+    return array.take(pa.array(places, pa.int64(), mask=~valid))
+
+
+def refuse_nulls(column: pa.Array, kind: pa.DataType, owner: str) -> None:
+    """Raise InvalidRecord if a field that may not be null is, at any depth of structs."""
+    here = column.drop_null() if column.null_count else column
+    for index, field in enumerate(kind):
+        child = here.field(index)
+        if child.null_count and not field.nullable:
+            raise InvalidRecord(f"field {field.name!r} of {owner} is missing, and has no default")
+        if pa.types.is_struct(field.type):
+            refuse_nulls(child, field.type, f"{owner}.{field.name}")
+
+
+def conform(array: pa.Array, kind: pa.DataType, name: str = "value") -> pa.Array:
+    """The same values as another type: fields by their names, those it lacks null.
+
+    Raises InvalidRecord if that loses something.
+
+    >>> conform(pa.array([{"n": 1, "x": 2}]), pa.struct([("n", pa.float64()), ("m", pa.string())]))[0]
+    <pyarrow.StructScalar: [('n', 1.0), ('m', None)]>
+    """
+    if array.type == kind:
+        return array
+    if pa.types.is_struct(kind) and pa.types.is_struct(array.type):
+        have = {f.name: child for f, child in zip(array.type, array.flatten(), strict=True)}
+        children = [
+            conform(have[f.name], f.type, f.name)
+            if f.name in have
+            else pa.nulls(len(array), f.type)
+            for f in kind
+        ]
+        mask = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+    if pa.types.is_list(kind) and pa.types.is_list(array.type):
+        return relisted(array, conform(array.flatten(), kind.value_type, name), kind)
+    return leaf(array, kind, name)
+
+
+def leaf(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+    """Values without parts as another type; a date may be days since 1970 in an int32.
+
+    Raises InvalidRecord if that loses something.
+    """
+    if {array.type, kind} == {pa.date32(), pa.int32()}:
+        return array.cast(kind)
+    try:
+        return cast_column(array, kind, name, "in its form in the log")
+    except SchemaMismatch as error:
+        raise InvalidRecord(str(error)) from error
+
+
+def relisted(array: pa.ListArray, items: pa.Array, kind: pa.DataType | None = None) -> pa.ListArray:
+    """Lists as long as those in `array`, of other items."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    mask = array.is_null() if array.null_count else None
+    return pa.ListArray.from_arrays(offsets, items, type=kind, mask=mask)
