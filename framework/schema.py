@@ -90,10 +90,16 @@ class RowType:
         return pa.StructArray.from_arrays(arrays, fields=list(self.arrow), mask=mask)
 
     def values(self, column: pa.StructArray) -> list[Any]:
-        """The values in a struct column, None where it is null."""
-        if not column.null_count:
-            return self._rows(column)
-        rows = iter(self._rows(column.drop_null()))
+        """The values in a struct column, None where it is null. Raises InvalidRecord.
+
+        A column holds times and dates that Python does not: before year 1 and after 9999.
+        """
+        try:
+            if not column.null_count:
+                return self._rows(column)
+            rows = iter(self._rows(column.drop_null()))
+        except OverflowError as error:
+            raise InvalidRecord(f"{self.name} cannot hold what is in its columns: {error}") from error
         return [next(rows) if valid else None for valid in column.is_valid().to_pylist()]
 
     def filled(self, column: pa.StructArray) -> pa.StructArray:

@@ -247,7 +247,7 @@ def _fit(array: pa.Array, node: Node, name: str) -> pa.Array:
     if isinstance(node, Nullable):
         return _fit(array, node.inner, name)
     if isinstance(node, Items) and pa.types.is_list(array.type):
-        return relisted(array, _fit(array.flatten(), node.item, name), node.arrow)
+        return relisted(array, _fit(array.flatten(), node.item, name))
     if not isinstance(node, Record) or not pa.types.is_struct(array.type):
         return leaf(array, node.arrow, name)
     have = {f.name: child for f, child in zip(array.type, array.flatten(), strict=True)}

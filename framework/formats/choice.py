@@ -14,11 +14,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from changelog.errors import InvalidConfig
-from framework.codecs import Codec, PackCodec, RowCodec, SerdeCodec, StrCodec
+from framework.codecs import Codec, RowCodec, SerdeCodec, StrCodec
 from framework.formats.json import JsonSerde
+from framework.formats.msgpack import PackForm, untyped
 from framework.formats.wire import Form, ObjectCodec, Place
 from framework.schema import RowType, is_typed
-from statestore.serdes import Bytes, MessagePack, Serde, Typed, topic_key_serde, value_serde
+from statestore.serdes import Bytes, Serde, topic_key_serde
 
 Name = Literal["json", "avro", "protobuf", "msgpack", "bytes"]
 AnySerde = Serde[Any] | Form | Name
@@ -47,11 +48,7 @@ def value_codec(
         serde = JsonSerde()
     if serde is not None:
         return _codec(kind, serde, place or Place(""))
-    if is_typed(kind):
-        return RowCodec(RowType(kind))
-    if kind in (str, int, float, bool):
-        return PackCodec(kind)
-    return SerdeCodec(value_serde(kind), bytes if kind is bytes else None)
+    return RowCodec(RowType(kind)) if is_typed(kind) else untyped(kind)
 
 
 def _codec(kind: Any, serde: AnySerde, place: Place) -> Codec:
@@ -74,17 +71,6 @@ def _named(name: str, place: Place) -> Form:
         )
     form: Form = _FORMS[name]()
     return form
-
-
-class PackForm:
-    """MessagePack, of whatever type."""
-
-    def codec(self, kind: Any, place: Place) -> Codec:
-        """See `Form.codec`."""
-        if not is_typed(kind):
-            return value_codec(kind)
-        rows = RowType(kind)
-        return ObjectCodec(rows, Typed(kind) if isinstance(kind, type) else MessagePack())
 
 
 class BytesForm:

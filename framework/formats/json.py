@@ -2,8 +2,8 @@
 
     str, bool, int, float   as JSON has them; NaN and the infinities, which it has not, are refused
     bytes                   base64, in a string
-    datetime                ISO 8601 in UTC: "2024-05-01T10:00:00.250000+00:00"; read with any zone, and
-                            without one as UTC
+    datetime                ISO 8601 in UTC: "2024-05-01T10:00:00+00:00", the seconds with 3 or 6 digits behind
+                            them if they need them; read with any zone, and without one as UTC
     date                    "2024-05-01"
     list, nested class      array, object
     None                    null
@@ -18,10 +18,8 @@ of all when objects are asked for.
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import Any, NotRequired, TypedDict, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -30,6 +28,7 @@ import pyarrow.compute as pc
 from changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 from framework.codecs import Codec, SerdeCodec, TypedCodec
 from framework.formats.confluent import HEADER, framed, header, schema_ids, without
+from framework.formats.mirror import Mirror, mirror_of
 from framework.formats.registry import RegisteredSchema, SchemaRegistry, chosen
 from framework.formats.wire import ObjectCodec, Place, Wire, WireCodec, relisted, where_valid
 from framework.schema import RowType, hints_of, is_typed
@@ -84,9 +83,7 @@ class JsonWire(Wire):
 
     def __init__(self, rows: RowType) -> None:
         self._rows = rows
-        for field in rows.schema:
-            _check_type(field.type, field.name, rows.name)
-        self._columns = _decoder(_mirror(rows))
+        self._mirror = Mirror(rows, "JSON", msgspec.json.Decoder)
         is_class = not isinstance(rows.kind, pa.Schema)
         self._objects = _decoder(rows.kind) if is_class else None
 
@@ -97,15 +94,7 @@ class JsonWire(Wire):
         return texts.to_arrow().cast(pa.large_binary()).cast(pa.binary())
 
     def decode(self, data: pa.Array) -> pa.Array:
-        rows = self._loads(self._columns, data)
-        try:
-            arrays = [
-                field.collect(list(map(attrgetter(field.name), rows)))
-                for field in self._rows.fields
-            ]
-        except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
-            raise InvalidRecord(f"JSON that is no {self._rows.name}: {error}") from error
-        return pa.StructArray.from_arrays(arrays, fields=list(self._rows.arrow))
+        return self._mirror.column(data)
 
     def values(self, data: pa.Array) -> list[Any] | None:
         return (
@@ -169,8 +158,8 @@ def _schema_of(kind: Any, place: Place) -> str:
             f"{place}: a registry wants a JSON Schema: declare the type of the values, or give one:"
             " serde=JsonSerde(schema=…, registry=…)"
         )
-    told = _mirror(RowType(kind)) if isinstance(kind, pa.Schema) else kind
-    return msgspec.json.encode(msgspec.json.schema(told)).decode()
+    told = mirror_of(RowType(kind)) if isinstance(kind, pa.Schema) else kind
+    return _encode({"$schema": _DIALECT, **msgspec.json.schema(told)}).decode()
 
 
 def _plain(array: pa.Array) -> pa.Array:
@@ -202,45 +191,6 @@ def _base64(array: pa.BinaryArray) -> pa.Array:
     return encoded.to_arrow().cast(pa.large_string())
 
 
-def _mirror(rows: RowType) -> type[msgspec.Struct]:
-    """A class with the same fields, quick to make and to take apart."""
-    if isinstance(rows.kind, pa.Schema):
-        declared = [
-            (f.name, _hint(f.type) | None, None) if f.nullable else (f.name, _hint(f.type))
-            for f in rows.kind
-        ]
-    else:
-        hints = hints_of(rows.kind)
-        declared = [
-            (f.name, hints[f.name]) if f.default is None else (f.name, hints[f.name], None)
-            for f in rows.fields
-        ]
-    return msgspec.defstruct("Row", declared, kw_only=True, gc=False)
-
-
-def _hint(kind: pa.DataType) -> Any:
-    """The annotation that stands for an Arrow type."""
-    if pa.types.is_struct(kind):
-        fields = {
-            f.name: NotRequired[_hint(f.type) | None] if f.nullable else _hint(f.type) for f in kind
-        }
-        return TypedDict("Nested", fields)  # type: ignore[operator]
-    if pa.types.is_list(kind):
-        return list[_hint(kind.value_type) | None]  # type: ignore[misc]
-    return next(hint for is_one, hint in _HINTS if is_one(kind))
-
-
-def _check_type(kind: pa.DataType, name: str, owner: str) -> None:
-    for index in range(kind.num_fields):
-        _check_type(kind.field(index).type, name, owner)
-    nested = pa.types.is_struct(kind) or pa.types.is_list(kind)
-    if not nested and not any(is_one(kind) for is_one, _ in _HINTS):
-        raise InvalidConfig(
-            f"field {name!r} of {owner} is {kind}, which has no form in JSON; use a number, text, bool,"
-            " bytes, datetime, date, a list or struct of these, or another serde"
-        )
-
-
 def _is_plain(kind: Any) -> bool:
     """Whether JSON's names of the fields, at any depth, are those of the columns."""
     if isinstance(kind, pa.Schema) or not is_typed(kind):
@@ -261,15 +211,6 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
         raise InvalidConfig(f"{kind!r} has no form in JSON: {error}; use another serde") from error
 
 
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _encode = msgspec.json.Encoder().encode
 _ANYTHING = (Any, None, object, dict, list)
-_HINTS: list[tuple[Callable[[pa.DataType], bool], Any]] = [
-    (pa.types.is_boolean, bool),
-    (pa.types.is_integer, int),
-    (pa.types.is_floating, float),
-    (pa.types.is_string, str),
-    (pa.types.is_large_string, str),
-    (pa.types.is_binary, bytes),
-    (pa.types.is_timestamp, dt.datetime),
-    (pa.types.is_date, dt.date),
-]

@@ -113,8 +113,7 @@ class ProtobufWire(Wire):
 
     def __init__(self, rows: RowType, message: type[Message], frames: Frames) -> None:
         self._rows, self._frames = rows, frames
-        self._shape = messages.Shape(message)
-        messages.check(rows, message)
+        self._shape = messages.fitting(rows, message)
 
     def encode(self, column: pa.Array) -> pa.Array:
         return self._frames.put_on(self._shape.encode(column))

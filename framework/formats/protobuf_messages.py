@@ -83,15 +83,16 @@ class Shape:
         return pa.StructArray.from_arrays(arrays, fields=list(self.arrow))
 
 
-def check(rows: RowType, message: type[Message]) -> None:
-    """Raise InvalidConfig unless messages of that class have all fields of the type."""
+def fitting(rows: RowType, message: type[Message]) -> Shape:
+    """The shape of a message class that has all fields of the type. Raises InvalidConfig."""
     name = message.DESCRIPTOR.full_name
     try:
-        theirs = Shape(message).arrow
+        shape = Shape(message)
     except NotColumns as error:
         raise InvalidConfig(
             f"{error} in {name} is no column, so the values can't be typed; declare value= the message"
         ) from error
+    theirs = shape.arrow
     for field, column in zip(rows.fields, rows.schema, strict=True):
         at = theirs.get_field_index(field.name)
         if at < 0:
@@ -107,6 +108,7 @@ def check(rows: RowType, message: type[Message]) -> None:
             conform(pa.array([], column.type), theirs.field(at).type, field.name)
         except InvalidRecord as error:
             raise InvalidConfig(f"{name} does not fit {rows.name}: {error}") from error
+    return shape
 
 
 def derived(rows: RowType, name: str) -> type[Message]:

@@ -1,0 +1,96 @@
+"""Columns from forms that msgspec reads: by way of a class that has the same fields and costs little."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, NotRequired, TypedDict
+
+import msgspec
+import pyarrow as pa
+
+from changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
+from framework.schema import RowType, hints_of
+
+
+class Mirror:
+    """Reads values of a type in one form, "JSON" say, into columns. Raises InvalidConfig.
+
+    >>> mirror = Mirror(RowType(pa.schema([("n", pa.int64())])), "JSON", msgspec.json.Decoder)
+    >>> mirror.column(pa.array([b'{"n": 1}'])).to_pylist()
+    [{'n': 1}]
+    """
+
+    def __init__(self, rows: RowType, form: str, decoder: Callable[[Any], Any]) -> None:
+        for field in rows.schema:
+            _check_type(field.type, field.name, rows.name, form)
+        self._rows = rows
+        self._form = form
+        self._decode = decoder(mirror_of(rows)).decode
+
+    def column(self, data: pa.Array) -> pa.Array:
+        """The struct column of values that are all there. Raises InvalidRecord."""
+        try:
+            rows = list(map(self._decode, data.to_pylist()))
+        except UNREADABLE as error:
+            raise InvalidRecord(f"not {self._form} of {self._rows.name}: {error}") from error
+        try:
+            arrays = [
+                field.collect(list(map(attrgetter(field.name), rows)))
+                for field in self._rows.fields
+            ]
+        except (pa.ArrowException, OverflowError, ValueError, TypeError, InvalidRecord) as error:
+            raise InvalidRecord(f"{self._form} that is no {self._rows.name}: {error}") from error
+        return pa.StructArray.from_arrays(arrays, fields=list(self._rows.arrow))
+
+
+def mirror_of(rows: RowType) -> type[msgspec.Struct]:
+    """A class with the same fields, quick to make and to take apart."""
+    if isinstance(rows.kind, pa.Schema):
+        declared = [
+            (f.name, _hint(f.type) | None, None) if f.nullable else (f.name, _hint(f.type))
+            for f in rows.kind
+        ]
+    else:
+        hints = hints_of(rows.kind)
+        declared = [
+            (f.name, hints[f.name]) if f.default is None else (f.name, hints[f.name], None)
+            for f in rows.fields
+        ]
+    return msgspec.defstruct("Row", declared, kw_only=True, gc=False)
+
+
+def _hint(kind: pa.DataType) -> Any:
+    """The annotation that stands for an Arrow type."""
+    if pa.types.is_struct(kind):
+        fields = {
+            f.name: NotRequired[_hint(f.type) | None] if f.nullable else _hint(f.type) for f in kind
+        }
+        return TypedDict("Nested", fields)  # type: ignore[operator]
+    if pa.types.is_list(kind):
+        return list[_hint(kind.value_type) | None]  # type: ignore[misc]
+    return next(hint for is_one, hint in _HINTS if is_one(kind))
+
+
+def _check_type(kind: pa.DataType, name: str, owner: str, form: str) -> None:
+    for index in range(kind.num_fields):
+        _check_type(kind.field(index).type, name, owner, form)
+    nested = pa.types.is_struct(kind) or pa.types.is_list(kind)
+    if not nested and not any(is_one(kind) for is_one, _ in _HINTS):
+        raise InvalidConfig(
+            f"field {name!r} of {owner} is {kind}, which has no form in {form}; use a number, text, bool,"
+            " bytes, datetime, date, a list or struct of these, or another serde"
+        )
+
+
+_HINTS: list[tuple[Callable[[pa.DataType], bool], Any]] = [
+    (pa.types.is_boolean, bool),
+    (pa.types.is_integer, int),
+    (pa.types.is_floating, float),
+    (pa.types.is_string, str),
+    (pa.types.is_large_string, str),
+    (pa.types.is_binary, bytes),
+    (pa.types.is_timestamp, dt.datetime),
+    (pa.types.is_date, dt.date),
+]

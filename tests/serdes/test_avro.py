@@ -1,0 +1,331 @@
+"""Avro: byte for byte what fastavro writes, whatever the schema, and read by the writer's."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import io
+import json
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import strandline as sl
+from framework.formats import avro_columns, avro_schema
+from framework.formats.avro import AvroWire
+from framework.formats.wire import Place
+from framework.schema import RowType
+from tests.serdes.kit import Trip, codec, read, shown, trips, written
+
+SOME = settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+
+
+def datum(schema: Any, value: Any) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
+    return out.getvalue()
+
+
+# Against fastavro -----------------------------------------------------------------------
+
+NAMES = iter(f"N{n}" for n in range(1_000_000))
+
+
+def records(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    fields = st.lists(inner, min_size=1, max_size=4)
+    return fields.map(
+        lambda kinds: {
+            "type": "record",
+            "name": next(NAMES),
+            "fields": [{"name": f"f{n}", "type": kind} for n, kind in enumerate(kinds)],
+        }
+    )
+
+
+plain = st.sampled_from(
+    ["boolean", "int", "long", "float", "double", "string", "bytes"]
+) | st.builds(
+    lambda kind: {"name": next(NAMES), **kind},
+    st.sampled_from([{"type": "fixed", "size": 3}, {"type": "enum", "symbols": ["A", "B", "C"]}]),
+)
+
+
+def not_union(kind: Any) -> bool:
+    return not isinstance(kind, list)
+
+
+schemas = records(
+    st.recursive(
+        plain,
+        lambda inner: st.one_of(
+            inner.map(lambda item: {"type": "array", "items": item}),
+            inner.filter(not_union).map(lambda kind: ["null", kind]),
+            inner.filter(not_union).map(lambda kind: [kind, "null"]),
+            records(inner),
+        ),
+        max_leaves=4,
+    )
+)
+_PLAIN = {
+    "boolean": st.booleans(),
+    "int": st.integers(-(2**31), 2**31 - 1),
+    "long": st.integers(-(2**63), 2**63 - 1),
+    "float": st.floats(width=32, allow_nan=False),
+    "double": st.floats(allow_nan=False),
+    "string": st.text(st.characters(codec="utf-8"), max_size=200),
+    "bytes": st.binary(max_size=200),
+    "fixed": st.binary(min_size=3, max_size=3),
+    "enum": st.sampled_from("ABC"),
+}
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    if isinstance(kind, list):
+        return st.none() | values(next(k for k in kind if k != "null"))
+    if isinstance(kind, str):
+        return _PLAIN[kind]
+    if kind["type"] == "array":
+        return st.lists(values(kind["items"]), max_size=4)
+    if kind["type"] == "record":
+        return st.fixed_dictionaries({f["name"]: values(f["type"]) for f in kind["fields"]})
+    return _PLAIN[kind["type"]]
+
+
+@SOME
+@given(st.data())
+def test_any_schema_is_written_and_read_as_by_fastavro(data: st.DataObject) -> None:
+    schema = data.draw(schemas)
+    rows = data.draw(st.lists(values(schema), max_size=4))
+    node = avro_schema.parse(json.dumps(schema))
+    encoded = avro_columns.encode(pa.array(rows, node.arrow), node)
+    assert encoded.to_pylist() == [datum(schema, row) for row in rows]
+    assert avro_columns.decode(encoded, node).to_pylist() == rows
+
+
+@SOME
+@given(trip=trips)
+def test_values_of_a_type_are_as_fastavro_writes_them_by_the_derived_schema(trip: Trip) -> None:
+    text = avro_schema.derived(RowType(Trip), "Trip")
+    row = RowType(Trip).column([RowType(Trip).check(trip)]).to_pylist()[0]
+    assert written(codec(Trip, "avro"), trip) == [datum(json.loads(text), row)]
+
+
+def test_what_is_in_a_derived_schema() -> None:
+    fields = {
+        f["name"]: f for f in json.loads(avro_schema.derived(RowType(Trip), "Trip"))["fields"]
+    }
+    assert fields["at"]["type"] == {"type": "long", "logicalType": "timestamp-micros"}
+    assert fields["remark"] == {"name": "remark", "type": ["null", "string"], "default": None}
+    assert fields["rank"] == {"name": "rank", "type": "long", "default": 7}
+    assert fields["code"] == {"name": "code", "type": "bytes", "default": "\xff"}
+    assert fields["tags"]["default"] == []
+    assert "default" not in fields["number"]
+    assert fields["stops"]["type"]["items"][1]["name"] == "Trip_stops_item"
+
+
+# Schemas of others ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Sale:
+    shop: str
+    at: dt.datetime
+    amount: float
+    note: str | None = None
+
+
+def schema_of(**fields: Any) -> dict[str, Any]:
+    told = [{"name": name, **kind} for name, kind in fields.items()]
+    return {"type": "record", "name": "com.shop.Sale", "fields": told}
+
+
+GIVEN = schema_of(
+    till={"type": "int", "default": 4},
+    at={"type": {"type": "long", "logicalType": "timestamp-millis"}},
+    shop={"type": {"type": "enum", "name": "Shop", "symbols": ["york", "leeds"]}},
+    note={"type": ["string", "null"], "default": ""},
+    amount={"type": "float"},
+)
+AT = dt.datetime(2024, 5, 1, tzinfo=dt.UTC)
+
+
+def test_a_schema_that_is_given_may_order_and_type_the_fields_otherwise() -> None:
+    made = codec(Sale, sl.AvroSerde(GIVEN))
+    [data] = written(made, Sale("leeds", AT, 0.5))
+    told = {"till": 4, "at": AT, "shop": "leeds", "note": None, "amount": 0.5}
+    assert data == datum(GIVEN, told)
+    assert read(made, data) == [Sale("leeds", AT, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        (Sale("derby", AT, 1.0), "'derby' is none of the Avro enum's"),
+        (
+            Sale("york", AT.replace(microsecond=1), 1.0),
+            "expected timestamp.ms, tz=UTC.*loses something",
+        ),
+    ],
+)
+def test_a_value_that_does_not_fit_the_schema_is_refused(value: Sale, match: str) -> None:
+    with pytest.raises(sl.InvalidRecord, match=match):
+        written(codec(Sale, sl.AvroSerde(GIVEN)), value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "match"),
+    [
+        (
+            schema_of(shop={"type": "string"}),
+            "the Avro schema has no amount, at, note, which Sale has",
+        ),
+        (
+            {**GIVEN, "fields": [*GIVEN["fields"], {"name": "more", "type": "int"}]},
+            "the field 'more' of the Avro schema is not in Sale, and has no default",
+        ),
+        (
+            {**GIVEN, "fields": [*GIVEN["fields"][:-1], {"name": "amount", "type": "string"}]},
+            "column 'amount': expected string, got double",
+        ),
+        (
+            {
+                **GIVEN,
+                "fields": [
+                    *GIVEN["fields"],
+                    {"name": "m", "type": {"type": "map", "values": "int"}},
+                ],
+            },
+            "'map' in the Avro schema is no column",
+        ),
+        ("{", "not an Avro schema"),
+    ],
+)
+def test_a_schema_that_does_not_fit_the_type_is_refused_when_it_is_declared(
+    schema: Any, match: str
+) -> None:
+    with pytest.raises(sl.InvalidConfig, match=match):
+        codec(Sale, sl.AvroSerde(schema))
+
+
+def test_values_without_a_type_have_the_columns_of_the_schema() -> None:
+    made = codec(dict, sl.AvroSerde(GIVEN))
+    told = {"till": 4, "at": AT, "shop": "leeds", "note": None, "amount": 0.5}
+    assert written(made, told) == [datum(GIVEN, told)]
+    assert shown(made, datum(GIVEN, told)) == read(made, datum(GIVEN, told)) == [told]
+
+
+MAP = schema_of(counts={"type": {"type": "map", "values": ["int", "string", "null"]}})
+
+
+def test_values_that_are_no_columns_are_dicts() -> None:
+    made = codec(dict, sl.AvroSerde(MAP))
+    value = {"counts": {"a": 1, "b": "x", "c": None}}
+    assert written(made, value, None) == [datum(MAP, value), None]
+    assert read(made, datum(MAP, value), None) == [value, None]
+    with pytest.raises(sl.InvalidRecord, match="is not of the Avro schema"):
+        made.item({"counts": 1})
+    with pytest.raises(sl.InvalidRecord, match="bytes behind"):
+        read(made, datum(MAP, value) + b"x")
+
+
+# Schemas that change --------------------------------------------------------------------
+
+
+def resolved(kind: Any, writer: Any, *rows: Any) -> list[Any]:
+    """What a reader of a type gets of rows that were written with another schema."""
+    rowtype = RowType(kind)
+    wire = AvroWire(rowtype, avro_schema.derived(rowtype, "Sale"), Place("sales"), _Knows(writer))  # type: ignore[arg-type]
+    data = pa.array([b"\0\0\0\0\7" + datum(writer, row) for row in rows], pa.binary())
+    return rowtype.values(wire.decode(data))
+
+
+class _Knows:
+    """A registry in which there is only one schema."""
+
+    def __init__(self, schema: Any) -> None:
+        self._text = json.dumps(schema)
+
+    def schema(self, _id: int) -> Any:
+        from framework.formats.registry import RegisteredSchema
+
+        return RegisteredSchema("AVRO", self._text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Now:
+    shop: str
+    amount: float
+    count: int = 9
+    note: str | None = None
+
+
+def test_fields_that_were_added_are_their_defaults_and_those_gone_are_ignored() -> None:
+    writer = schema_of(
+        old={"type": {"type": "array", "items": "string"}},
+        amount={"type": "int"},
+        shop={"type": "bytes"},
+    )
+    row = {"old": ["x"], "amount": 3, "shop": b"york"}
+    with pytest.raises(sl.InvalidRecord, match="expected string, got binary"):
+        resolved(Now, writer, row)
+    writer["fields"][2]["type"] = "string"
+    row["shop"] = "york"
+    assert resolved(Now, writer, row) == [Now("york", 3.0)]
+
+
+def test_a_writer_whose_fields_are_no_columns_is_read_as_well() -> None:
+    writer = schema_of(
+        counts={"type": {"type": "map", "values": "int"}},
+        shop={"type": "string"},
+        amount={"type": ["null", "double", "int"]},
+    )
+    row = {"counts": {"a": 1}, "shop": "york", "amount": 2.5}
+    assert resolved(Now, writer, row, row) == [Now("york", 2.5, None, None)] * 2 or resolved(
+        Now, writer, row
+    ) == [Now("york", 2.5)]
+
+
+def test_a_long_array_is_read_as_well() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Long:
+        items: list[int]
+
+    made = codec(Long, "avro")
+    for length in (avro_columns.LONGEST, avro_columns.LONGEST + 1):
+        value = Long(list(range(length)))
+        assert read(made, *written(made, value, value)) == [value, value]
+
+
+def test_blocks_of_an_array_may_tell_their_size() -> None:
+    node = avro_schema.parse('{"type": "array", "items": "long"}')
+    # -2 items in 2 bytes: 1, 2; then 1 item: 3; then the end; and an empty one
+    blocks = bytes([0x03, 0x04, 0x02, 0x04, 0x02, 0x06, 0x00])
+    got = avro_columns.decode(pa.array([blocks, b"\0"]), node).to_pylist()
+    assert got == [[1, 2, 3], []]
+
+
+@pytest.mark.parametrize(
+    ("schema", "data"),
+    [
+        ('"long"', b"\xff" * 11),
+        ('"long"', b"\xff"),
+        ('"string"', b"\x01"),  # a length of -1
+        ('"string"', b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+        ('"string"', b"\x02\xff"),
+        ('"boolean"', b"\x02"),
+        ('["null", "long"]', b"\x04"),
+        ('{"type": "enum", "name": "E", "symbols": ["A"]}', b"\x02"),
+        ('"int"', b"\x80\x80\x80\x80\x20"),
+        ('"long"', b"\x02\x02"),
+        ('{"type": "array", "items": "long"}', b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+    ],
+)
+def test_what_is_no_value_of_a_schema_is_refused(schema: str, data: bytes) -> None:
+    with pytest.raises(sl.InvalidRecord):
+        avro_columns.decode(pa.array([data]), avro_schema.parse(schema))
