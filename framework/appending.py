@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -14,8 +14,10 @@ from changelog.client.columns import to_batches
 from changelog.client.producer import Producer
 from changelog.errors import InvalidRecord
 from changelog.records import columns_schema
+from framework.codecs import TypedCodec
 from framework.columns import batch_of, outgoing
 from framework.context import to_ms
+from framework.formats.wire import conform
 from framework.topic import Topic
 
 PIECE = 65_536
@@ -76,9 +78,13 @@ def _with_own_keys(topic: Topic[Any, Any], data: Any) -> tuple[pa.Table, pa.Arra
     name = topic.key_column or "key"
     if topic.key_serde is None or name not in table.column_names:
         return table, None
-    keys = [None if key is None else topic.keys.item(key) for key in table[name].to_pylist()]
+    column = table[name].combine_chunks()
     kept = table if topic.key_column else table.drop_columns(["key"])
-    return kept, topic.keys.encode(keys)
+    if topic.keys.rows is not None:
+        fields = conform(column, topic.keys.rows.arrow, name)
+        return kept, cast("TypedCodec", topic.keys).from_columns(fields)
+    items = [None if key is None else topic.keys.item(key) for key in column.to_pylist()]
+    return kept, topic.keys.encode(items)
 
 
 def _append_records(topic: Topic[Any, Any], records: Any, now: int) -> int:

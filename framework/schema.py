@@ -99,7 +99,9 @@ class RowType:
                 return self._rows(column)
             rows = iter(self._rows(column.drop_null()))
         except OverflowError as error:
-            raise InvalidRecord(f"{self.name} cannot hold what is in its columns: {error}") from error
+            raise InvalidRecord(
+                f"{self.name} cannot hold what is in its columns: {error}"
+            ) from error
         return [next(rows) if valid else None for valid in column.is_valid().to_pylist()]
 
     def filled(self, column: pa.StructArray) -> pa.StructArray:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from changelog.errors import Retriable
 from changelog.records import Batch, Fetched, TopicPartition
 from framework.container.decoding import Chunk, decode
 from framework.topic import Topic
@@ -59,6 +61,11 @@ class Input:
                 return chunk
             self.chunks.popleft()
             self.position = chunk.end if self.pending else self.ahead
+
+    def skip(self, tombstones: bool) -> None:
+        """Let the position go past what there is nothing to handle in, as far as that can be known now."""
+        with contextlib.suppress(Retriable):  # a schema registry that does not answer
+            self.head(tombstones)
 
     def rewind(self, position: int) -> None:
         """Forget what was fetched, and go on at `position`."""

@@ -252,7 +252,7 @@ class TaskInstance:
         if self.timers is not None and self.context.stream_time >= 0:
             self.timers.keep_stream_time(self.context.stream_time)
         for source in self.inputs:
-            source.head(self.spec.tombstones)
+            source.skip(self.spec.tombstones)
 
     def after_commit(self) -> None:
         """What was sent is no longer ours, and what was handled counts."""
