@@ -1,0 +1,90 @@
+"""A topic's values are the same to the user on every system, in whatever form they are there."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import io
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import fastavro
+import polars as pl
+import pytest
+
+import strandline as sl
+from changelog.log import Log
+from tests.contract.conftest import System
+
+
+@dataclasses.dataclass(frozen=True)
+class Flight:
+    carrier: str
+    at: dt.datetime
+    delay: float | None = None
+    stops: list[str] = dataclasses.field(default_factory=list)
+
+
+AT = dt.datetime(2024, 5, 1, 10, tzinfo=dt.UTC)
+FLIGHTS = [Flight("AA", AT, 3.5, ["ORD"]), Flight("UA", AT + dt.timedelta(minutes=1))]
+
+
+@pytest.fixture
+def app(system: System) -> Iterator[sl.App]:
+    with sl.App("forms", log=system.url) as made:
+        yield made
+
+
+@pytest.mark.parametrize("form", [None, "json", "avro", "protobuf", "msgpack"])
+def test_what_is_appended_is_there_in_columns(app: sl.App, name: str, form: Any) -> None:
+    flights = app.topic(name, value=Flight, key="carrier", timestamp="at", serde=form)
+    flights.append(FLIGHTS)
+    flights.append(pl.DataFrame([dataclasses.asdict(flight) for flight in FLIGHTS]))
+    got = flights.to_polars()
+    assert got["key"].to_list() == ["AA", "UA"] * 2
+    assert got["timestamp"].to_list() == [flight.at for flight in FLIGHTS] * 2
+    rows = got.select("carrier", "at", "delay", "stops").to_dicts()
+    assert [Flight(**row) for row in rows] == FLIGHTS * 2
+
+
+def test_without_a_serde_typed_values_are_columns_or_where_there_are_none_json(
+    app: sl.App, system: System, log: Log, name: str
+) -> None:
+    flights = app.topic(name, value=Flight, key="carrier")
+    flights.append(FLIGHTS[:1])
+    schema, stored = app.broker.topic(name).schema, log.read(name)
+    if system.name == "embedded":
+        assert schema == flights.schema
+        assert stored["value"].to_pylist()[0]["carrier"] == "AA"
+    else:
+        assert schema is None
+        [value] = stored["value"].to_pylist()
+        told = {"carrier": "AA", "at": "2024-05-01T10:00:00+00:00", "delay": 3.5, "stops": ["ORD"]}
+        assert json.loads(value) == told
+
+
+def test_others_read_what_we_write_and_we_what_they_write(app: sl.App, log: Log, name: str) -> None:
+    """With a registry in between: one in this process, which knows schemas but keeps no rules."""
+    registry = sl.SchemaRegistry(f"mock://{name}-{os.getpid()}")
+    flights = app.topic(name, value=Flight, serde=sl.AvroSerde(registry=registry))
+    flights.append([("AA", FLIGHTS[0])])
+    [data] = log.read(name)["value"].to_pylist()
+    schema = json.loads(registry.schema(int.from_bytes(data[1:5], "big")).text)
+    told = fastavro.schemaless_reader(io.BytesIO(data[5:]), schema, None)
+    assert told == dataclasses.asdict(FLIGHTS[0])
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema, dataclasses.asdict(FLIGHTS[1]))
+    log.append(name, [{"key": b"UA", "value": data[:5] + out.getvalue()}])
+    assert flights.to_polars().select("key", "carrier").rows() == [("AA", "AA"), ("UA", "UA")]
+
+
+def test_a_record_that_is_not_of_its_form_is_named(app: sl.App, log: Log, name: str) -> None:
+    flights = app.topic(name, value=Flight, serde="json")
+    flights.append([("AA", FLIGHTS[0])])
+    log.append(name, [{"value": b"{}"}])
+    with pytest.raises(
+        sl.InvalidRecord, match=rf"{name}\[0\]@1 cannot be read: not JSON of Flight"
+    ):
+        flights.to_polars()
