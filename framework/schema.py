@@ -18,7 +18,7 @@ import inspect
 import operator
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -119,18 +119,22 @@ class RowType:
 
     def in_utc(self, values: list[Any]) -> list[Any]:
         """The same values, all times in them in UTC, as a column gives them."""
-        if self._times == [] or all(value is None or self.is_utc(value) for value in values):
+        if self._is_in_utc(values):
             return values
         return self.values(self.column([None if v is None else self.check(v) for v in values]))
 
-    def is_utc(self, value: Any) -> bool:
-        """Whether all times in a value are in UTC; False if that is not easily seen."""
-        if self._times == []:
-            return True
-        if self._times is None or isinstance(value, dict):
+    def _is_in_utc(self, values: Iterable[Any]) -> bool:
+        """Whether all times are in UTC; False if that is not easily seen."""
+        if self._times is None or (self._times and isinstance(self.kind, pa.Schema)):
             return False
-        moments = [getattr(value, name) for name in self._times]
-        return all(moment is None or moment.tzinfo is dt.UTC for moment in moments)
+        there = [value for value in values if value is not None]
+        zones = {
+            moment.tzinfo
+            for name in self._times
+            for moment in map(operator.attrgetter(name), there)
+            if moment is not None
+        }
+        return zones <= {dt.UTC}
 
     def _rows(self, column: pa.StructArray) -> list[Any]:
         present = {field.name for field in column.type}

@@ -28,10 +28,10 @@ import pyarrow.compute as pc
 from changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 from framework.codecs import Codec, SerdeCodec, TypedCodec
 from framework.formats.confluent import HEADER, framed, header, schema_ids, without
-from framework.formats.mirror import Mirror, mirror_of
+from framework.formats.mirror import Mirror, has_plain_names, mirror_of
 from framework.formats.registry import RegisteredSchema, SchemaRegistry, chosen
 from framework.formats.wire import ObjectCodec, Place, Wire, WireCodec, relisted, where_valid
-from framework.schema import RowType, hints_of, is_typed
+from framework.schema import RowType, is_typed
 
 
 class JsonSerde:
@@ -146,7 +146,7 @@ def _unframed(kind: Any) -> Codec:
     if not is_typed(kind):
         return SerdeCodec(JsonSerde(kind))
     rows = RowType(kind)
-    if _is_plain(kind):
+    if has_plain_names(kind):
         return WireCodec(rows, JsonWire(rows))
     return ObjectCodec(rows, JsonSerde(kind))
 
@@ -189,19 +189,6 @@ def _base64(array: pa.BinaryArray) -> pa.Array:
 
     encoded = cast("pl.Series", pl.from_arrow(array)).bin.encode("base64")
     return encoded.to_arrow().cast(pa.large_string())
-
-
-def _is_plain(kind: Any) -> bool:
-    """Whether JSON's names of the fields, at any depth, are those of the columns."""
-    if isinstance(kind, pa.Schema) or not is_typed(kind):
-        inner = () if isinstance(kind, pa.Schema) else getattr(kind, "__args__", ())
-        return all(map(_is_plain, inner))
-    if issubclass(kind, msgspec.Struct):
-        config = kind.__struct_config__
-        renamed = any(f.encode_name != f.name for f in msgspec.structs.fields(kind))
-        if renamed or config.tag is not None or config.array_like or config.forbid_unknown_fields:
-            return False
-    return all(map(_is_plain, hints_of(kind).values()))
 
 
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
-from framework.schema import RowType, hints_of
+from framework.schema import RowType, hints_of, is_typed
 
 
 class Mirror:
@@ -27,7 +27,13 @@ class Mirror:
             _check_type(field.type, field.name, rows.name, form)
         self._rows = rows
         self._form = form
-        self._decode = decoder(mirror_of(rows)).decode
+        mirror = mirror_of(rows)
+        self._decode = decoder(mirror).decode
+        self._mirrored = RowType(mirror)
+
+    def values(self, column: pa.Array) -> list[Any]:
+        """What is in a struct column, for an encoder."""
+        return self._mirrored.values(column)
 
     def column(self, data: pa.Array) -> pa.Array:
         """The struct column of values that are all there. Raises InvalidRecord."""
@@ -71,6 +77,19 @@ def _hint(kind: pa.DataType) -> Any:
     if pa.types.is_list(kind):
         return list[_hint(kind.value_type) | None]  # type: ignore[misc]
     return next(hint for is_one, hint in _HINTS if is_one(kind))
+
+
+def has_plain_names(kind: Any) -> bool:
+    """Whether msgspec calls the fields, at any depth, as the columns are called."""
+    if isinstance(kind, pa.Schema) or not is_typed(kind):
+        inner = () if isinstance(kind, pa.Schema) else getattr(kind, "__args__", ())
+        return all(map(has_plain_names, inner))
+    if issubclass(kind, msgspec.Struct):
+        config = kind.__struct_config__
+        renamed = any(f.encode_name != f.name for f in msgspec.structs.fields(kind))
+        if renamed or config.tag is not None or config.array_like or config.forbid_unknown_fields:
+            return False
+    return all(map(has_plain_names, hints_of(kind).values()))
 
 
 def _check_type(kind: pa.DataType, name: str, owner: str, form: str) -> None:

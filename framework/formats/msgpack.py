@@ -11,8 +11,8 @@ import msgspec
 import pyarrow as pa
 
 from framework.codecs import Codec, PackCodec, SerdeCodec
-from framework.formats.mirror import Mirror
-from framework.formats.wire import ObjectCodec, Place, Wire, WireCodec
+from framework.formats.mirror import Mirror, has_plain_names
+from framework.formats.wire import ObjectCodec, Place, Wire, WireCodec, where_valid
 from framework.schema import RowType, is_typed
 from statestore.serdes import Typed, value_serde
 
@@ -27,19 +27,36 @@ class PackForm:
         rows = RowType(kind)
         if isinstance(kind, pa.Schema):
             return WireCodec(rows, PackWire(rows))
-        return ObjectCodec(rows, Typed(kind))
+        return (
+            PackedCodec(rows, Typed(kind))
+            if has_plain_names(kind)
+            else ObjectCodec(rows, Typed(kind))
+        )
+
+
+class PackedCodec(ObjectCodec):
+    """Objects as maps; columns without making these objects."""
+
+    def __init__(self, rows: RowType, serde: Typed[Any]) -> None:
+        super().__init__(rows, serde)
+        self._wire = PackWire(rows)
+
+    def to_columns(self, column: pa.Array) -> pa.Array:
+        return where_valid(column, self._wire.decode)
+
+    def from_columns(self, column: pa.Array) -> pa.Array:
+        return where_valid(column, lambda valid: self._wire.encode(self._rows.filled(valid)))
 
 
 class PackWire(Wire):
-    """Columns of an Arrow schema as maps."""
+    """Columns as maps."""
 
     def __init__(self, rows: RowType) -> None:
-        self._rows = rows
         self._mirror = Mirror(rows, "MessagePack", msgspec.msgpack.Decoder)
 
     def encode(self, column: pa.Array) -> pa.Array:
         encode = msgspec.msgpack.Encoder().encode
-        return pa.array(map(encode, self._rows.values(column)), pa.binary())
+        return pa.array(map(encode, self._mirror.values(column)), pa.binary())
 
     def decode(self, data: pa.Array) -> pa.Array:
         return self._mirror.column(data)

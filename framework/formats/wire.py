@@ -158,8 +158,7 @@ class ObjectCodec:
         if value is None:
             return None
         row = self._rows.check(value)
-        if not self._rows.is_utc(value):
-            [value] = self._rows.values(self._rows.column([row]))
+        [value] = self._rows.in_utc([value])
         return row, self._encoded(value)
 
     def row(self, item: Any) -> Row:
