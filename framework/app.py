@@ -122,11 +122,6 @@ class App:
     def name(self) -> str:
         return self.declared.app
 
-    @property
-    def log_holds_columns(self) -> bool:
-        """Whether its topics can be of columns; on Kafka values are bytes."""
-        return running.holds_columns(self.log)
-
     # Declaring ------------------------------------------------------------------------
 
     @overload

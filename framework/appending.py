@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from changelog.client.columns import to_batches
 from changelog.client.producer import Producer
-from changelog.errors import InvalidRecord
+from changelog.errors import InvalidRecord, SchemaMismatch
 from changelog.records import columns_schema
 from framework.codecs import TypedCodec
 from framework.columns import batch_of, outgoing
@@ -57,7 +57,7 @@ def _append_formed(topic: Topic[Any, Any], producer: Producer, data: Any, now: i
     ):
         values = columns.column("value")
         if topic.rows is not None:
-            values = topic.typed.from_columns(values)
+            values = _formed(topic, values)
         arrays = [columns.column("timestamp"), columns.column("key"), values, *columns.columns[3:]]
         if keys is not None:
             arrays[1] = keys.slice(total, len(columns))
@@ -66,6 +66,13 @@ def _append_formed(topic: Topic[Any, Any], producer: Producer, data: Any, now: i
         producer.append_batches(outgoing(formed, info))
         total += len(columns)
     return total
+
+
+def _formed(topic: Topic[Any, Any], values: pa.Array) -> pa.Array:
+    try:
+        return topic.typed.from_columns(values)
+    except InvalidRecord as error:
+        raise type(error)(f"topic {topic.name!r}: {error}") from error
 
 
 def _with_own_keys(topic: Topic[Any, Any], data: Any) -> tuple[pa.Table, pa.Array | None]:
@@ -113,7 +120,9 @@ def _columns(topic: Topic[Any, Any], items: list[tuple[Any, Any, int]]) -> pa.Re
     keys, values, timestamps = ([item[at] for item in items] for at in range(3))
     try:
         return batch_of(topic, topic.keys.encode(keys), topic.values.encode(values), timestamps)
-    except (pa.ArrowException, UnicodeError, OverflowError, ValueError, TypeError):
+    except SchemaMismatch:
+        raise
+    except (InvalidRecord, pa.ArrowException, UnicodeError, OverflowError, ValueError, TypeError):
         for item in items:
             topic.encode_one(*item)
         raise

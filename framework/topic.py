@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import pyarrow as pa
 
 from changelog.client.accumulator import checked_headers
-from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, NotInTask
+from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, NotInTask, SchemaMismatch
 from changelog.records import Headers
 from framework import context
 from framework.codecs import Codec, RowCodec, TypedCodec
-from framework.formats.choice import AnySerde, key_codec, value_codec
+from framework.formats.choice import AnySerde, holds_columns, key_codec, value_codec
 from framework.formats.wire import Place
 from framework.schema import RowType
 
@@ -49,7 +49,7 @@ class Topic(Generic[K, V]):
         self.partitions = partitions
         self.config = dict(config or {})
         place = Place(name, "value", app.registry)
-        self.values: Codec = value_codec(value, serde, place, columns=app.log_holds_columns)
+        self.values: Codec = value_codec(value, serde, place, columns=holds_columns(app.log))
         self.key_column: str | None = key if isinstance(key, str) else None
         self.timestamp_column = timestamp
         self.kind = value
@@ -183,7 +183,8 @@ class Topic(Generic[K, V]):
         return self._declared() == other._declared()
 
     def _declared(self) -> tuple[Any, ...]:
-        codecs = (type(self.keys), self.keys.exact, type(self.values), self.serde, self.key_serde)
+        forms = map(_told, (self.serde, self.key_serde))
+        codecs = (type(self.keys), self.keys.exact, type(self.values), *forms)
         return (self.kind, self.key_column, self.partitions, self.config, *codecs)
 
     def _send_checked(
@@ -205,9 +206,9 @@ class Topic(Generic[K, V]):
             self.keys.encode([key])
             self.values.encode([value])
             pa.array([timestamp], pa.int64())
-        except MemoryError:
-            raise  # Arrow's is an ArrowException as well
-        except (pa.ArrowException, UnicodeError, OverflowError, ValueError) as error:
+        except (MemoryError, SchemaMismatch):
+            raise  # Arrow's is an ArrowException as well; and a refused schema is nobody's record
+        except (InvalidRecord, pa.ArrowException, UnicodeError, OverflowError, ValueError) as error:
             raise InvalidRecord(
                 f"topic {self.name!r}: the record with key {key!r} cannot be stored: {error}"
             ) from error
@@ -248,6 +249,13 @@ class Topic(Generic[K, V]):
             f" transaction. From outside use topic.append(...) for many records, or"
             " app.producer(); to read state there, use app.query(store)"
         )
+
+
+def _told(serde: AnySerde | None) -> Any:
+    """What makes two forms the same: two objects of one kind and schema are."""
+    if serde is None or isinstance(serde, str):
+        return serde
+    return type(serde), getattr(serde, "schema", None), getattr(serde, "message", None)
 
 
 _KEY_KINDS: dict[pa.DataType, Any] = {

@@ -291,8 +291,9 @@ def refuse_system(name: str, doing: str) -> None:
 def _refuse_schema(name: str, schema: pa.Schema | None) -> None:
     if schema is not None:
         raise InvalidTopic(
-            f"topic {name!r}: typed topics are not available on a Kafka cluster yet; leave the "
-            f"schema out and encode values as bytes, or keep the topic in a log folder"
+            f"topic {name!r}: topics of columns are not available on a Kafka cluster; leave the "
+            f"schema out and encode values as bytes (an app does, by its serde), or keep the topic "
+            f"in a log folder"
         )
 
 

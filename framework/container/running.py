@@ -75,13 +75,6 @@ def open_log(app: App) -> OpenLog:
     return OpenLog(log.broker, owned=True)
 
 
-def holds_columns(log: str | os.PathLike[str] | Broker) -> bool:
-    """Whether the topics of what an app calls its log can be of columns; opens nothing."""
-    if isinstance(log, str | os.PathLike):
-        return not os.fspath(log).startswith("kafka://")
-    return getattr(getattr(log, "broker", log), "holds_columns", True)
-
-
 def run(app: App, limits: Limits, *, progress: bool | OnRestore, metrics: str | None = None) -> int:
     """Start a worker, run it within the limits, and close it; meanwhile serve metrics, if asked to."""
     if app._worker is not None:

@@ -11,8 +11,10 @@ object with `dumps` and `loads`.
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal
 
+from changelog.broker import Broker
 from changelog.errors import InvalidConfig
 from framework.codecs import Codec, RowCodec, SerdeCodec, StrCodec
 from framework.formats.json import JsonSerde
@@ -49,6 +51,13 @@ def value_codec(
     if serde is not None:
         return _codec(kind, serde, place or Place(""))
     return RowCodec(RowType(kind)) if is_typed(kind) else untyped(kind)
+
+
+def holds_columns(log: str | os.PathLike[str] | Broker) -> bool:
+    """Whether the topics of what an app calls its log can be of columns; opens nothing."""
+    if isinstance(log, str | os.PathLike):
+        return not os.fspath(log).startswith("kafka://")
+    return getattr(getattr(log, "broker", log), "holds_columns", True)
 
 
 def _codec(kind: Any, serde: AnySerde, place: Place) -> Codec:

@@ -96,6 +96,8 @@ class SchemaRegistry:
             return call(client)
         except SchemaRegistryError as error:
             raise self._refusal(error, what) from error
+        except ModuleNotFoundError as error:
+            raise MissingDependency(_INSTALL) from error
         except Exception as error:
             if not _is_of_transport(error):
                 raise
@@ -104,14 +106,15 @@ class SchemaRegistry:
             ) from error
 
     def _asked_id(self, subject: str, schema: RegisteredSchema) -> int:
-        from confluent_kafka.schema_registry import Schema
+        def ask(client: Any) -> int:
+            from confluent_kafka.schema_registry import Schema
 
-        theirs = Schema(schema.text, schema.kind)
-        what = f"the schema of {subject}"
-        if self.auto_register:
-            return int(self.ask(lambda client: client.register_schema(subject, theirs), what))
-        found = self.ask(lambda client: client.lookup_schema(subject, theirs), what)
-        return int(found.schema_id)
+            theirs = Schema(schema.text, schema.kind)
+            if self.auto_register:
+                return int(client.register_schema(subject, theirs))
+            return int(client.lookup_schema(subject, theirs).schema_id)
+
+        return self.ask(ask, f"the schema of {subject}")
 
     def _refusal(self, error: Any, what: str) -> Exception:
         """What a status of HTTP means."""
@@ -159,6 +162,7 @@ def _is_of_transport(error: Exception) -> bool:
     return theirs or isinstance(error, OSError) or type(error).__name__ == "OAuthTokenError"
 
 
+_INSTALL = "a schema registry needs Confluent's client: pip install 'strandline[registry]'"
 _mocks: dict[str, Any] = {}
 _lock = threading.Lock()
 
@@ -167,9 +171,7 @@ def _connected(url: str, properties: dict[str, Any]) -> Any:
     try:
         from confluent_kafka.schema_registry import SchemaRegistryClient
     except ModuleNotFoundError as error:
-        raise MissingDependency(
-            "a schema registry needs Confluent's client: pip install 'strandline[registry]'"
-        ) from error
+        raise MissingDependency(_INSTALL) from error
     try:
         if not url.startswith("mock://"):
             return SchemaRegistryClient({"url": url, **properties})

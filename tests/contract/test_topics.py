@@ -143,5 +143,7 @@ def test_kafka_has_no_typed_topics_yet_and_says_so(system: System, log: Log, nam
     if system.name == "embedded":
         assert log.create_topic(name, schema=pa.schema([("a", pa.int64())])).schema_id == 1
         return
-    with pytest.raises(InvalidTopic, match="typed topics are not available on a Kafka cluster"):
+    with pytest.raises(
+        InvalidTopic, match="topics of columns are not available on a Kafka cluster"
+    ):
         log.create_topic(name, schema=pa.schema([("a", pa.int64())]))

@@ -48,6 +48,7 @@ from changelog.records import (
 )
 from changelog.schema import decode_schemas
 from changelog.storage import MemoryStorage
+from framework.codecs import Codec
 from framework.container.positions import position_of
 from framework.formats.choice import value_codec
 from framework.querying import messages as queries
@@ -409,7 +410,8 @@ KEYS = (str, bytes, int, float, bool, date, datetime, tuple[str, int], tuple[int
 VALUES = (None, int, str, float, bool, bytes, dict, list, Delay, tuple[int, str])
 KEY_CODECS = [key_codec(declared) for declared in KEYS]
 SERDES = [*map(value_serde, VALUES), *map(topic_key_serde, (str, bytes, int, float))]
-COLUMN_CODECS = [value_codec(declared) for declared in (int, str, float, bool)]
+COLUMN_CODECS = list(map(value_codec, (int, str, float, bool)))
+FORM_CODECS = [value_codec(Delay, form) for form in ("json", "avro", "protobuf", "msgpack")]  # type: ignore[arg-type]
 
 
 def read_key(data: bytes) -> None:
@@ -440,9 +442,17 @@ def read_value(data: bytes) -> None:
 def read_column(data: bytes) -> None:
     """Many values decoded together are what each of them is alone."""
     data = data[:100]
-    size = 1 + (data[0] % 16 if data else 0)
-    parts = [data[at : at + size] for at in range(1, len(data), size)]
-    for codec in COLUMN_CODECS:
+    read_together(COLUMN_CODECS, data[1:], 1 + (data[0] % 16 if data else 0))
+
+
+def read_form(data: bytes) -> None:
+    """The same of values with fields, in every form."""
+    read_together(FORM_CODECS, data[1:200], 1 + (data[0] % 48 if data else 0))
+
+
+def read_together(codecs: Sequence[Codec], data: bytes, size: int) -> None:
+    parts = [data[at : at + size] for at in range(0, len(data), size)]
+    for codec in codecs:
         alone = [outcome(codec, [part]) for part in parts]
         together = outcome(codec, parts)
         if None in alone:
@@ -462,6 +472,16 @@ def key_seeds() -> list[bytes]:
     keys: list[Any] = ["a", "é\0b", b"\0\xff", 5, -(2**70), 1.5, True, date(2024, 1, 2)]
     seeds = [key_codec(type(key)).encode(key) for key in keys]
     return [*seeds, key_codec(tuple[str, int]).encode(("a\0", -7))]
+
+
+def form_seeds() -> list[bytes]:
+    """Two values of one length in each form, behind that length."""
+    seeds = []
+    for codec in FORM_CODECS:
+        items = [codec.item(Delay(carrier, 1.5)) for carrier in ("AA", "UA")]
+        data = codec.encode(items).to_pylist()
+        seeds.append(bytes([len(data[0]) - 1]) + b"".join(data))
+    return seeds
 
 
 def value_seeds() -> list[bytes]:
@@ -542,6 +562,7 @@ def targets() -> dict[str, Target]:
         "key": Target(read_key, key_seeds()),
         "value": Target(read_value, value_seeds()),
         "column": Target(read_column, [b"\x00\x01\x02\x03", b"\x01\xa1a\xa1b\xa0\xa0"]),
+        "form": Target(read_form, form_seeds()),
         "position": Target(read_position, [Position("t", 1, 5).to_bytes()]),
         "metadata": Target(read_metadata, [b'{"tasks":{"task":5}}']),
     }

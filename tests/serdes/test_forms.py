@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
+import re
+import sys
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
+from changelog.errors import MissingDependency
 from framework.codecs import TypedCodec
 from framework.formats.choice import value_codec
 from framework.schema import RowType
@@ -182,6 +185,27 @@ def test_what_a_form_cannot_hold_is_refused_when_it_is_declared(
 ) -> None:
     with pytest.raises(sl.InvalidConfig, match=match):
         codec(kind, serde)
+
+
+MAPS = sl.AvroSerde({"type": "map", "values": "int"})
+
+
+@pytest.mark.parametrize(
+    ("package", "kind", "form", "extra"),
+    [
+        ("google.protobuf.message", Trip, "protobuf", "protobuf"),
+        ("fastavro", dict, MAPS, "avro"),
+        ("confluent_kafka.schema_registry", Trip, sl.AvroSerde(registry="mock://x"), "registry"),
+    ],
+)
+def test_a_package_that_is_missing_is_named(
+    package: str, kind: Any, form: Any, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    for loaded in ("framework.formats.protobuf", "framework.formats.protobuf_messages"):
+        monkeypatch.delitem(sys.modules, loaded, raising=False)
+    with pytest.raises(MissingDependency, match=re.escape(f"pip install 'strandline[{extra}]'")):
+        written(codec(kind, form), a_trip(1))
 
 
 class Upper:

@@ -30,6 +30,10 @@ class Delay:
 app = sl.App("flights", log="./data", commit_interval_ms=50)
 flights = app.topic("flights", value=Flight, key="carrier", timestamp="time_hour", partitions=4)
 delays = app.topic("carrier-delays", key=str, value=Delay)
+shared = app.topic("shared", key="carrier", value=Flight, serde="json")
+given = app.topic("given", key=str, value=Flight, serde=sl.AvroSerde(registry="mock://sample"))
+own = app.topic("own", key=str, value=Flight, serde=sl.JsonSerde(), key_serde="msgpack")
+wrong = app.topic("wrong", key=str, value=Flight, serde="xml")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 totals = app.store("totals", key=str, value=Delay, default=Delay())
 by_origin = app.repartition(flights, key="origin")
 origins = app.store("origins", key=tuple[str, str], value=int, default=0)
