@@ -11,10 +11,10 @@ Without presence (proto3 without `optional`) a field can't be None. Maps, and me
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.descriptor_pb2 import (
@@ -51,8 +51,9 @@ class Shape:
         present = [entry for entry in self._fields if entry[0].name in column.type.names]
         columns = []
         for arrow, _, write in present:
-            items = conform(column.field(arrow.name), arrow.type, arrow.name).to_pylist()
-            columns.append([None if item is None else write(item) for item in items])
+            items = _items(conform(column.field(arrow.name), arrow.type, arrow.name))
+            plain = write is _same
+            columns.append(items if plain else [i if i is None else write(i) for i in items])
         names = [arrow.name for arrow, _, _ in present]
         make = self._message
         try:
@@ -178,7 +179,7 @@ def _converters(field: Any, above: tuple[str, ...]) -> tuple[pa.DataType, Read, 
     if field.type != _T.TYPE_MESSAGE or field.message_type.GetOptions().map_entry:
         raise NotColumns(f"{field.full_name}, a map or group,")
     if field.message_type.full_name == _TIMESTAMP:
-        return _INSTANT, _from_timestamp, _to_timestamp
+        return _INSTANT, _from_timestamp, _same
     inner = _fields_of(field.message_type, above)
     reads = [(arrow.name, read) for arrow, read, _ in inner]
     writes = [(arrow.name, write) for arrow, _, write in inner]
@@ -194,6 +195,22 @@ def _converters(field: Any, above: tuple[str, ...]) -> tuple[pa.DataType, Read, 
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _items(array: pa.Array) -> list[Any]:
+    """What to write of a column; of times not datetimes, which are slow, but a Timestamp's fields."""
+    if not pa.types.is_timestamp(array.type):
+        return list(array.to_pylist())
+    micros = array.cast(pa.int64()).fill_null(0).to_numpy()
+    seconds, nanos = np.divmod(micros, 1_000_000)
+    nanos *= 1000
+    moments = [
+        {"seconds": s, "nanos": n} for s, n in zip(seconds.tolist(), nanos.tolist(), strict=True)
+    ]
+    if not array.null_count:
+        return moments
+    there = array.is_valid().to_pylist()
+    return [moment if valid else None for moment, valid in zip(moments, there, strict=True)]
 
 
 def _each(call: Read) -> Read:
@@ -213,18 +230,10 @@ def _named(enum: EnumDescriptor) -> Read:
     return lambda number: names.get(number, str(number))
 
 
-def _from_timestamp(value: Any) -> dt.datetime:
-    return _EPOCH + dt.timedelta(seconds=value.seconds, microseconds=value.nanos // 1000)
-
-
-def _to_timestamp(value: dt.datetime) -> dict[str, int]:
-    since = value - _EPOCH
-    seconds = since.days * _DAY_SECONDS + since.seconds
-    return {"seconds": seconds, "nanos": since.microseconds * 1000}
-
-
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_DAY_SECONDS = 24 * 60 * 60
+def _from_timestamp(value: Any) -> int:
+    """In microseconds, as Arrow keeps it."""
+    micros: int = value.seconds * 1_000_000 + value.nanos // 1000
+    return micros
 
 
 # To descriptors -----------------------------------------------------------------------
