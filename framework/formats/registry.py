@@ -38,7 +38,8 @@ class SchemaRegistry:
     `mock://name` is one in this process, for tests. A schema is registered under
     `<topic>-value` (or `-key`) when the first value is written; with `auto_register=False` it must
     be there. All else goes to Confluent's client, with underscores for dots: `basic_auth_user_info`,
-    `ssl_ca_location`, `timeout`, `max_retries` … Raises InvalidConfig, MissingDependency.
+    `ssl_ca_location` … By default a call is tried once (`max_retries`), for 10 seconds (`timeout`): it is
+    apps that try again. Raises InvalidConfig, MissingDependency.
 
     >>> SchemaRegistry("http://127.0.0.1:8081", timeout=5)
     SchemaRegistry('http://127.0.0.1:8081')
@@ -51,7 +52,8 @@ class SchemaRegistry:
             )
         self.url = url
         self.auto_register = auto_register
-        self._properties = {name.replace("_", "."): value for name, value in properties.items()}
+        given = {name.replace("_", "."): value for name, value in properties.items()}
+        self._properties = {"max.retries": 0, "timeout": 10, **given}
         self._lock = threading.Lock()
         self._client: Any = None
         self._ids: dict[tuple[str, str], int] = {}

@@ -40,13 +40,13 @@ def registry_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def registry(registry_url: str) -> SchemaRegistry:
     """A client of its own, which knows no schema yet."""
-    return SchemaRegistry(registry_url, max_retries=0, timeout=10)
+    return SchemaRegistry(registry_url, timeout=10)
 
 
 @pytest.fixture
 def down() -> SchemaRegistry:
     """A registry where nobody answers."""
-    return SchemaRegistry("http://127.0.0.1:1", max_retries=0, timeout=1)
+    return SchemaRegistry("http://127.0.0.1:1", timeout=1)
 
 
 @pytest.fixture

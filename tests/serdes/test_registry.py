@@ -164,7 +164,7 @@ def test_a_schema_that_the_registry_refuses_is_an_error_before_anything_is_writt
 def test_without_auto_register_the_schema_must_be_there(
     registry: SchemaRegistry, registry_url: str, name: str
 ) -> None:
-    careful = SchemaRegistry(registry_url, auto_register=False, max_retries=0)
+    careful = SchemaRegistry(registry_url, auto_register=False)
     made = formed(New, "avro", name, careful)
     with pytest.raises(SchemaMismatch, match="register it first, or let auto_register be True"):
         written(made, New(1))

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 import strandline as sl
 from changelog.errors import RegistryUnavailable, SchemaMismatch
@@ -258,3 +259,50 @@ def test_a_commit_does_not_wait_for_the_schema_of_what_comes_next(
     app.run(count=2, progress=False)
     assert copies.to_polars()["shop"].to_list() == ["york", "leeds"]
     app.close()
+
+
+def test_a_schema_that_is_refused_ends_the_run_and_no_record_is_passed_over(
+    mock: SchemaRegistry, tmp_path: Path
+) -> None:
+    app = sl.App("shop", log=tmp_path / "log", registry=mock)
+    sales = app.topic("sales", value=Sale, key="shop")
+    copies = app.topic("copies", value=Sale, key="shop", serde="avro")
+    sales.append(SALES)
+    register = mock.client.register_schema
+
+    def refuse(*_: object) -> None:
+        raise SchemaRegistryError(409, 409, "incompatible")
+
+    @app.task(sales, on_error="skip")
+    def copy(record: sl.Record[str, Sale]) -> None:
+        copies.send(None, record.value)
+
+    mock.client.register_schema = refuse
+    with pytest.raises(SchemaMismatch, match="the schema of copies-value: incompatible"):
+        app.run("idle", progress=False)
+    assert copies.to_polars().height == 0
+    mock.client.register_schema = register
+    app.run("idle", progress=False)
+    assert copies.to_polars()["shop"].to_list() == ["york", "leeds"]
+    app.close()
+
+
+SMALL = {"type": "record", "name": "Small", "fields": [{"name": "n", "type": "int"}]}
+LONG, DOUBLE = (
+    pa.schema([pa.field("n", kind, nullable=False)]) for kind in (pa.int64(), pa.float64())
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "serde", "good", "bad"),
+    [(DOUBLE, "json", 1.5, float("nan")), (LONG, sl.AvroSerde(SMALL), 1, 2**40)],
+)
+def test_what_only_the_form_cannot_hold_is_named_by_topic_and_key(
+    app: sl.App, kind: Any, serde: Any, good: Any, bad: Any
+) -> None:
+    topic = app.topic("numbers", value=kind, serde=serde)
+    with pytest.raises(sl.InvalidRecord, match="topic 'numbers': the record with key 'b' cannot"):
+        topic.append([("a", {"n": good}), ("b", {"n": bad})])
+    with pytest.raises(sl.InvalidRecord, match="topic 'numbers': "):
+        topic.append(pl.DataFrame({"key": ["a", "b"], "n": [good, bad]}))
+    assert topic.to_polars().height == 0
