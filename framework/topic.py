@@ -60,6 +60,8 @@ class Topic(Generic[K, V]):
         self.keys: Codec = key_codec(key_kind, key_serde, Place(name, "key", app.registry))
         self._key_at = self._column_at("key", self.key_column)
         self._timestamp_at = self._column_at("timestamp", timestamp)
+        takes_columns = self._key_at is not None or self._timestamp_at is not None
+        self._row_of = self.typed.row if takes_columns else None
         self._bound: ContextVar[Outbox | None] = ContextVar(f"outbox of {name}")
         self._key_exact = self.keys.exact if self.key_column is None else None
         self._value_exact = self.values.exact
@@ -170,10 +172,12 @@ class Topic(Generic[K, V]):
         try:
             item = self.values.item(value)
             at = default if timestamp is None else context.to_ms(timestamp)
-            if timestamp is None and self._timestamp_at is not None and item is not None:
-                at = self._time_in(self.typed.row(item)[self._timestamp_at], default)
-            if self._key_at is not None and item is not None:
-                key = self._key_in(key, self.typed.row(item)[self._key_at])
+            if self._row_of is not None and item is not None:
+                row = self._row_of(item)
+                if timestamp is None and self._timestamp_at is not None:
+                    at = self._time_in(row[self._timestamp_at], default)
+                if self._key_at is not None:
+                    key = self._key_in(key, row[self._key_at])
             return None if key is None else self.keys.item(key), item, at
         except InvalidRecord as error:
             raise InvalidRecord(f"topic {self.name!r}: {error}") from error.__cause__
