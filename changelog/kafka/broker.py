@@ -18,6 +18,7 @@ from changelog.errors import InvalidRequest
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.kafka.address import parse_url
 from changelog.kafka.connection import Connection
+from changelog.kafka.coordinators import Coordinators
 from changelog.kafka.fetching import Fetching
 from changelog.kafka.groups import Groups
 from changelog.kafka.members import Members
@@ -58,11 +59,12 @@ class KafkaBroker:
         self._offsets = Offsets(connection, self._topics)
         self._fetching = Fetching(connection, self._offsets)
         self._producers = Producers(connection, self._topics)
-        self._groups = Groups(connection, self._topics)
+        self._coordinators = Coordinators(connection)
+        self._groups = Groups(connection, self._topics, self._coordinators)
         roster = Roster(
             connection, self._topics, self._offsets, self._fetching, self._producers.write
         )
-        self._members = Members(connection, self._topics, roster)
+        self._members = Members(connection, self._topics, self._coordinators, roster)
 
     # Topics ---------------------------------------------------------------------------
 
@@ -240,6 +242,7 @@ class KafkaBroker:
             self._connection.closed = True
             self._producers.close()
             self._fetching.close()
+            self._coordinators.close()
 
     def _refuse(self, what: str) -> NoReturn:
         raise InvalidRequest(

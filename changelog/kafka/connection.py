@@ -23,6 +23,12 @@ K = TypeVar("K")
 
 DEADLINE_S = 10.0
 """How long a call waits for its answer."""
+ATTEMPT_S = 2.0
+"""How long a question waits at a broker; then whom to ask is found out anew, as it may be dead."""
+REFRESH_MS = 1_000
+"""How soon an admin client, which waits for the controller that it knows, learns that it is another."""
+ANSWER_S = 20.0
+"""How long a question is repeated: longer than brokers take to replace one that is dead (9 s)."""
 PAUSE_S = 0.01
 log = logging.getLogger("strandline.kafka")
 
@@ -36,7 +42,9 @@ class Connection:
         self.closed = False
         self._pid = os.getpid()
         with self.translated("connecting"):
-            self.admin = self.client(AdminClient, {})
+            self.admin = self.client(
+                AdminClient, {"topic.metadata.refresh.interval.ms": REFRESH_MS}
+            )
         try:
             self.result(
                 self.admin.describe_cluster(request_timeout=DEADLINE_S), "asking who is there"
@@ -83,14 +91,17 @@ class Connection:
         return {key: self.result(one, f"{doing} {_named(key)}") for key, one in futures.items()}
 
     def until(
-        self, call: Callable[[], T | None], doing: str, again: type[Retriable] = Retriable
+        self,
+        call: Callable[[], T | None],
+        doing: str,
+        again: type[Retriable] | tuple[type[Retriable], ...] = Retriable,
     ) -> T:
         """What `call` gives at last, asked again while it gives None or raises `again`.
 
         Leaders and coordinators move, and are not there yet when something is new. Raises
         RequestTimedOut, from the last error.
         """
-        deadline = self.clock.monotonic() + DEADLINE_S
+        deadline = self.clock.monotonic() + ANSWER_S
         last: Retriable | None = None
         while self.clock.monotonic() < deadline:
             try:
@@ -101,7 +112,7 @@ class Connection:
                 return found
             pause()
         raise RequestTimedOut(
-            f"{self.where(doing)}: not done within {DEADLINE_S:g} s ({last or 'no answer'})"
+            f"{self.where(doing)}: not done within {ANSWER_S:g} s ({last or 'no answer'})"
         ) from last
 
 

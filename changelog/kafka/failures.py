@@ -33,15 +33,17 @@ from changelog.errors import (
     UnknownTopic,
 )
 
-_TYPES: dict[type[StrandlineError], tuple[str, str]] = {
-    UnknownTopic: (
+_TYPES: tuple[tuple[type[StrandlineError], str, str], ...] = (
+    (
+        UnknownTopic,
         "UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC UNKNOWN_TOPIC_ID",
         "create it first, or check the spelling",
     ),
-    UnknownPartition: ("_UNKNOWN_PARTITION", "the topic has fewer partitions"),
-    TopicExists: ("TOPIC_ALREADY_EXISTS", "choose another name, or use that topic"),
-    InvalidTopic: ("TOPIC_EXCEPTION", "use letters, digits, '.', '_' and '-'"),
-    InvalidConfig: (
+    (UnknownPartition, "_UNKNOWN_PARTITION", "the topic has fewer partitions"),
+    (TopicExists, "TOPIC_ALREADY_EXISTS", "choose another name, or use that topic"),
+    (InvalidTopic, "TOPIC_EXCEPTION", "use letters, digits, '.', '_' and '-'"),
+    (
+        InvalidConfig,
         (
             "INVALID_CONFIG INVALID_PARTITIONS INVALID_REPLICATION_FACTOR INVALID_REPLICA_ASSIGNMENT "
             "INVALID_TRANSACTION_TIMEOUT INVALID_GROUP_ID INVALID_SESSION_TIMEOUT "
@@ -49,40 +51,52 @@ _TYPES: dict[type[StrandlineError], tuple[str, str]] = {
         ),
         "change the setting",
     ),
-    RecordTooLarge: (
+    (
+        RecordTooLarge,
         "MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE",
         "send smaller batches, or raise the topic's max.message.bytes",
     ),
-    InvalidRecord: (
+    (
+        InvalidRecord,
         "INVALID_RECORD INVALID_MSG INVALID_TIMESTAMP",
         (
             "a compacted topic needs keys; a time must be within message.timestamp.before.max.ms and "
             "after.max.ms"
         ),
     ),
-    OffsetOutOfRange: (
+    (
+        OffsetOutOfRange,
         "OFFSET_OUT_OF_RANGE _AUTO_OFFSET_RESET",
         "seek to the beginning or the end",
     ),
-    ProducerFenced: (
+    (
+        ProducerFenced,
         "_FENCED PRODUCER_FENCED INVALID_PRODUCER_EPOCH INVALID_PRODUCER_ID_MAPPING",
         (
             "another producer with the same transactional id took over, or the transaction was open "
             "for longer than transaction.timeout.ms"
         ),
     ),
-    MemberFenced: (
+    (
+        MemberFenced,
         (
             "UNKNOWN_MEMBER_ID FENCED_INSTANCE_ID FENCED_MEMBER_EPOCH STALE_MEMBER_EPOCH "
             "NON_EMPTY_GROUP"
         ),
         "the group has members, and only they commit for it",
     ),
-    CoordinatorLoading: (
+    (
+        MemberFenced,
+        "_MAX_POLL_EXCEEDED",
+        "it gave up nothing in time, or its process stood still; raise session_timeout_ms",
+    ),
+    (
+        CoordinatorLoading,
         "COORDINATOR_LOAD_IN_PROGRESS UNSTABLE_OFFSET_COMMIT REBALANCE_IN_PROGRESS",
         "ask again in a moment",
     ),
-    Unauthenticated: (
+    (
+        Unauthenticated,
         (
             "_AUTHENTICATION _SSL SASL_AUTHENTICATION_FAILED UNSUPPORTED_SASL_MECHANISM "
             "TOPIC_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED "
@@ -90,43 +104,48 @@ _TYPES: dict[type[StrandlineError], tuple[str, str]] = {
         ),
         "set security.protocol, sasl.… and ssl.… in the URL, and have the rights granted",
     ),
-    InvalidTxnState: ("INVALID_TXN_STATE _STATE", "abort, and begin anew"),
-    OutOfOrderSequence: (
+    (InvalidTxnState, "INVALID_TXN_STATE _STATE", "abort, and begin anew"),
+    (
+        OutOfOrderSequence,
         "OUT_OF_ORDER_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID",
         "records sent before these are lost; begin with a new producer",
     ),
-    TransactionAborted: (
+    (
+        TransactionAborted,
         "TRANSACTION_ABORTABLE ILLEGAL_GENERATION",  # the group was shared out anew meanwhile
         "abort, and begin anew",
     ),
-    StorageFailed: ("KAFKA_STORAGE_ERROR", "see the logs of the brokers"),
-    OwnerUnavailable: (
+    (StorageFailed, "KAFKA_STORAGE_ERROR", "see the logs of the brokers"),
+    (
+        OwnerUnavailable,
         (
-            "_TRANSPORT _ALL_BROKERS_DOWN _RESOLVE BROKER_NOT_AVAILABLE LEADER_NOT_AVAILABLE "
+            "_TRANSPORT _ALL_BROKERS_DOWN _DESTROY_BROKER _RESOLVE _WAIT_COORD BROKER_NOT_AVAILABLE LEADER_NOT_AVAILABLE "
             "NOT_LEADER_FOR_PARTITION COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR NOT_CONTROLLER "
             "NETWORK_EXCEPTION OFFSET_NOT_AVAILABLE UNKNOWN_LEADER_EPOCH FENCED_LEADER_EPOCH"
         ),
         "check the address and that the brokers run",
     ),
-    RequestTimedOut: (
+    (
+        RequestTimedOut,
         (
-            "_TIMED_OUT _MSG_TIMED_OUT _TIMED_OUT_QUEUE REQUEST_TIMED_OUT NOT_ENOUGH_REPLICAS "
+            "_TIMED_OUT _MSG_TIMED_OUT _TIMED_OUT_QUEUE _PARTIAL REQUEST_TIMED_OUT NOT_ENOUGH_REPLICAS "
             "NOT_ENOUGH_REPLICAS_AFTER_APPEND"
         ),
         "check that the brokers run and keep up",
     ),
-    InvalidRequest: (
+    (
+        InvalidRequest,
         (
             "OFFSET_METADATA_TOO_LARGE POLICY_VIOLATION UNSUPPORTED_VERSION INVALID_REQUEST "
             "_INVALID_ARG _UNSUPPORTED_FEATURE"
         ),
         "the cluster's settings or version do not allow it",
     ),
-}
+)
 
 _BY_CODE = {
     getattr(KafkaError, name): (kind, fix)
-    for kind, (names, fix) in _TYPES.items()
+    for kind, names, fix in _TYPES
     for name in names.split()
     if hasattr(KafkaError, name)  # an older confluent-kafka has fewer
 }

@@ -12,17 +12,24 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from changelog.config import check_client_name
 from changelog.embedded.offsets import check_commit
-from changelog.errors import InvalidRequest, OwnerUnavailable, UnknownTopic
+from changelog.errors import (
+    CoordinatorLoading,
+    InvalidRequest,
+    OwnerUnavailable,
+    RequestTimedOut,
+    UnknownTopic,
+)
 from changelog.kafka.connection import DEADLINE_S, Connection
-from changelog.kafka.failures import failure
+from changelog.kafka.coordinators import Coordinators
 from changelog.kafka.member import Member
 from changelog.kafka.topics import Topics
 from changelog.records import CommittedOffset, TopicPartition
+
+OUTAGES = (OwnerUnavailable, RequestTimedOut)
 
 
 def position_of(partition: TopicPartition, committed: CommittedOffset) -> KafkaPartition:
@@ -35,9 +42,10 @@ def position_of(partition: TopicPartition, committed: CommittedOffset) -> KafkaP
 class Groups:
     """The groups of one cluster. Thread-safe."""
 
-    def __init__(self, connection: Connection, topics: Topics) -> None:
+    def __init__(self, connection: Connection, topics: Topics, coordinators: Coordinators) -> None:
         self._connection = connection
         self._topics = topics
+        self._coordinators = coordinators
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]) -> None:
         """See Broker.commit_offsets, outside of any membership."""
@@ -50,11 +58,9 @@ class Groups:
             positions = [position_of(tp, one) for tp, one in given.items()]
             doing = f"committing offsets of group {group!r}"
 
-            def committed() -> list[Any]:
-                futures = self._connection.admin.alter_consumer_group_offsets(
-                    [ConsumerGroupTopicPartitions(group, positions)], request_timeout=DEADLINE_S
-                )
-                return self._answers(futures, doing)
+            def committed() -> bool:
+                self._coordinators.commit(group, positions)
+                return True
 
             self._connection.until(committed, doing)
 
@@ -90,23 +96,32 @@ class Groups:
         """See Broker.committed."""
         if not group or (partitions is not None and not partitions):
             return {}
-        wanted = None if partitions is None else [KafkaPartition(*tp) for tp in partitions]
+        if partitions is None:
+            partitions = self._topics.partitions()
+        wanted = [KafkaPartition(*tp) for tp in partitions]
         doing = f"asking for the offsets of group {group!r}"
 
         def answers() -> list[Any]:
-            futures = self._connection.admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group, wanted)],
-                require_stable=require_stable,
-                request_timeout=DEADLINE_S,
-            )
-            return self._answers(futures, doing)
+            return self._coordinators.committed(group, wanted, stable=False)
+
+        def stable_answers() -> list[Any]:
+            try:
+                return self._coordinators.committed(group, wanted, stable=True)
+            except RequestTimedOut as error:
+                answers()
+                raise CoordinatorLoading(
+                    f"{self._connection.where(doing)}: a transaction with offsets of these partitions "
+                    f"is open; ask again in a moment"
+                ) from error
 
         found = {}
         # Not while an open transaction holds them back: that is the caller's to wait for.
-        for one in self._connection.until(answers, doing, again=OwnerUnavailable):
+        for one in self._connection.until(
+            stable_answers if require_stable else answers, doing, again=OUTAGES
+        ):
             tp = TopicPartition(one.topic, one.partition)
-            topic_id = self._topic_id(tp)
-            if one.offset >= 0 and topic_id is not None:
+            topic_id = self._topic_id(tp) if one.offset >= 0 else None
+            if topic_id is not None:
                 found[tp] = CommittedOffset(one.offset, one.metadata or "", topic_id)
         return found
 
@@ -134,13 +149,3 @@ class Groups:
             return self._topics.shape(tp.topic).topic_id
         except UnknownTopic:
             return None
-
-    def _answers(self, futures: Mapping[str, Any], doing: str) -> list[Any]:
-        """The partitions of the answer for one group. Raises what is wrong with any of them."""
-        (future,) = futures.values()
-        partitions = self._connection.result(future, doing).topic_partitions
-        for one in partitions:
-            if one.error is not None:
-                where = f"{doing} in {one.topic}-{one.partition}"
-                raise failure(one.error, self._connection.where(where))
-        return list(partitions)

@@ -83,8 +83,7 @@ class Member:
         self._metadata: Any = None
         self._asked: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._failure: StrandlineError | None = None
-        self._look: Callable[[], None] | None = None
-        self._looked = self._heard
+        self._over = threading.Event()
         self.member_id = ""
         self._consumer: Consumer = connection.client(Consumer, _properties(subscription, group))
         with connection.translated(self._where):
@@ -119,8 +118,20 @@ class Member:
             return Grant(self._number, sorted(self._may_hold), sorted(self._standbys))
 
     def look_around(self, look: Callable[[], None]) -> None:
-        """Call this about every second from now on, in the member's thread."""
-        self._look = look
+        """Call this about every second from now on.
+
+        In a thread of its own: brokers may take their time, and who does not poll meanwhile is out.
+        """
+
+        def again_and_again() -> None:
+            while not self._over.wait(LOOK_S):
+                try:
+                    with contextlib.suppress(Retriable):
+                        look()
+                except StrandlineError as error:
+                    self._fail(error)
+
+        threading.Thread(target=again_and_again, name="strandline-member-look", daemon=True).start()
 
     def keep_copies(self, standbys: frozenset[TopicPartition]) -> None:
         """What of others it is to keep copies of, from now on."""
@@ -203,7 +214,6 @@ class Member:
                     self._note(message)
                 self._answer()
                 self._check_silence()
-                self._look_around()
         except KafkaException as error:
             self._fail(failure(error.args[0], self._where))
         except BaseException as error:
@@ -243,13 +253,6 @@ class Member:
                 answer.set_result(call())
             except BaseException as error:
                 answer.set_exception(error)
-
-    def _look_around(self) -> None:
-        now = self._connection.clock.monotonic()
-        if self._look is not None and now - self._looked > LOOK_S:
-            self._looked = now
-            with contextlib.suppress(Retriable):
-                self._look()
 
     def _assigned(self, consumer: Consumer, partitions: Sequence[KafkaPartition]) -> None:
         with self._changed:
@@ -311,6 +314,13 @@ class Member:
         if not before or self._consumer.memberid() != before:
             self._fail(MemberFenced(f"{self._where}: put out of the group while it was joining"))
             return
+        if self.member_id not in ("", before):
+            self._fail(
+                MemberFenced(
+                    f"{self._where}: {self.member_id} was put out of the group, and let in as {before}"
+                )
+            )
+            return
         self.member_id, self._metadata = before, metadata
         may_hold = self._partitions(self._units)
         if may_hold != self._may_hold or not self._number:
@@ -321,6 +331,7 @@ class Member:
     def _fail(self, error: StrandlineError) -> None:
         with self._changed:
             self._failure = self._failure or error
+            self._over.set()
             self._changed.notify_all()
 
 

@@ -10,9 +10,6 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from typing import Any
-
-from confluent_kafka import ConsumerGroupState, KafkaError
 
 from changelog.errors import (
     InvalidConfig,
@@ -22,8 +19,8 @@ from changelog.errors import (
     UnknownTopic,
 )
 from changelog.groups import Grant, GroupInfo, GroupMember, MemberInfo, Subscription
-from changelog.kafka.connection import DEADLINE_S, Connection
-from changelog.kafka.failures import error_of
+from changelog.kafka.connection import Connection
+from changelog.kafka.coordinators import Coordinators, Told, ToldOfGroup
 from changelog.kafka.member import Member
 from changelog.kafka.roster import Entry, Roll, Roster, holders, is_mine, lowest_free
 from changelog.kafka.topics import Topics
@@ -34,6 +31,8 @@ JOIN_S = 60.0
 """A group that has lost a member is shared out anew only when that member's time is over."""
 WAIT_S = 1.0
 """So long a consumer is kept waiting: it may be others in its own thread that have to give up."""
+STABLE = "Stable"
+"""The state of a group that is shared out."""
 UNKNOWN_GENERATION = -1
 """Kafka does not tell it."""
 
@@ -41,9 +40,16 @@ UNKNOWN_GENERATION = -1
 class Members:
     """Of the groups of one cluster. Thread-safe."""
 
-    def __init__(self, connection: Connection, topics: Topics, roster: Roster) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        topics: Topics,
+        coordinators: Coordinators,
+        roster: Roster,
+    ) -> None:
         self._connection = connection
         self._topics = topics
+        self._coordinators = coordinators
         self._roster = roster
         self._lock = threading.Lock()
         self._here: dict[str, Member] = {}
@@ -113,19 +119,18 @@ class Members:
             self._info(group, one, roll.get(one.member_id), copies[one.member_id])
             for one in described.members
         ]
-        return GroupInfo(group, UNKNOWN_GENERATION, described.partition_assignor, members)
+        return GroupInfo(group, UNKNOWN_GENERATION, described.assignor, members)
 
-    def _info(self, group: str, told: Any, entry: Entry | None, copies: set[Unit]) -> MemberInfo:
-        assigned = _units(told)
+    def _info(self, group: str, told: Told, entry: Entry | None, copies: set[Unit]) -> MemberInfo:
         if entry is None:
-            entry = Entry(0, tuple(sorted({topic for topic, _ in assigned})), ())
+            entry = Entry(0, tuple(sorted({topic for topic, _ in told.units})), ())
         share = _Share(Units(group, entry.topics, entry.together), self._topics)
         return MemberInfo(
             told.member_id,
-            told.client_id,
-            told.group_instance_id,
+            told.client,
+            entry.instance,
             entry.topics,
-            sorted(share.partitions(assigned)),
+            sorted(share.partitions(told.units)),
             sorted(share.partitions(copies)),
             entry.servers,
         )
@@ -165,6 +170,7 @@ class Members:
                 tuple(map(tuple, units.together)),
                 subscription.standby_replicas,
                 tuple(subscription.servers),
+                subscription.instance,
             )
             self._roster.say(member.group, {mine: entry})
 
@@ -178,33 +184,33 @@ class Members:
         """What may have changed without Kafka's saying so: topics that grew, others' copies."""
         share.refresh()
         self._roster.make_room(member.group, max(1, share.units.needed(share.count)))
-        if described := self._described(member.group):
-            copies = self._copies(self._roster.read(member.group), described)[member.member_id]
-            member.keep_copies(share.partitions(copies))
+        roll = self._roster.read(member.group)
+        copies: set[Unit] = set()
+        # Asking who is in it costs every broker something, so only where copies are kept.
+        if any(entry.standby_replicas for entry in roll.values()):
+            described = self._described(member.group)
+            if described is not None:
+                copies = self._copies(roll, described)[member.member_id]
+        member.keep_copies(share.partitions(copies))
 
-    def _copies(self, roll: Roll, described: Any) -> defaultdict[str, set[Unit]]:
+    def _copies(self, roll: Roll, described: ToldOfGroup) -> defaultdict[str, set[Unit]]:
         """By member, the units that it is to keep copies of; none while they are shared out."""
         copies: defaultdict[str, set[Unit]] = defaultdict(set)
-        if described.state == ConsumerGroupState.STABLE:
+        if described.state == STABLE:
             alive = [one.member_id for one in described.members]
             for one in described.members:
-                for unit in _units(one):
+                for unit in one.units:
                     for holder in holders(roll, alive, unit[1], one.member_id):
                         copies[holder].add(unit)
         return copies
 
-    def _described(self, group: str) -> Any:
+    def _described(self, group: str) -> ToldOfGroup | None:
         """What Kafka says of a group; None if there is none."""
-        futures = self._connection.admin.describe_consumer_groups(
-            [group], request_timeout=DEADLINE_S
-        )
-        try:
-            return self._connection.result(futures[group], f"describing group {group!r}")
-        except StrandlineError as error:
-            said = error.__cause__ and error_of(error.__cause__)
-            if said and said.code() == KafkaError.GROUP_ID_NOT_FOUND:
-                return None
-            raise
+
+        def described() -> tuple[ToldOfGroup | None]:
+            return (self._coordinators.group(group),)
+
+        return self._connection.until(described, f"describing group {group!r}")[0]
 
 
 class _Share:
@@ -248,8 +254,3 @@ def _check_alike(units: Units, roll: Roll, others: Collection[str]) -> None:
                 f"one {list(map(list, units.together))}; on Kafka all workers of an app have the same "
                 f"tasks: stop the others before changing them"
             )
-
-
-def _units(described: Any) -> set[Unit]:
-    """Those that a described member has."""
-    return {(one.topic, one.partition) for one in described.assignment.topic_partitions}

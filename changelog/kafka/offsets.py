@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from confluent_kafka import IsolationLevel
+from confluent_kafka import OFFSET_INVALID, IsolationLevel
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import OffsetSpec
 
-from changelog.errors import OffsetOutOfRange, UnknownTopic
-from changelog.kafka.connection import DEADLINE_S, Connection
+from changelog.errors import OffsetOutOfRange, OwnerUnavailable, UnknownTopic
+from changelog.kafka.connection import ATTEMPT_S, DEADLINE_S, Connection
 from changelog.kafka.topics import Topics, refuse_system
 from changelog.records import Isolation, PartitionOffsets, TopicPartition
 
@@ -66,7 +66,7 @@ class Offsets:
             self._ask(partitions, OffsetSpec.latest(), "read_uncommitted"),
             self._ask(partitions, OffsetSpec.latest(), "read_committed"),
         ]
-        return [self._connection.results(futures, "asking for the ends of") for futures in asked]
+        return [self._answers(futures, "asking for the ends of") for futures in asked]
 
     def for_time(
         self, partition: TopicPartition, timestamp: int, isolation: Isolation
@@ -77,11 +77,22 @@ class Offsets:
         doing = f"searching {partition} by time"
         found = self._asked(
             [partition],
-            lambda: self._connection.result(
-                self._ask([partition], spec, isolation)[partition], doing
-            ),
+            lambda: self._answers(self._ask([partition], spec, isolation), doing)[partition],
         )
         return None if found.offset < 0 else int(found.offset)
+
+    def _answers(
+        self, futures: Mapping[TopicPartition, Any], doing: str
+    ) -> dict[TopicPartition, Any]:
+        """By partition. Raises OwnerUnavailable if a leader has not answered: librdkafka does not."""
+        found = self._connection.results(futures, doing)
+        for tp, answer in found.items():
+            if answer.offset == OFFSET_INVALID:
+                raise OwnerUnavailable(
+                    f"{self._connection.where(f'{doing} {tp}')}: its leader does not answer; check "
+                    f"that the brokers run"
+                )
+        return found
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:
         """See Broker.delete_records."""
@@ -111,6 +122,6 @@ class Offsets:
             futures = self._connection.admin.list_offsets(
                 {KafkaPartition(*tp): spec for tp in partitions},
                 isolation_level=LEVELS[isolation],
-                request_timeout=DEADLINE_S,
+                request_timeout=ATTEMPT_S,
             )
         return {TopicPartition(one.topic, one.partition): f for one, f in futures.items()}

@@ -36,6 +36,8 @@ class Entry(msgspec.Struct, frozen=True):
     together: tuple[tuple[str, ...], ...]
     standby_replicas: int = 0
     servers: tuple[str, ...] = ()
+    instance: str | None = None
+    """The name of a static member."""
 
 
 Roll = Mapping[str, Entry]

@@ -29,7 +29,7 @@ from changelog.errors import (
     UnknownTopic,
 )
 from changelog.kafka import settings
-from changelog.kafka.connection import DEADLINE_S, Connection
+from changelog.kafka.connection import ATTEMPT_S, DEADLINE_S, Connection
 from changelog.records import TopicInfo, TopicPartition
 
 KNOWN_FOR_S = 5.0
@@ -171,9 +171,19 @@ class Topics:
 
     def all(self) -> list[TopicInfo]:
         """All topics, by name."""
+        return self._infos(sorted(self._listed()), gone_is_fine=True)
+
+    def partitions(self) -> list[TopicPartition]:
+        """Those of all topics."""
+        return [
+            TopicPartition(name, number)
+            for name, topic in self._listed().items()
+            for number in topic.partitions
+        ]
+
+    def _listed(self) -> dict[str, Any]:
         with self._connection.translated("listing topics"):
-            names = sorted(self._connection.admin.list_topics(timeout=DEADLINE_S).topics)
-        return self._infos(names, gone_is_fine=True)
+            return dict(self._connection.admin.list_topics(timeout=DEADLINE_S).topics)
 
     def describe(self, name: str) -> TopicInfo:
         """One topic. Raises UnknownTopic."""
@@ -231,11 +241,16 @@ class Topics:
     def _describe(self, names: list[str], *, gone_is_fine: bool = False) -> dict[str, Any]:
         if not names:
             return {}
-        # Not list_topics(topic=…): that makes the topic where auto.create.topics.enable is on.
-        futures = self._connection.admin.describe_topics(
-            TopicCollection(names), request_timeout=DEADLINE_S
-        )
-        return self._each(futures, "describing topic", gone_is_fine=gone_is_fine)
+        doing = "describing topic"
+
+        def described() -> dict[str, Any]:
+            # Not list_topics(topic=…): that makes the topic where auto.create.topics.enable is on.
+            futures = self._connection.admin.describe_topics(
+                TopicCollection(names), request_timeout=ATTEMPT_S
+            )
+            return self._each(futures, doing, gone_is_fine=gone_is_fine)
+
+        return self._connection.until(described, f"{doing} {', '.join(names)}")
 
     def _settings(
         self, names: list[str], *, gone_is_fine: bool = False
@@ -243,12 +258,17 @@ class Topics:
         """By topic: what was set on it, and what counts where nothing was."""
         if not names:
             return {}
-        futures = self._connection.admin.describe_configs(
-            [ConfigResource(ResourceType.TOPIC, name) for name in names],
-            request_timeout=DEADLINE_S,
-        )
-        by_name = {resource.name: future for resource, future in futures.items()}
-        found = self._each(by_name, "describing the settings of", gone_is_fine=gone_is_fine)
+        doing = "describing the settings of"
+
+        def described() -> dict[str, Any]:
+            futures = self._connection.admin.describe_configs(
+                [ConfigResource(ResourceType.TOPIC, name) for name in names],
+                request_timeout=ATTEMPT_S,
+            )
+            by_name = {resource.name: future for resource, future in futures.items()}
+            return self._each(by_name, doing, gone_is_fine=gone_is_fine)
+
+        found = self._connection.until(described, f"{doing} {', '.join(names)}")
         return {name: settings.from_kafka(entries) for name, entries in found.items()}
 
     def _each(

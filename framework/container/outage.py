@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from changelog.clock import Clock
+from changelog.clock import Clock, SystemClock
 from changelog.errors import DiskFull, Retriable
 
 _log = logging.getLogger("strandline")
@@ -19,8 +19,10 @@ LONGEST_PAUSE = 5.0
 REPEAT_SECONDS = 60.0
 STEP = 0.05
 """A pause ends at most so many seconds after a stop was asked for."""
-PATIENCE_SECONDS = 30.0
-PAUSE_SECONDS = 0.05
+PATIENCE_SECONDS = 300.0
+"""How long a worker goes on asking a log that is out of reach (as Kafka Streams' task.timeout.ms)."""
+SAID_AFTER = 1.0
+LONGEST_RETRY = 1.0
 
 
 class Outage:
@@ -64,12 +66,31 @@ class Outage:
             self._pause = FIRST_PAUSE
 
 
-def patiently(call: Callable[[], T]) -> T:
-    """Repeat a call that raises Retriable, for about PATIENCE_SECONDS."""
-    pause = threading.Event()
-    for _ in range(int(PATIENCE_SECONDS / PAUSE_SECONDS)):
+def patiently(call: Callable[[], T], ended: Callable[[], bool] = bool) -> T:
+    """Repeat a call that raises Retriable, for PATIENCE_SECONDS; not once `ended` says so.
+
+    Says that it waits, and when that is over. Raises the call's last error.
+    """
+    pause, clock = threading.Event(), SystemClock()
+    begun, seconds, told = clock.monotonic(), FIRST_PAUSE / 2, False
+    while True:
         try:
-            return call()
-        except Retriable:
-            pause.wait(PAUSE_SECONDS)
-    return call()
+            result = call()
+            if told:
+                waited = clock.monotonic() - begun
+                _log.warning("the log is there again after %.0f s: the app goes on", waited)
+            return result
+        except Retriable as error:
+            waited = clock.monotonic() - begun
+            if ended() or waited >= PATIENCE_SECONDS:
+                raise
+            if not told and waited >= SAID_AFTER:
+                told = True
+                said = {"error": error, "seconds": round(waited, 3)}
+                _log.warning(
+                    "the log is out of reach; the app tries again for %g s: %s",
+                    *(PATIENCE_SECONDS, error),
+                    extra=said,
+                )
+        pause.wait(seconds)
+        seconds = min(2 * seconds, LONGEST_RETRY)

@@ -167,10 +167,10 @@ class Worker:
             if left == 0 or (seconds is not None and seconds <= 0) or self._all_failed:
                 break
             wait = self._wait(seconds, until_idle)
-            handled = patiently(partial(self.cycle, limit=left, wait=wait))
+            handled = patiently(partial(self.cycle, limit=left, wait=wait), lambda: self._stopping)
             if until_idle and not handled:
                 if self.has_uncommitted:
-                    patiently(self.commit)
+                    patiently(self.commit, lambda: self._stopping)
                 elif not self._tasks.is_opening and self.is_idle:
                     break
         self.commit()

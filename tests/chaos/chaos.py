@@ -169,6 +169,7 @@ def main() -> int:
     parser.add_argument("--kafka", action="store_true", help="on three brokers of Kafka's")
     parser.add_argument("--careless", action="store_true", help="workers overlook deletions")
     parser.add_argument("--only", default="", help="blows whose names have this in them, as kill")
+    parser.add_argument("--said", help="an empty folder, to keep what workers say")
     parser.add_argument("--no-full-disk", action="store_true")
     parser.add_argument("--size", default="6g", help="of the small file system")
     options = parser.parse_args()
@@ -186,7 +187,7 @@ def in_folder(options: argparse.Namespace) -> Report:
 
     begun = time.monotonic()
     folder = Path(os.environ[WITHIN])
-    said = Path(tempfile.mkdtemp(prefix="said-", dir=os.environ.get(OUTSIDE)))
+    said = Path(options.said or os.environ[OUTSIDE])
     on = FolderField(folder, said, **field_options(options))
     blows = FolderBlows(
         on, Report(options.seed), options.seed, options.only, full_disk=not options.no_full_disk
@@ -203,8 +204,8 @@ def on_kafka(options: argparse.Namespace) -> Report:
 
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         folder = Path(name)
-        said = folder / "said"
-        said.mkdir()
+        said = Path(options.said or folder / "said")
+        said.mkdir(exist_ok=True)
         with cluster(folder / "brokers", 3, {**SETTINGS, **SOON_NOTICED}) as brokers:
             begun = time.monotonic()
             on = KafkaField(brokers, folder, said, **field_options(options))

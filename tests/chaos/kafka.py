@@ -23,7 +23,7 @@ class KafkaField(Field):
     def __init__(self, brokers: Sequence[Broker], folder: Path, said: Path, **options: Any) -> None:
         self.brokers = brokers
         self._folder = folder
-        self._admin = AdminClient({"bootstrap.servers": servers(brokers)})
+        self._admin = AdminClient({"bootstrap.servers": servers(brokers), "log_level": 0})
         url = f"kafka://{servers(brokers)}"
         super().__init__(changelog.open(url), url, said, typed=False, **options)
 

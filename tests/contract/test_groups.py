@@ -193,6 +193,7 @@ def test_a_group_is_described(
 ) -> None:
     assert not log.broker.describe_group(name).members
     options = {"client": "me-7", "servers": ["http://here:1"], "standby_replicas": 1}
+    options["session_timeout_ms"] = 10_000
     one = Worker(log, name, topic, twin, **options)
     other = Worker(log, name, topic, twin, **options)
     closing.callback(one.membership.leave)

@@ -1,0 +1,180 @@
+"""Asking the coordinators of groups, without being a member: consumers that are kept for it.
+
+The admin client has calls for the same, and they are not used: where the connection to a coordinator
+breaks at the wrong moment they end the process (an assertion of librdkafka's, its issue 4605; every
+release up to 2.15 at least has it). A consumer that has subscribed to nothing reads and writes its group's
+offsets, and the old call that lists groups tells who is in one.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from changelog.errors import CorruptLog, RequestTimedOut
+from changelog.kafka.connection import ATTEMPT_S, Connection
+from changelog.kafka.failures import failure
+from changelog.records import Isolation
+
+KEPT = 8
+"""Consumers that are kept between calls."""
+
+
+class Told(NamedTuple):
+    """A member of a group, as the coordinator knows it."""
+
+    member_id: str
+    client: str
+    units: frozenset[tuple[str, int]]
+    """The partitions that it was assigned."""
+
+
+class ToldOfGroup(NamedTuple):
+    """A group that somebody is in, or has been."""
+
+    state: str
+    """Kafka's name for it: Stable, PreparingRebalance, …"""
+    assignor: str
+    members: Sequence[Told]
+
+
+class Coordinators:
+    """Those of one cluster. Thread-safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._idle: list[tuple[str, Isolation, Consumer]] = []
+        """The one used last at the end."""
+
+    def committed(
+        self, group: str, partitions: Sequence[KafkaPartition], *, stable: bool
+    ) -> list[KafkaPartition]:
+        """Offsets of a group; where `stable`, RequestTimedOut may also be an open transaction's fault."""
+        doing = f"asking for the offsets of group {group!r}"
+        isolation: Isolation = "read_committed" if stable else "read_uncommitted"
+        with self._consumer(group, isolation) as consumer, self._connection.translated(doing):
+            answers = consumer.committed(list(partitions), ATTEMPT_S)
+        return self._checked(answers, doing)
+
+    def commit(self, group: str, positions: Sequence[KafkaPartition]) -> None:
+        """Commit offsets in nobody's name. Raises MemberFenced if the group has members."""
+        doing = f"committing offsets of group {group!r}"
+        with (
+            self._consumer(group, "read_committed") as consumer,
+            self._connection.translated(doing),
+        ):
+            answers = consumer.commit(offsets=list(positions), asynchronous=False)
+        self._checked(answers, doing)
+
+    def group(self, name: str) -> ToldOfGroup | None:
+        """What the cluster tells of a group; None if it knows nothing of it.
+
+        Raises Retriable also if some broker does not answer: it may be the one that knows.
+        """
+        with self._connection.translated(f"describing group {name!r}"), _undisturbed():
+            found = self._connection.admin.list_groups(name, ATTEMPT_S)
+        for one in found:
+            if one.error is not None:
+                raise failure(one.error, self._connection.where(f"describing group {name!r}"))
+            if one.state != "Dead":
+                members = [Told(m.id, m.client_id, assigned(m.assignment)) for m in one.members]
+                return ToldOfGroup(one.state, one.protocol, members)
+        return None
+
+    def close(self) -> None:
+        """Close the consumers that are not in use."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, _, consumer in idle:
+            consumer.close()
+
+    @contextmanager
+    def _consumer(self, group: str, isolation: Isolation) -> Iterator[Consumer]:
+        consumer = self._taken(group, isolation) or self._connection.client(
+            Consumer,
+            {
+                "group.id": group,
+                "isolation.level": isolation,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+            },
+        )
+        try:
+            yield consumer
+        finally:
+            with self._lock:
+                self._idle.append((group, isolation, consumer))
+                kept = 0 if self._connection.closed else KEPT
+                too_many = [self._idle.pop(0) for _ in range(len(self._idle) - kept)]
+            for _, _, oldest in too_many:
+                oldest.close()
+
+    def _taken(self, group: str, isolation: Isolation) -> Consumer | None:
+        with self._lock:
+            for entry in self._idle:
+                if entry[:2] == (group, isolation):
+                    self._idle.remove(entry)
+                    return entry[2]
+        return None
+
+    def _checked(
+        self, answers: Sequence[KafkaPartition] | None, doing: str
+    ) -> list[KafkaPartition]:
+        """The answers. Raises what is wrong with any of them, and RequestTimedOut if there is none."""
+        if answers is None:
+            raise RequestTimedOut(f"{self._connection.where(doing)}: no answer")
+        for one in answers:
+            if one.error is not None:
+                where = f"{doing} in {one.topic}-{one.partition}"
+                raise failure(one.error, self._connection.where(where))
+        return list(answers)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """The old call warns of its age, and fails in an odd way where warnings are errors."""
+    with _WARNINGS, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+_WARNINGS = threading.Lock()
+
+
+def assigned(data: bytes) -> frozenset[tuple[str, int]]:
+    """The partitions in an assignment, as consumers of Kafka's write it (ConsumerProtocolAssignment).
+
+    >>> data = bytes.fromhex("0001 00000001 0001 74 00000002 00000000 00000003 ffffffff")
+    >>> sorted(assigned(data)), assigned(b"")
+    ([('t', 0), ('t', 3)], frozenset())
+    """
+    if not data:
+        return frozenset()
+    rest = memoryview(data)
+
+    def number(size: int) -> int:
+        nonlocal rest
+        if len(rest) < size:
+            raise CorruptLog(f"the assignment of a group's member is cut off: {data[:40]!r}")
+        value, rest = int.from_bytes(rest[:size], signed=True), rest[size:]
+        return value
+
+    def text() -> str:
+        nonlocal rest
+        size = number(2)
+        value, rest = bytes(rest[:size]).decode(errors="replace"), rest[size:]
+        return value
+
+    number(2)  # its version: later ones have more at the end
+    found: set[tuple[str, int]] = set()
+    for _ in range(number(4)):
+        topic = text()
+        found.update((topic, number(4)) for _ in range(number(4)))
+    return frozenset(found)
