@@ -14,9 +14,16 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from changelog.clock import Clock
-from changelog.errors import InvalidConfig, OwnerUnavailable, RequestTimedOut, Retriable
+from changelog.errors import (
+    InvalidConfig,
+    OwnerUnavailable,
+    RequestTimedOut,
+    Retriable,
+    StrandlineError,
+    Unauthenticated,
+)
 from changelog.kafka.address import Cluster
-from changelog.kafka.failures import failure_of
+from changelog.kafka.failures import failure, failure_of
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -30,6 +37,8 @@ REFRESH_MS = 1_000
 ANSWER_S = 20.0
 """How long a question is repeated: longer than brokers take to replace one that is dead (9 s)."""
 PAUSE_S = 0.01
+SLICE_S = 0.1
+"""How long Python is away in one call: so long Ctrl-C has to wait."""
 log = logging.getLogger("strandline.kafka")
 
 
@@ -41,23 +50,40 @@ class Connection:
         self.clock = clock
         self.closed = False
         self._pid = os.getpid()
+        self._trouble: StrandlineError | None = None
+        """What went wrong last in the background."""
         with self.translated("connecting"):
             self.admin = self.client(
                 AdminClient, {"topic.metadata.refresh.interval.ms": REFRESH_MS}
             )
         try:
-            self.result(
-                self.admin.describe_cluster(request_timeout=DEADLINE_S), "asking who is there"
-            )
+            self._meet()
         except RequestTimedOut as error:
             raise OwnerUnavailable(str(error)) from error
+
+    def _meet(self) -> None:
+        """Return when somebody has answered. Raises Unauthenticated as soon as one is refused."""
+        doing = "asking who is there"
+        answer = self.admin.describe_cluster(request_timeout=DEADLINE_S)
+        while not answer.done():
+            self.admin.poll(SLICE_S)
+            if isinstance(self._trouble, Unauthenticated):
+                raise self._trouble
+        self.result(answer, doing)
 
     def client(self, kind: Callable[..., T], properties: Mapping[str, Any]) -> T:
         """A client of librdkafka's with the cluster's properties and these. Raises InvalidConfig."""
         try:
-            return kind({**self.cluster.properties, "error_cb": _note, **properties}, logger=log)
+            return kind(
+                {**self.cluster.properties, "error_cb": self._note, **properties}, logger=log
+            )
         except KafkaException as error:
             raise InvalidConfig(f"{self.cluster.name}: {error.args[0].str()}") from error
+
+    def _note(self, error: KafkaError) -> None:
+        """What goes on in the background: the calls that it concerns are told as well."""
+        log.debug("%s", error)
+        self._trouble = failure(error, self.where("connecting"))
 
     def where(self, doing: str) -> str:
         """The beginning of a message."""
@@ -120,11 +146,6 @@ def _named(key: Any) -> str:
     """A key of the admin client's answers, for messages."""
     topic = getattr(key, "topic", None)
     return str(getattr(key, "name", key)) if topic is None else f"{topic}-{key.partition}"
-
-
-def _note(error: KafkaError) -> None:
-    """What goes on in the background: the calls that it concerns are told as well."""
-    log.debug("%s", error)
 
 
 def pause() -> None:

@@ -186,7 +186,7 @@ class Reader:
             if error.code() == KafkaError._PARTITION_EOF:
                 tp = TopicPartition(message.topic(), message.partition())
                 self._heads[tp] = max(self._heads[tp], message.offset())
-            else:
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # it is in none
                 said = failure(error, self._connection.where("fetching"))
                 if not isinstance(said, Retriable):
                     raise said

@@ -157,7 +157,9 @@ class _Sent:
             return self.refused
         for error, _ in self._ends:
             if error is not None:
-                return _failed(error, self._where)
+                # What has ended the producer says why it was not even sent.
+                unsent = fatal is not None and error.code() == KafkaError._PURGE_QUEUE
+                return _failed(fatal if unsent else error, self._where)
         if not self._ends and fatal is not None:
             return _failed(fatal, self._where)
         if not self._ends:
@@ -213,7 +215,7 @@ def _refusal(batch: Outgoing, where: str) -> StrandlineError | None:
     return None
 
 
-def _failed(error: KafkaError, where: str) -> StrandlineError:
+def _failed(error: Any, where: str) -> StrandlineError:
     if error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
         return RequestTimedOut(f"{where}: given up before it was sent, or while it was")
     return failure(error, where)

@@ -6,7 +6,9 @@ What kind of log it is, is the business of those who know it (folder.py, kafka.p
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -118,11 +120,18 @@ class Field:
         It may have only just been started, and know no better than to die.
         """
         process = self.process(slot)
-        status, said = process.end(60), process.text()
+        try:
+            status: int | None = process.end(60)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGUSR2)  # what its threads are doing
+            wait_for(lambda: "Current thread" in process.text(), 5, "its word")
+            status = None
+            process.kill()
+        said = process.text()
         unready = status == -signal.SIGTERM and "takes up" not in said
-        if not status or unready or self.is_excused(process):
+        if status == 0 or unready or self.is_excused(process):
             return []
-        return [f"worker {slot} was told to end, and ended with {status}: {said[-2000:]}"]
+        return [f"worker {slot} was told to end, and ended with {status}: {said[-4000:]}"]
 
     def thaw(self) -> None:
         for slot in self.frozen:

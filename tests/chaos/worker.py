@@ -4,11 +4,12 @@ python -m tests.chaos.worker LOG STATE GUARANTEE [careless]      runs it until i
     that is careless does not look whether deletions were removed from a changelog
 
 SIGUSR1 dooms it: it kills itself in its next commit, when outputs are written and the offsets are not
-committed yet.
+committed yet. SIGUSR2 makes it say what its threads are doing.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from tests.workers.pipeline import work
 
 
 def main() -> None:
+    faulthandler.register(signal.SIGUSR2)
     log, state, guarantee, *care = sys.argv[1:]
     if care == ["careless"]:
         PartitionOffsets.must_start_over = lambda *_: False  # type: ignore[method-assign]

@@ -5,8 +5,6 @@ Kafka is a real broker ([brokers.py](../kafka/brokers.py)).
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -51,15 +49,6 @@ def system(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[System]:
 def log(system: System) -> Log:
     """An open log."""
     return system.open()
-
-
-_names = itertools.count()
-
-
-@pytest.fixture
-def name() -> str:
-    """A name that nobody has used, for a topic, a group or a producer."""
-    return f"test-{os.getpid()}-{next(_names)}"
 
 
 @pytest.fixture

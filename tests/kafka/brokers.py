@@ -7,6 +7,7 @@ The one is started with the first test that asks for it, or is the one that STRA
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -67,6 +68,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def kafka(running: Running) -> str:
     """The URL of a broker."""
     return running.url
+
+
+_names = itertools.count()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that nobody has used, for a topic, a group or a producer."""
+    return f"test-{os.getpid()}-{next(_names)}"
 
 
 class Three(NamedTuple):

@@ -1,0 +1,49 @@
+"""A small app on Kafka whose right answer is known from its input alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import strandline as sl
+
+
+@dataclass
+class Totals:
+    """Adds up by key, and sends each sum; so every loss and every repetition shows."""
+
+    app: sl.App
+    words: sl.Topic[str, int]
+    out: sl.Topic[str, int]
+    seen: sl.Store[str, int]
+
+    def sent(self) -> dict[str, list[int]]:
+        """The sums of each key, in order."""
+        found: dict[str, list[int]] = {}
+        for key, value in self.out.to_polars().select("key", "value").iter_rows():
+            found.setdefault(key, []).append(value)
+        return found
+
+    def judge(self, given: Iterable[tuple[str, int]]) -> None:
+        """Each record counts once, in what was sent and in the store."""
+        counts = Counter(key for key, _ in given)
+        assert self.sent() == {key: list(range(1, n + 1)) for key, n in counts.items()}
+        assert self.app.query(self.seen).to_dict() == dict(counts)
+
+
+def totals(name: str, log: str, state: Path, **options: Any) -> Totals:
+    """The app; its topics are called after it."""
+    app = sl.App(name, log=log, state_dir=state, **options)
+    words = app.topic(f"{name}-words", key=str, value=int, partitions=2)
+    out = app.topic(f"{name}-out", key=str, value=int, partitions=2)
+    seen = app.store("seen", key=str, value=int, default=0)
+
+    @app.task(words, stores=[seen])
+    def count(record: sl.Record[str, int]) -> None:
+        seen[record.key] += 1
+        out.send(record.key, seen[record.key])
+
+    return Totals(app, words, out, seen)
