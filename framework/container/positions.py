@@ -8,7 +8,7 @@ cannot handle, the committed offset is the smallest, and its metadata names each
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -42,17 +42,36 @@ def position_of(
     offset = committed.get(partition)
     if offset is None:
         return None
-    if not offset.metadata:
-        return offset.offset
-    try:
-        metadata = msgspec.json.decode(offset.metadata, type=_Metadata)
-    except UNREADABLE:
-        return offset.offset
-    return metadata.tasks.get(task, offset.offset)
+    return _tasks(offset.metadata).get(task, offset.offset)
+
+
+def translated(metadata: str, offset_of: Callable[[int], int]) -> str:
+    """The metadata of a committed offset with other positions; what is none of ours stays as it is.
+
+    >>> translated('{"tasks":{"a":5,"b":7}}', lambda position: position + 100)
+    '{"tasks":{"a":105,"b":107}}'
+    >>> translated("a note of another consumer", lambda position: position + 100)
+    'a note of another consumer'
+    """
+    tasks = _tasks(metadata)
+    return _encoded({task: offset_of(at) for task, at in tasks.items()}) if tasks else metadata
 
 
 def _offset(tasks: dict[str, int]) -> CommittedOffset:
     smallest = min(tasks.values())
     if len(set(tasks.values())) == 1:
         return CommittedOffset(smallest)
-    return CommittedOffset(smallest, msgspec.json.encode(_Metadata(tasks)).decode())
+    return CommittedOffset(smallest, _encoded(tasks))
+
+
+def _tasks(metadata: str) -> dict[str, int]:
+    if not metadata:
+        return {}
+    try:
+        return msgspec.json.decode(metadata, type=_Metadata).tasks
+    except UNREADABLE:
+        return {}
+
+
+def _encoded(tasks: dict[str, int]) -> str:
+    return msgspec.json.encode(_Metadata(tasks)).decode()
