@@ -50,6 +50,8 @@ class Made(msgspec.Struct, tag="made", array_like=True, frozen=True):
 
     source_id: str
     target_id: str
+    defaults: dict[str, str]
+    """What counts for it where nothing is set; a cluster says so only as long as nothing is."""
 
 
 class Copied(msgspec.Struct, tag="copied", array_like=True, frozen=True):
@@ -103,6 +105,7 @@ class TopicState:
     begun: Begun
     target_id: str = ""
     """Empty as long as it is not known to be made."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
     partitions: dict[int, PartitionState] = field(default_factory=dict)
     verified: bool = False
     """Whether all that was copied is verified."""
@@ -126,7 +129,8 @@ class State:
         if isinstance(entry, Begun):
             self.topics[entry.source_id] = TopicState(entry)
         elif isinstance(entry, Made):
-            self.topics[entry.source_id].target_id = entry.target_id
+            made = self.topics[entry.source_id]
+            made.target_id, made.defaults = entry.target_id, entry.defaults
         elif isinstance(entry, Copied):
             self._copied(self.topics[entry.source_id], entry)
         elif isinstance(entry, Verified):

@@ -161,13 +161,12 @@ class _Move:
             begun = Begun(topic.topic_id, topic.name, topic.schema_id, settled)
             self._journal.record(producer, begun)
         if present is None:
-            present = broker.create_topic(
-                topic.name, topic.partitions, config=settings.KEEPING_ALL, schema=form.schema
-            )
+            present = broker.create_topic(topic.name, topic.partitions, schema=form.schema)
         if present.partitions < topic.partitions:
             present = broker.alter_topic(topic.name, partitions=topic.partitions)
         if not self._journal.state.topics[topic.topic_id].target_id:
-            self._journal.record(producer, Made(topic.topic_id, present.topic_id))
+            made = Made(topic.topic_id, present.topic_id, settings.rules(present))
+            self._journal.record(producer, made)
         return Work(topic, present, form)
 
     def _moved(self, topic: TopicInfo) -> Work:
@@ -233,9 +232,13 @@ class _Move:
             if work in unverified:
                 verify(work, self._state(work), self._target.broker, self._clock, advance)
                 self._journal.record(producer, Verified(work.source.topic_id))
-            present = self._target.broker.topic(work.source.name)
-            left_out = settings.release(self._target.broker, work.source, present)
-            self._left_out.setdefault(work.source.name, {}).update(left_out)
+            self._release(work)
+
+    def _release(self, work: Work) -> None:
+        broker, name = self._target.broker, work.source.name
+        defaults = self._state(work).defaults
+        left_out = settings.release(broker, work.source, broker.topic(name), defaults)
+        self._left_out.setdefault(name, {}).update(left_out)
 
     # Positions ------------------------------------------------------------------------
 

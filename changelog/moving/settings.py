@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from changelog.broker import Broker
-from changelog.config import TopicConfig
 from changelog.errors import InvalidConfig
 from changelog.records import TopicInfo
 from changelog.settings import LONG_MAX
@@ -42,15 +41,22 @@ def hold(target: Broker, source: TopicInfo, present: TopicInfo) -> LeftOut:
     return _apply(target, target.topic(present.name), layout)
 
 
-def release(target: Broker, source: TopicInfo, present: TopicInfo) -> LeftOut:
-    """Let it keep and admit what it did in the source."""
-    had = source.effective.as_strings()
-    built_in = TopicConfig.parse(present.defaults).as_strings()
+def release(
+    target: Broker, source: TopicInfo, present: TopicInfo, defaults: Mapping[str, str]
+) -> LeftOut:
+    """Let it keep and admit what it did in the source; `defaults` are `rules` of it as it was made."""
+    had = rules(source)
     wanted: dict[str, str | None] = {
-        name: None if name not in source.config and had[name] == built_in[name] else had[name]
+        name: None if name not in source.config and had[name] == defaults.get(name) else had[name]
         for name in RULES
     }
     return _apply(target, present, wanted)
+
+
+def rules(topic: TopicInfo) -> dict[str, str]:
+    """What decides now which records a topic keeps and admits."""
+    everything = topic.effective.as_strings()
+    return {name: everything[name] for name in RULES}
 
 
 def _apply(
