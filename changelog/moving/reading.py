@@ -19,6 +19,8 @@ GroupOffsets = dict[str, dict[TopicPartition, CommittedOffset]]
 
 ROUND_BYTES = 32 << 20
 """About how much is read at once, of all partitions together."""
+LEAST_BYTES = 1 << 20
+"""And of each at least."""
 TOGETHER = 16
 """So many partitions are read at once."""
 PATIENCE_S = 10.0
@@ -87,7 +89,7 @@ def fetches(
     stalled = 0
     while left:
         asked = dict(list(left.items())[:TOGETHER])
-        size = max(1 << 20, ROUND_BYTES // len(asked))
+        size = max(LEAST_BYTES, ROUND_BYTES // len(asked))
         # What is there has to come; only markers behind a position are no reason to wait for it.
         fetched = broker.fetch(asked, max_bytes=size, timeout=1.0 if stalled else 0.0)
         moved = {

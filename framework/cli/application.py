@@ -28,6 +28,7 @@ from framework.cli import (
     describe,
     groups,
     logs,
+    move,
     needs,
     output,
     produce,
@@ -73,6 +74,7 @@ def strandline() -> typer.Typer:
     application.add_typer(stores.commands, name="stores")
     application.command("reset")(reset.reset)
     application.command("describe")(describe.describe)
+    application.command("move")(move.move)
     application.command("check")(check.check)
     application.command("repair")(repair.repair)
     return application

@@ -103,10 +103,14 @@ def _taken(
 
 
 class ReadingBar:
-    """Draws a bar of what was read on standard error, if that is a terminal and it takes a while."""
+    """Draws a bar of what was read on standard error, if that is a terminal and it takes a while.
 
-    def __init__(self, title: str, after_seconds: float = 0.5) -> None:
+    What is counted is bytes, or what `unit` calls it.
+    """
+
+    def __init__(self, title: str, after_seconds: float = 0.5, unit: str = "bytes") -> None:
         self._title = title
+        self._unit = unit
         self._after_seconds = after_seconds
         self._clock = SystemClock()
         self._begun = self._clock.monotonic()
@@ -137,10 +141,11 @@ class ReadingBar:
             TimeRemainingColumn,
         )
 
+        counted = TextColumn(f"{{task.completed:,.0f}} of {{task.total:,.0f}} {self._unit}")
         self._shown = Progress(
             TextColumn(self._title),
             BarColumn(),
-            DownloadColumn(binary_units=True),
+            DownloadColumn(binary_units=True) if self._unit == "bytes" else counted,
             TimeRemainingColumn(),
             console=output.console(stderr=True),
             transient=True,

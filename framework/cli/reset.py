@@ -112,13 +112,12 @@ def plan_for(broker: Broker, app: str, log: str) -> Plan:
     """All that the app of that name has left. Raises InvalidRequest if that is nothing."""
     check_app_name(app)  # it is about to name a folder that is removed
     groups = broker.groups()
-    names = [info.name for info in broker.topics() if info.name.endswith(INTERNAL)]
     root = Path("state") if "://" in log else Path(log) / "state"
     state = root / app
     plan = Plan(
         app,
         tuple(sorted(broker.committed(app, require_stable=False))) if app in groups else (),
-        tuple(name for name in names if _owner(name, app, groups) == app),
+        tuple(internal_topics(broker, app)),
         state if state.is_dir() else None,
     )
     if not plan.steps:
@@ -168,6 +167,13 @@ def _do(broker: Broker, plan: Plan) -> None:
         broker.commit_offsets(plan.app, dict.fromkeys(plan.offsets))
     for topic in plan.topics:
         broker.delete_topic(topic)
+
+
+def internal_topics(broker: Broker, app: str) -> list[str]:
+    """The changelogs and repartition topics of the app of that name."""
+    groups = broker.groups()
+    names = [info.name for info in broker.topics() if info.name.endswith(INTERNAL)]
+    return [name for name in names if _owner(name, app, groups) == app]
 
 
 def _owner(topic: str, app: str, groups: list[str]) -> str | None:

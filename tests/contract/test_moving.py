@@ -119,8 +119,9 @@ def test_records_are_the_same_and_every_position_is_before_the_same_record(
     assert content(logs.target, name) == content(logs.source, name)
     [topic] = report.topics
     assert (topic.records, report.copied) == (len(logs.source.read(name)),) * 2
-    compared, here_rows, there_rows = 0, *(
-        log.read(name).to_pylist() for log in (logs.source, logs.target)
+    compared, here_rows, there_rows = (
+        0,
+        *(log.read(name).to_pylist() for log in (logs.source, logs.target)),
     )
     for at in range(furthest + 1):
         here = committed(logs.source, f"{name}-{at}")

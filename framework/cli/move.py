@@ -1,0 +1,192 @@
+"""`strandline move FROM TO`: topics, changelogs and committed offsets from one log to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import typer
+
+import changelog
+from changelog import moving
+from changelog.errors import InvalidRequest
+from changelog.moving import Place, Report, Selection
+from changelog.records import TopicPartition
+from framework.cli import output
+from framework.cli.loading import load_app, location
+from framework.cli.offline import ReadingBar
+from framework.cli.options import JsonOption
+from framework.cli.reset import internal_topics
+from framework.container.positions import translated
+from framework.declaring import check_app_name
+
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="FROM", help="The log to move from: a folder, or a URL.")
+]
+TargetArgument = Annotated[
+    str,
+    typer.Argument(metavar="TO", help="The log to move to: a folder (made if need be), or a URL."),
+]
+TopicsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topics", metavar="A,B", help="Only these topics, or these too; may be repeated."
+    ),
+]
+AppOption = Annotated[
+    str | None,
+    typer.Option(
+        "--app",
+        metavar="NAME|MODULE:APP",
+        help="What an app needs: its inputs, changelogs, repartition topics and positions. By "
+        "module:app also the topics that it only writes to.",
+    ),
+]
+
+
+def move(
+    source: SourceArgument,
+    target: TargetArgument,
+    topics: TopicsOption = None,
+    app: AppOption = None,
+    verify_only: Annotated[
+        bool, typer.Option("--verify-only", help="Compare what was moved; change nothing.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Move topics and the positions of their groups to another log, so that apps go on there.
+
+    What is not named is everything. Apps must be stopped. The source stays as it is. After an
+    interruption the same command goes on; at the end the copy is read back and compared.
+    """
+    named = [name for text in topics or () for name in text.split(",") if name]
+    with _opened(source, target) as (here, there):
+        selection = _selection(here, named, app)
+        work = moving.verify_only if verify_only else moving.move
+        with _Bars() as bars:
+            report = work(here, there, selection, progress=bars)
+    if json:
+        output.document(_as_json(report))
+    else:
+        _show(report, there.name, compared=verify_only)
+
+
+@contextmanager
+def _opened(source: str, target: str) -> Iterator[tuple[Place, Place]]:
+    location(source)
+    if _same(source, target):
+        raise InvalidRequest(f"{source} and {target} are the same log; name another to move to")
+    with ExitStack() as closing:
+        here, there = (closing.enter_context(changelog.open(url)) for url in (source, target))
+        yield Place(source, here.broker), Place(target, there.broker)
+
+
+def _same(source: str, target: str) -> bool:
+    if "://" in source or "://" in target:
+        return source == target
+    return Path(source).resolve() == Path(target).resolve()
+
+
+def _selection(source: Place, topics: list[str], app: str | None) -> Selection:
+    """What was asked for. Raises InvalidRequest if the app has left nothing there."""
+    if app is None:
+        return Selection(topics or None, metadata=translated)
+    name, wanted = _wanted_by(source, app)
+    found = [info.name for info in source.topics() if info.name in wanted]
+    if not found:
+        known = ", ".join(source.broker.groups()) or "none"
+        raise InvalidRequest(f"app {name!r} has left nothing in {source.name}; groups: {known}")
+    return Selection({*found, *topics}, [name], metadata=translated)
+
+
+def _wanted_by(source: Place, app: str) -> tuple[str, set[str]]:
+    """The app's name, and its topics, as far as its positions or its declarations tell."""
+    loaded = load_app(app) if ":" in app else None
+    name = app if loaded is None else loaded.name
+    check_app_name(name)
+    read = {tp.topic for tp in source.broker.committed(name)}
+    wanted = read | set(internal_topics(source.broker, name))
+    if loaded is not None:
+        wanted |= set(loaded.declared.topics)
+    return name, wanted
+
+
+class _Bars:
+    """A bar for each thing that is done after another."""
+
+    def __init__(self) -> None:
+        self._doing = ""
+        self._shown = ExitStack()
+        self._bar: ReadingBar | None = None
+
+    def __call__(self, doing: str, done: int, total: int) -> None:
+        if self._bar is None or doing != self._doing:
+            self._shown.close()
+            self._doing = doing
+            self._bar = self._shown.enter_context(ReadingBar(doing, unit="records"))
+        self._bar(done, total)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.close()
+
+
+def _show(report: Report, target: str, *, compared: bool) -> None:
+    rows = ([topic.name, len(topic.partitions), topic.records] for topic in report.topics)
+    output.table("", ("topic", "partitions", "records"), rows)
+    for topic in report.topics:
+        for setting, why in topic.left_out.items():
+            output.note(f"{topic.name}: {setting} was left out: {why}")
+        if not topic.compared:
+            output.note(f"{topic.name} was compacted, or has lost old records, since it was moved")
+    records = sum(topic.records for topic in report.topics)
+    if compared:
+        same = sum(topic.records for topic in report.topics if topic.compared)
+        output.line(f"{output.number(same)} of {output.number(records)} records compared: the same")
+        return
+    for group, offsets in report.groups.items():
+        output.line(f"group {group} goes on in {_inputs(list(offsets))}")
+    output.line(
+        f"{output.number(records)} records are in {target} and compared, {output.number(report.copied)} of "
+        f"them copied now, in {report.seconds:.1f} s"
+    )
+
+
+def _inputs(partitions: list[TopicPartition]) -> str:
+    return ", ".join(sorted({tp.topic for tp in partitions}))
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    topics = [
+        {
+            "topic": topic.name,
+            "records": topic.records,
+            "compared": topic.compared,
+            "left_out": topic.left_out,
+            "partitions": [
+                {
+                    "partition": part.partition,
+                    "records": part.records,
+                    "checksum": part.checksum,
+                    "end": part.end,
+                }
+                for part in topic.partitions
+            ],
+        }
+        for topic in report.topics
+    ]
+    groups = [
+        {"group": group, "topic": tp.topic, "partition": tp.partition, "offset": offset.offset}
+        for group, offsets in report.groups.items()
+        for tp, offset in sorted(offsets.items())
+    ]
+    return {
+        "topics": topics,
+        "groups": groups,
+        "copied": report.copied,
+        "seconds": round(report.seconds, 3),
+    }

@@ -1,0 +1,106 @@
+"""An app whose log is moved goes on where it was: no record is missed, and none counts twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import changelog
+import strandline as sl
+from changelog.moving import Place, Report, Selection, move
+from framework.container.positions import translated
+
+WORDS = [f"word {n % 7}" for n in range(300)]
+
+
+class Counting:
+    """Counts words, and sends each count: whatever is lost, or counts twice, shows."""
+
+    def __init__(self, name: str, url: str, state: Path) -> None:
+        self.url = url
+        self.app = sl.App(name, log=url, state_dir=state, commit_interval_ms=20)
+        self.words = self.app.topic(f"{name}-words", value=int, partitions=3)
+        self.out = self.app.topic(f"{name}-out", value=int, partitions=2)
+        self.seen = self.app.store("seen", value=int, default=0)
+        self.app.task(self.words, stores=[self.seen], name="count")(self.count)
+
+    def count(self, record: sl.Record[str, int]) -> None:
+        self.seen[record.key] += 1
+        self.out.send(record.key, self.seen[record.key])
+
+    def take(self, words: Sequence[str], *, count: int | None = None) -> int:
+        """Append words, and handle so many, or all there are."""
+        self.words.append((word, 1) for word in words)
+        until = "idle" if count is None else None
+        return self.app.run(until=until, count=count, timeout=60, progress=False)
+
+    def shift(self) -> None:
+        """Let offsets in the input be others than numbers of records: an aborted transaction."""
+        self.app.prepare()
+        with changelog.open(self.url) as log:
+            producer = log.producer(transactional_id="aborted")
+            producer.begin_transaction()
+            for partition in range(3):
+                producer.send(self.words.name, b"never", partition=partition)
+            producer.flush()
+            producer.abort_transaction()
+
+    def sent(self) -> dict[str, list[int]]:
+        """The counts that were sent for each word, in order."""
+        found: dict[str, list[int]] = {}
+        with changelog.open(self.url) as log:
+            table = log.read(self.out.name)
+        for key, value in zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True):
+            found.setdefault(key.decode(), []).append(msgspec.msgpack.decode(value))
+        return found
+
+    def has_counted(self, words: Sequence[str]) -> bool:
+        """Whether each of these words was counted once, in the outputs and in the store."""
+        counts = Counter(words)
+        assert self.sent() == {word: list(range(1, n + 1)) for word, n in counts.items()}
+        assert self.app.query(self.seen).to_dict() == counts
+        return True
+
+
+def moved(name: str, source: str, target: str) -> Report:
+    with changelog.open(source) as here, changelog.open(target) as there:
+        topics = [info.name for info in here.topics() if info.name.startswith(f"{name}-")]
+        topics = [topic for topic in topics if topic != f"{name}-members"]
+        selection = Selection(topics, [name], translated)
+        return move(Place(source, here.broker), Place(target, there.broker), selection)
+
+
+@pytest.mark.parametrize("state", ["one folder for all", "a folder for each"])
+def test_it_goes_on_over_there_and_back_here(
+    state: str, kafka: str, name: str, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "state"] * 3
+    if state == "a folder for each":
+        folders = [tmp_path / f"state {n}" for n in range(3)]
+    urls = [str(tmp_path / "log"), kafka, str(tmp_path / "log again")]
+    logs = [Counting(name, url, folder) for url, folder in zip(urls, folders, strict=True)]
+
+    first = logs[0]
+    first.shift()
+    assert 0 < first.take(WORDS[:100], count=60) < 100  # the rest is handled elsewhere
+    first.app.close()
+    report = moved(name, urls[0], urls[1])
+    assert [topic.name for topic in report.topics] == [
+        f"{name}-{kind}" for kind in ("out", "seen-changelog", "words")
+    ]
+
+    second = logs[1]
+    second.take([])
+    assert second.has_counted(WORDS[:100])
+    assert second.take(WORDS[100:200], count=50) < 100
+    second.app.close()
+    moved(name, urls[1], urls[2])
+
+    third = logs[2]
+    third.take(WORDS[200:])
+    assert third.has_counted(WORDS)
+    third.app.close()
