@@ -1,0 +1,312 @@
+"""What is moved between folders, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from changelog.embedded.owner import Owner
+from changelog.errors import CorruptLog, InvalidRequest, InvalidTopic, UnknownTopic
+from changelog.log import Log
+from changelog.moving import Place, Report, Selection, move, reading, verify_only
+from changelog.records import Append, CommittedOffset, TopicPartition
+from changelog.storage import MemoryStorage
+from framework.container.positions import position_of, to_commit, translated
+from tests.cleaning import Segments, clean, close_segment
+
+
+class Through:
+    """A broker of which some calls are answered otherwise."""
+
+    def __init__(self, broker: Owner, **others: Callable[..., Any]) -> None:
+        self._broker = broker
+        self._others = others
+
+    def __getattr__(self, name: str) -> Any:
+        return self._others.get(name) or getattr(self._broker, name)
+
+
+@pytest.fixture
+def owners() -> Iterator[list[Owner]]:
+    """Logs in memory, closed after the test."""
+    made: list[Owner] = []
+    yield made
+    for owner in made:
+        owner.close()
+
+
+@pytest.fixture
+def owner(owners: list[Owner]) -> Owner:
+    """The source."""
+    owners.append(Owner(MemoryStorage(), background=False))
+    return owners[-1]
+
+
+@pytest.fixture
+def target(owners: list[Owner]) -> Owner:
+    owners.append(Owner(MemoryStorage(), background=False))
+    return owners[-1]
+
+
+@pytest.fixture
+def groups_are_put_by_hand() -> bool:
+    return True
+
+
+def moved(source: Any, target: Any, **chosen: Any) -> Report:
+    return move(Place("here", source), Place("there", target), Selection(**chosen))
+
+
+def latest(log: Log, topic: str) -> dict[bytes, bytes]:
+    """What a compacted topic comes to."""
+    table = log.read(topic)
+    found = dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
+    return {key: value for key, value in found.items() if value is not None}
+
+
+# Compacted topics -----------------------------------------------------------------------
+
+
+def test_a_compacted_topic_is_moved_as_far_as_it_is_still_there(target: Owner) -> None:
+    changelog = Segments()
+    for n in range(12):
+        changelog.change(f"k{n % 3}", n)
+    changelog.change("k1", None)
+    changelog.clean()
+    topic = changelog.partition.topic
+    before = Log(changelog.owner).read(topic)
+    assert len(before) < 13
+    changelog.owner.commit_offsets("g", {changelog.partition: CommittedOffset(changelog.ends[-2])})
+    moved(changelog.owner, target)
+    there = Log(target)
+    assert there.read(topic).drop_columns(["offset"]) == before.drop_columns(["offset"])
+    position = target.committed("g")[changelog.partition].offset
+    assert there.read(topic, start=position)["value"].to_pylist() == [None]
+    changelog.owner.close()
+
+
+def test_a_deletion_that_is_gone_before_it_was_copied_is_not_missed(
+    target: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy has the value by then, and nothing there would ever delete it."""
+    monkeypatch.setattr(reading, "ROUND_BYTES", 1)
+    monkeypatch.setattr(reading, "LEAST_BYTES", 1)
+    changelog = Segments()
+    changelog.change("stays", 1)
+    changelog.change("goes", 2)
+    moved(changelog.owner, target)  # so much is copied now
+    changelog.delete_and_purge("goes")
+    topic = changelog.partition.topic
+    with pytest.raises(InvalidRequest, match="has to begin anew"):
+        moved(changelog.owner, target)
+    target.delete_topic(topic)
+    moved(changelog.owner, target)
+    assert latest(Log(target), topic) == {b"Qstays": b"\x01"} == latest(Log(changelog.owner), topic)
+    changelog.owner.close()
+
+
+def test_what_the_target_has_compacted_since_is_said_not_to_be_compared(
+    owner: Owner, target: Owner
+) -> None:
+    log = Log(owner)
+    log.create_topic("t", config={"cleanup.policy": "compact"})
+    for n in range(3):
+        log.append("t", [{"key": b"k", "value": b"%d" % n}])
+    moved(owner, target)
+    places = Place("here", owner), Place("there", target)
+    assert [topic.compared for topic in verify_only(*places).topics] == [True]
+    tp = TopicPartition("t", 0)
+    close_segment(target, tp)
+    Log(target).append("t", [{"key": b"k", "value": b"later"}])
+    close_segment(target, tp)
+    clean(target, tp)
+    assert [topic.compared for topic in verify_only(*places).topics] == [False]
+
+
+# Typed topics ---------------------------------------------------------------------------
+
+
+FLIGHT = pa.schema([pa.field("carrier", pa.string(), nullable=False), ("delay", pa.float64())])
+ALL_KINDS = pa.schema(
+    [
+        ("carrier", pa.string()),
+        ("tags", pa.list_(pa.string())),
+        ("counts", pa.map_(pa.string(), pa.int32())),
+        ("at", pa.timestamp("us", "UTC")),
+        ("late", pa.bool_()),
+        ("fare", pa.decimal128(9, 2)),
+        ("place", pa.struct([("x", pa.float32()), ("name", pa.large_string())])),
+        ("corners", pa.list_(pa.int16(), 2)),
+    ]
+)
+
+
+def test_columns_stay_columns_of_all_kinds(owner: Owner, target: Owner) -> None:
+    log = Log(owner)
+    log.create_topic("flights", 2, schema=ALL_KINDS)
+    row = {
+        "carrier": "AA",
+        "tags": ["a", None],
+        "counts": [("x", 1)],
+        "at": 7,
+        "late": True,
+        "fare": None,
+        "place": {"x": 0.5, "name": "sea"},
+        "corners": [1, 2],
+    }
+    log.append("flights", pa.Table.from_pylist([row, dict.fromkeys(row)] * 40, ALL_KINDS))
+    moved(owner, target)
+    there = Log(target)
+    assert there.topic("flights").schema == ALL_KINDS
+    assert there.read("flights").drop_columns(["offset"]) == log.read("flights").drop_columns(
+        ["offset"]
+    )
+
+
+def test_records_with_fewer_columns_get_those_of_the_topic(owner: Owner, target: Owner) -> None:
+    log = Log(owner)
+    log.create_topic("flights", schema=FLIGHT)
+    log.append("flights", [{"carrier": "AA", "delay": 1.0}])
+    log.alter_topic("flights", schema=FLIGHT.append(pa.field("dest", pa.string())))
+    log.append("flights", [{"carrier": "BB", "delay": None, "dest": "LHR"}])
+    moved(owner, target)
+    assert Log(target).read("flights")["value"].to_pylist() == [
+        {"carrier": "AA", "delay": 1.0, "dest": None},
+        {"carrier": "BB", "delay": None, "dest": "LHR"},
+    ]
+    log.alter_topic(
+        "flights",
+        schema=log.topic("flights").schema.append(pa.field("gate", pa.int8())),  # type: ignore[union-attr]
+    )
+    with pytest.raises(InvalidRequest, match="other columns"):
+        moved(owner, target)
+
+
+def test_a_typed_topic_needs_a_form_in_a_cluster_and_nothing_is_begun_without(
+    owner: Owner, target: Owner
+) -> None:
+    log = Log(owner)
+    log.create_topic("bytes")
+    log.create_topic("flights", schema=FLIGHT)
+    cluster = Place("kafka://somewhere", target)
+    with pytest.raises(InvalidTopic, match="'flights' is typed .columns carrier, delay."):
+        move(Place("here", owner), cluster)
+    assert [info.name for info in target.topics() if not info.internal] == []
+    move(Place("here", owner), cluster, Selection(["bytes"]))
+    assert [info.name for info in target.topics() if not info.internal] == ["bytes"]
+
+
+# Positions ------------------------------------------------------------------------------
+
+
+def test_the_positions_of_each_task_are_moved_too(owner: Owner, target: Owner) -> None:
+    log = Log(owner)
+    log.create_topic("in")
+    tp = TopicPartition("in", 0)
+    with log.producer(transactional_id="p") as producer:
+        for n in range(6):  # offsets 0, 2, 4 …
+            with producer.transaction():
+                producer.send("in", b"%d" % n)
+    owner.commit_offsets("app", to_commit([("stopped", tp, 4), ("at the end", tp, 12)]))
+    owner.commit_offsets("other", {tp: CommittedOffset(6, "a note")})
+    moved(owner, target, metadata=translated)
+    app, other = (target.committed(group) for group in ("app", "other"))
+    there = Log(target).read("in")
+    assert there["offset"].to_pylist() == [0, 1, 2, 3, 4, 5]
+    assert position_of("stopped", tp, app) == app[tp].offset == 2
+    assert position_of("at the end", tp, app) == target.offsets([tp])[tp].last_stable_offset
+    assert (other[tp].offset, other[tp].metadata) == (3, "a note")
+
+
+def test_only_the_chosen_groups_and_topics(owner: Owner, target: Owner) -> None:
+    log = Log(owner)
+    for name in ("a", "b"):
+        log.create_topic(name)
+        log.append(name, [{"value": b"1"}])
+        for group in ("g", "h"):
+            owner.commit_offsets(group, {TopicPartition(name, 0): CommittedOffset(1)})
+    moved(owner, target, topics=["b"], groups=["h"])
+    assert [info.name for info in target.topics() if not info.internal] == ["b"]
+    assert target.groups() == ["h"]
+    assert {tp.topic for tp in target.committed("h")} == {"b"}
+    with pytest.raises(UnknownTopic, match="there are: a, b"):
+        moved(owner, target, topics=["c"])
+
+
+# What is refused ------------------------------------------------------------------------
+
+
+def test_a_copy_that_differs_is_an_error_with_both_figures(owner: Owner, target: Owner) -> None:
+    log = Log(owner)
+    log.create_topic("t", 2)
+    log.append("t", [{"key": b"%d" % n, "value": b"right"} for n in range(50)])
+
+    def wrong(appends: list[Append]) -> Any:
+        """One value of partition 1 becomes another on its way."""
+        return target.append(
+            [_spoilt(a) if (a.topic, a.partition) == ("t", 1) else a for a in appends]
+        )
+
+    with pytest.raises(
+        CorruptLog, match=r"t-1: \d+ records with checksum \w{16} .* checksum \w{16}"
+    ):
+        moved(owner, Through(target, append=wrong))
+    assert target.topic("t").effective.retention_ms == -1  # it is not released
+
+
+def _spoilt(append: Append) -> Append:
+    values = append.columns.column("value").to_pylist()
+    spoilt = pa.array([*values[:-1], b"wrong"], pa.binary())
+    columns = append.columns.set_column(2, append.columns.schema.field(2), spoilt)
+    return replace(append, columns=columns)
+
+
+def test_transactions_that_stay_open_are_named(
+    owner: Owner, target: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PATIENCE_S", 0.0)
+    log = Log(owner)
+    log.create_topic("t")
+    with log.producer(transactional_id="p") as producer:
+        producer.begin_transaction()
+        producer.send("t", b"open")
+        producer.flush()
+        log.append("t", [{"value": b"behind it"}])
+        with pytest.raises(InvalidRequest, match="transactions are open: t-0 from offset 0"):
+            moved(owner, target)
+        producer.commit_transaction()
+    assert moved(owner, target).copied == 2
+
+
+def test_a_topic_of_that_name_made_by_another_after_a_deletion_is_left_alone(
+    owner: Owner, target: Owner
+) -> None:
+    log = Log(owner)
+    log.create_topic("t")
+    log.append("t", [{"value": b"1"}])
+    moved(owner, target)
+    target.delete_topic("t")
+    target.create_topic("t")
+    with pytest.raises(InvalidRequest, match="is no copy of the one"):
+        moved(owner, target)
+
+
+def test_nothing_is_compared_that_was_not_moved(owner: Owner, target: Owner) -> None:
+    Log(owner).create_topic("t")
+    with pytest.raises(InvalidRequest, match="'t' of here was not moved to there"):
+        verify_only(Place("here", owner), Place("there", target))
+
+
+def test_partitions_that_the_source_got_later_are_made(owner: Owner, target: Owner) -> None:
+    log = Log(owner)
+    log.create_topic("t")
+    log.append("t", [{"value": b"1"}])
+    moved(owner, target)
+    log.alter_topic("t", partitions=3)
+    log.append("t", [{"value": b"2"}], partition=2)
+    assert moved(owner, target).copied == 1
+    assert Log(target).read("t")["partition"].to_pylist() == [0, 2]
