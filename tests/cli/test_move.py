@@ -1,0 +1,96 @@
+"""`strandline move`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import changelog
+from changelog.log import Log
+from changelog.records import CommittedOffset, TopicPartition
+from tests.cli.conftest import Command
+
+
+@pytest.fixture
+def shop(log: Log) -> Log:
+    """What the app `shop` leaves in a log, and another app beside it."""
+    for topic in ("orders", "sums", "shop-totals-changelog", "shopping-list"):
+        log.create_topic(topic)
+        log.append(topic, [{"key": b"k", "value": b"1"}, {"key": b"k", "value": b"2"}])
+    for group, topic in (("shop", "orders"), ("shopping", "shopping-list")):
+        log.broker.commit_offsets(group, {TopicPartition(topic, 0): CommittedOffset(1)})
+    return log
+
+
+def topics_in(folder: Path) -> list[str]:
+    with changelog.open(folder) as there:
+        return [info.name for info in there.topics()]
+
+
+def test_a_whole_log_is_moved_and_compared(
+    shop: Log, strandline: Command, folder: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    outcome = strandline("move", str(folder), str(there))
+    assert outcome.code == 0
+    assert "group shop goes on in orders" in outcome.out
+    assert "8 records are in" in outcome.out
+    assert topics_in(there) == [info.name for info in shop.topics()]
+    again = strandline("move", str(folder), str(there), "--json").json
+    assert again["copied"] == 0
+    assert {"group": "shop", "topic": "orders", "partition": 0, "offset": 1} in again["groups"]
+    orders = next(row for row in again["topics"] if row["topic"] == "orders")
+    assert (orders["records"], len(orders["partitions"][0]["checksum"])) == (2, 16)
+    only = strandline("move", str(folder), str(there), "--verify-only")
+    assert "8 of 8 records compared: the same" in only.out
+
+
+def test_an_app_is_moved_with_what_belongs_to_it(
+    shop: Log, strandline: Command, folder: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    assert strandline("move", str(folder), str(there), "--app", "shop").code == 0
+    assert topics_in(there) == ["orders", "shop-totals-changelog"]
+    assert (
+        strandline("move", str(folder), str(there), "--app", "shop", "--topics", "sums").code == 0
+    )
+    assert topics_in(there) == ["orders", "shop-totals-changelog", "sums"]
+    declared = tmp_path / "declared"
+    loaded = strandline("move", str(folder), str(declared), "--app", "tests.cli.shop:app")
+    assert (loaded.code, topics_in(declared)) == (0, ["orders", "shop-totals-changelog", "sums"])
+    with changelog.open(there) as log:
+        assert log.broker.groups() == ["shop"]
+
+
+def test_chosen_topics(shop: Log, strandline: Command, folder: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    assert strandline("move", str(folder), str(there), "--topics", "orders,sums").code == 0
+    assert topics_in(there) == ["orders", "sums"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--app", "nobody"], "app 'nobody' has left nothing"),
+        (["--topics", "ordres"], "has no topic ordres to move; there are: orders"),
+        (["--verify-only"], "was not moved"),
+    ],
+)
+def test_what_cannot_be_moved_is_said(
+    arguments: list[str],
+    said: str,
+    shop: Log,
+    strandline: Command,
+    folder: Path,
+    tmp_path: Path,
+) -> None:
+    outcome = strandline("move", str(folder), str(tmp_path / "there"), *arguments)
+    assert (outcome.code, said in outcome.err) == (1, True), outcome.err
+
+
+def test_a_log_is_not_moved_onto_itself(shop: Log, strandline: Command, folder: Path) -> None:
+    outcome = strandline("move", str(folder), f"{folder}/../{folder.name}")
+    assert (outcome.code, "the same log" in outcome.err) == (1, True)
+    outcome = strandline("move", str(folder.parent / "nowhere"), str(folder))
+    assert (outcome.code, "there is no folder" in outcome.err) == (1, True)

@@ -1,0 +1,96 @@
+"""`strandline move` as a process, killed in the middle again and again: each record is there once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+import changelog
+from changelog.clock import SystemClock
+from changelog.log import Log
+from changelog.moving.journal import Journal
+from changelog.records import CommittedOffset, TopicPartition
+from framework.cli.reading import partitions_of, read
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTITIONS = 20
+"""More than are read at once."""
+RECORDS = 2_000
+KILLS = 2
+"""Each when it has copied something."""
+BOUND = 60.0
+
+
+def filled(folder: Path, topics: list[str], group: str) -> None:
+    with changelog.open(folder) as log:
+        for topic in topics:
+            log.create_topic(topic, PARTITIONS)
+            log.append(topic, [{"key": b"%d" % n, "value": b"%d" % n} for n in range(RECORDS)])
+        tp = TopicPartition(topics[-1], 0)
+        log.broker.commit_offsets(group, {tp: CommittedOffset(7)})
+
+
+def moving(source: Path, target: str, topics: list[str]) -> subprocess.Popen[str]:
+    words = ["move", str(source), target, "--topics", ",".join(topics), "--json"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "framework.cli", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def copied(target: Log, topics: list[str]) -> int:
+    """How many partitions were copied."""
+    states = Journal(target.broker, SystemClock()).state.topics.values()
+    return sum(len(state.partitions) for state in states if state.begun.topic in topics)
+
+
+def wait_for_more(
+    target: Log, topics: list[str], before: int, process: subprocess.Popen[str]
+) -> None:
+    deadline = time.monotonic() + BOUND
+    while copied(target, topics) <= before:
+        assert time.monotonic() < deadline, "it copies nothing"
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+    assert process.poll() is None, "it was done already"
+
+
+def content(log: Log, topic: str) -> dict[int, list[tuple[int, bytes | None, bytes]]]:
+    """Time, key and value of each record, by partition; read from all at once."""
+    found: dict[int, list[tuple[int, bytes | None, bytes]]] = {}
+    for batch in read(log.broker, dict.fromkeys(partitions_of(log.broker, topic), 0)):
+        rows = [(record.timestamp, record.key, record.value) for record in batch.records()]
+        found.setdefault(batch.partition, []).extend(rows)
+    return found
+
+
+def test_killed_at_several_moments_and_run_again(kafka: str, name: str, tmp_path: Path) -> None:
+    topics = [f"{name}-{letter}" for letter in "ab"]
+    source = tmp_path / "log"
+    filled(source, topics, name)
+    with changelog.open(kafka) as target:
+        for _ in range(KILLS):
+            before = copied(target, topics)
+            process = moving(source, kafka, topics)
+            try:
+                wait_for_more(target, topics, before, process)
+            finally:
+                process.kill()
+                process.communicate(timeout=BOUND)
+        process = moving(source, kafka, topics)
+        out, err = process.communicate(timeout=BOUND)
+        assert process.returncode == 0, err
+        assert msgspec.json.decode(out)["copied"] < RECORDS * len(topics)
+        with changelog.open(source) as here:
+            for topic in topics:
+                assert content(target, topic) == content(here, topic)
+        assert target.broker.committed(name)[TopicPartition(topics[-1], 0)].offset == 7
