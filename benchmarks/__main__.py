@@ -23,6 +23,7 @@ WORKLOADS = (
     "producers",
     "commits",
     "serdes",
+    "moving",
 )
 
 

@@ -19,6 +19,8 @@ from crc32c import crc32c
 
 from changelog.records import HEADERS_TYPE
 
+_NO_HEADERS = pa.array([], HEADERS_TYPE.value_type)
+
 
 class Digest(msgspec.Struct, frozen=True, array_like=True):
     """How many records, and the checksums of their streams so far.
@@ -55,14 +57,18 @@ class Digest(msgspec.Struct, frozen=True, array_like=True):
 def _streams_of(columns: pa.RecordBatch) -> Iterator[memoryview]:
     for name in ("timestamp", "key", "value"):
         yield from _streams(columns.column(name))
-    yield from _streams(_headers(columns))
+    yield from _of_headers(columns)
 
 
-def _headers(columns: pa.RecordBatch) -> pa.Array:
-    """Headers of each record: none are as good as an empty list."""
+def _of_headers(columns: pa.RecordBatch) -> Iterator[memoryview]:
+    """Of each record how many headers, and all of them; none are as good as an empty list."""
     if columns.schema.get_field_index("headers") < 0:
-        return pa.nulls(columns.num_rows, HEADERS_TYPE).fill_null([])
-    return columns.column("headers").cast(HEADERS_TYPE).fill_null([])
+        counts, pairs = pa.repeat(pa.scalar(0, pa.int32()), columns.num_rows), _NO_HEADERS
+    else:
+        headers = columns.column("headers").cast(HEADERS_TYPE)
+        counts, pairs = pc.list_value_length(headers).fill_null(0), headers.flatten()
+    yield _bytes_of(counts)
+    yield from _streams(pairs)
 
 
 def _streams(array: pa.Array) -> Iterator[memoryview]:
