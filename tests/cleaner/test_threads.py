@@ -172,7 +172,7 @@ class Writer:
         return None if chance.random() < 0.15 else b"%d" % self.count + bytes(chance.randrange(60))
 
 
-@pytest.fixture(params=[1 << 24, 400], ids=["in memory", "spilling"])
+@pytest.fixture(params=[1 << 24, 1000], ids=["in memory", "spilling"])
 def owner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Owner]:
     """A log that cleans itself all the time, and deletes at once what it has replaced."""
     with little_memory(request.param):
