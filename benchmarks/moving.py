@@ -26,6 +26,7 @@ PARTITIONS = 4
 BATCH = 10_000
 VALUE = 100
 TOPIC = "moved"
+KEPT = {"retention.ms": "-1"}
 
 
 def run(*, quick: bool = False) -> list[Figure]:
@@ -115,7 +116,7 @@ def _moved(here: Place, there: Place) -> None:
 
 def _bare(here: Place, there: Place) -> None:
     """Read and append, each batch after the other."""
-    there.broker.create_topic(TOPIC, PARTITIONS)
+    there.broker.create_topic(TOPIC, PARTITIONS, config=KEPT)
     with Log(there.broker).producer() as producer:
         for batch in _batches(here):
             producer.append_batch(TOPIC, batch.partition, batch.columns)
@@ -138,7 +139,7 @@ def _batches(here: Place) -> Iterator[Batch]:
 
 
 def _fill(place: Place, records: int) -> None:
-    place.broker.create_topic(TOPIC, PARTITIONS)
+    place.broker.create_topic(TOPIC, PARTITIONS, config=KEPT)
     with Log(place.broker).producer() as producer:
         for number in range(records // BATCH):
             producer.append_batch(TOPIC, number % PARTITIONS, _batch(number))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from changelog.broker import Broker
 from changelog.client.producer import BatchMetadata, Producer
 from changelog.errors import InvalidRequest, SchemaMismatch
-from changelog.moving.digest import Digest
 from changelog.moving.forms import AsTheyAre
-from changelog.moving.journal import Copied, Journal, TopicState
+from changelog.moving.journal import Copied, Journal, PartitionState, TopicState
 from changelog.moving.reading import Advance, Ends, fetches
 from changelog.moving.runs import Runs, following
 from changelog.records import Batch, Fetched, TopicInfo, TopicPartition
@@ -82,80 +82,58 @@ def _copy_round(
     producer: Producer,
     journal: Journal,
 ) -> None:
-    batches = [batch for got in fetched.values() for batch in got.batches if len(batch)]
-    if not batches:
+    found = {tp: [batch for batch in got.batches if len(batch)] for tp, got in fetched.items()}
+    merged = {tp: _merged(work, batches) for tp, batches in found.items() if batches}
+    if not merged:
         return
     with producer.transaction():
-        written = _written(work, batches, producer)
-        entries = [_copied(work, state, tp, fetched[tp].next_offset, written[tp]) for tp in written]
+        schema_id = work.target.schema_id
+        written = producer.append_batches((tp, one, schema_id) for tp, one in merged.items())
+        entries = [
+            _copied(
+                *(work, state.partition(tp.partition), tp.partition, fetched[tp].next_offset),
+                *(columns, found[tp], [one for one in written if one.partition == tp.partition]),
+            )
+            for tp, columns in merged.items()
+        ]
         journal.write(producer, entries)
     journal.settle(entries)
 
 
-Written = list[tuple[Batch, list[BatchMetadata]]]
-"""Batches in their new form, and where they went."""
-
-
-def _written(work: Work, batches: list[Batch], producer: Producer) -> dict[TopicPartition, Written]:
-    formed = [_formed(work, batch) for batch in batches]
-    schema_id = work.target.schema_id
-    answers = iter(
-        producer.append_batches(
-            (TopicPartition(batch.topic, batch.partition), batch.columns, schema_id)
-            for batch in formed
-        )
-    )
-    written: dict[TopicPartition, Written] = {}
-    for batch in formed:
-        pieces: list[BatchMetadata] = []
-        while sum(piece.last_offset - piece.base_offset + 1 for piece in pieces) < len(batch):
-            pieces.append(next(answers))
-        tp = TopicPartition(batch.topic, batch.partition)
-        written.setdefault(tp, []).append((batch, pieces))
-    return written
-
-
-def _formed(work: Work, batch: Batch) -> Batch:
-    columns = work.form(batch.columns)
-    expected = work.form.type
-    if columns.schema.field("value").type != expected:
-        raise SchemaMismatch(
-            f"{batch.topic}-{batch.partition}: records from offset {batch.base_offset} on have other "
-            f"columns than the copy that was begun; delete topic {batch.topic!r} in the target and "
-            f"run this again"
-        )
-    return Batch(
-        batch.topic,
-        batch.partition,
-        batch.base_offset,
-        columns,
-        batch.leader_epoch,
-        batch.sparse_offsets,
-    )
+def _merged(work: Work, batches: Sequence[Batch]) -> pa.RecordBatch:
+    """All in one, in its new form: small ones, of which logs of apps are full, are slow to append."""
+    tables = [pa.Table.from_batches([work.form(batch.columns)]) for batch in batches]
+    for batch, table in zip(batches, tables, strict=True):
+        if table.schema.field("value").type != work.form.type:
+            raise SchemaMismatch(
+                f"{batch.topic}-{batch.partition}: records from offset {batch.base_offset} on have "
+                f"other columns than the copy that was begun; delete topic {batch.topic!r} in the "
+                f"target and run this again"
+            )
+    # Not all have headers.
+    whole = pa.concat_tables(tables, promote_options="default").combine_chunks()
+    (merged,) = whole.to_batches()
+    return merged
 
 
 def _copied(
-    work: Work, state: TopicState, tp: TopicPartition, position: int, written: Written
+    work: Work,
+    before: PartitionState,
+    partition: int,
+    position: int,
+    columns: pa.RecordBatch,
+    batches: Sequence[Batch],
+    written: Sequence[BatchMetadata],
 ) -> Copied:
-    before = state.partition(tp.partition)
-    digest = _over(before.digest, written)
-    whole = _over(before.whole, written) if before.verified else digest
-    source = np.concatenate([batch.offsets.to_numpy() for batch, _ in written])
-    target = following(
-        [(piece.base_offset, piece.last_offset) for _, pieces in written for piece in pieces]
-    )
+    digest = before.digest.over(columns)
+    source = np.concatenate([batch.offsets.to_numpy() for batch in batches])
+    target = following([(piece.base_offset, piece.last_offset) for piece in written])
     return Copied(
         work.source.topic_id,
-        tp.partition,
+        partition,
         position,
         int(target[-1]) + 1,
-        whole,
+        before.whole.over(columns) if before.verified else digest,
         digest,
         Runs.of(source, target).encode(),
     )
-
-
-def _over(digest: Digest, written: Written) -> Digest:
-    for batch, _ in written:
-        digest = digest.over(batch.columns)
-    return digest

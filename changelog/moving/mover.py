@@ -95,7 +95,7 @@ class _Move:
             # 3  What is there of these topics is this copy, and nobody uses it.
             for topic in self._topics:
                 self._check_target(topic)
-            self._check_target_groups()
+            self._check_target_groups({group: {} for group in self._committed(self._source)})
             # 4  Topics that keep all.
             self._journal.make()
             works = [self._begun(topic, producer) for topic in self._topics]
@@ -143,10 +143,11 @@ class _Move:
             )
         check_unused(topic.name, present.partitions, state, self._target.broker, self._clock)
 
-    def _check_target_groups(self) -> None:
-        found = self._committed(self._target)
-        check_at_rest(self._target, found)
-        groups.check_untouched(found, self._journal, {})
+    def _check_target_groups(self, offsets: GroupOffsets) -> None:
+        """Nobody is at work there in the groups, which have committed nothing else than `offsets`."""
+        present = set(self._target.broker.groups())
+        check_at_rest(self._target, [group for group in offsets if group in present])
+        groups.check_untouched(self._committed(self._target), self._journal, offsets)
 
     # Topics ---------------------------------------------------------------------------
 
@@ -250,7 +251,7 @@ class _Move:
             self._target.broker,
             self._selection.metadata,
         )
-        groups.check_untouched(self._committed(self._target), self._journal, offsets)
+        self._check_target_groups(offsets)
         groups.commit(offsets, producer, self._journal)
         return offsets
 

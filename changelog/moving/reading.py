@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from changelog.broker import Broker
 from changelog.clock import Clock
-from changelog.errors import CoordinatorLoading, InvalidRequest, RequestTimedOut
+from changelog.errors import CoordinatorLoading, InvalidRequest, OffsetOutOfRange, RequestTimedOut
 from changelog.records import CommittedOffset, Fetched, PartitionOffsets, TopicPartition
 
 Ends = Mapping[TopicPartition, PartitionOffsets]
@@ -51,19 +51,19 @@ def committed_in(
     broker: Broker, groups: Iterable[str], topics: Collection[str], clock: Clock
 ) -> GroupOffsets:
     """What groups have committed in topics; those without anything are left out."""
-    found: GroupOffsets = {}
-    for group in groups:
-        committed = _stable(broker, group, clock)
-        if offsets := {tp: offset for tp, offset in committed.items() if tp.topic in topics}:
-            found[group] = offsets
-    return found
+    present = [info for info in broker.topics() if info.name in topics]
+    asked = [TopicPartition(info.name, n) for info in present for n in range(info.partitions)]
+    committed = {group: _stable(broker, group, asked, clock) for group in groups}
+    return {group: offsets for group, offsets in committed.items() if offsets}
 
 
-def _stable(broker: Broker, group: str, clock: Clock) -> dict[TopicPartition, CommittedOffset]:
+def _stable(
+    broker: Broker, group: str, asked: Sequence[TopicPartition], clock: Clock
+) -> dict[TopicPartition, CommittedOffset]:
     deadline = clock.monotonic() + PATIENCE_S
     while True:
         try:
-            return broker.committed(group)
+            return broker.committed(group, asked)
         except CoordinatorLoading:
             if clock.monotonic() > deadline:
                 raise
@@ -91,7 +91,11 @@ def fetches(
         asked = dict(list(left.items())[:TOGETHER])
         size = max(LEAST_BYTES, ROUND_BYTES // len(asked))
         # What is there has to come; only markers behind a position are no reason to wait for it.
-        fetched = broker.fetch(asked, max_bytes=size, timeout=1.0 if stalled else 0.0)
+        try:
+            fetched = broker.fetch(asked, max_bytes=size, timeout=1.0 if stalled else 0.0)
+        except OffsetOutOfRange:
+            left = _still_there(broker, left)
+            continue
         moved = {
             tp: _clipped(got, ends[tp].last_stable_offset)
             for tp, got in fetched.items()
@@ -114,3 +118,15 @@ def _clipped(fetched: Fetched, end: int) -> Fetched:
         return fetched
     batches = [clipped for batch in fetched.batches if len(clipped := batch.clip(0, end))]
     return replace(fetched, batches=batches, next_offset=end)
+
+
+def _still_there(
+    broker: Broker, positions: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """Positions that are in the log: retention may have overtaken some. Raises OffsetOutOfRange."""
+    starts = {tp: ends.log_start for tp, ends in broker.offsets(list(positions)).items()}
+    moved = {tp: max(at, starts[tp]) for tp, at in positions.items()}
+    if moved == dict(positions):
+        named = ", ".join(f"{tp} at {at}" for tp, at in positions.items())
+        raise OffsetOutOfRange(f"{named}: behind the end of the log; was its topic made anew?")
+    return moved

@@ -237,6 +237,53 @@ def test_only_the_chosen_groups_and_topics(owner: Owner, target: Owner) -> None:
         moved(owner, target, topics=["c"])
 
 
+# What goes on meanwhile -----------------------------------------------------------------
+
+
+def test_what_retention_takes_away_meanwhile_is_passed_over(
+    owner: Owner, target: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "ROUND_BYTES", 1)
+    monkeypatch.setattr(reading, "LEAST_BYTES", 1)
+    log = Log(owner)
+    log.create_topic("t")
+    for n in range(5):
+        log.append("t", [{"value": b"%d" % n}])
+    owner.commit_offsets("g", {TopicPartition("t", 0): CommittedOffset(2)})
+
+    def fetch(positions: dict[TopicPartition, int], **options: Any) -> Any:
+        """Behind the first record the next three are deleted."""
+        if positions == {TopicPartition("t", 0): 1}:
+            owner.delete_records(TopicPartition("t", 0), 4)
+        return owner.fetch(positions, **options)
+
+    moved(Through(owner, fetch=fetch), target)
+    there = Log(target).read("t")
+    assert there["value"].to_pylist() == [b"0", b"4"]
+    position = target.committed("g")[TopicPartition("t", 0)].offset
+    assert Log(target).read("t", start=position)["value"].to_pylist() == [b"4"]
+
+
+def test_many_small_batches_become_few(owner: Owner, target: Owner) -> None:
+    log = Log(owner)
+    log.create_topic("t", 2)
+    for n in range(40):
+        more = {"headers": [("n", b"%d" % n)]} if n % 3 else {}
+        log.append("t", [{"value": b"%d" % n, "headers": [], **more}], partition=n % 2)
+    appended: list[int] = []
+
+    def append(appends: list[Append]) -> Any:
+        appended.extend(a.columns.num_rows for a in appends if a.topic == "t")
+        return target.append(appends)
+
+    moved(owner, Through(target, append=append))
+    assert appended == [20, 20]
+    there, here = (Log(broker).read("t").to_pylist() for broker in (target, owner))
+    assert [(row["value"], row["headers"] or []) for row in there] == [
+        (row["value"], row["headers"] or []) for row in here
+    ]
+
+
 # What is refused ------------------------------------------------------------------------
 
 
