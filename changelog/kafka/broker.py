@@ -39,6 +39,10 @@ from changelog.records import (
 )
 
 
+_BROKERS = "see kafka-configs.sh for the settings of its brokers"
+_CLEANER = "its brokers clean by themselves, as their log.cleaner.… settings say"
+
+
 def connect(url: str, *, clock: Clock | None = None) -> KafkaBroker:
     """The cluster at `url` (see `changelog.kafka.address`).
 
@@ -104,10 +108,10 @@ class KafkaBroker:
         return self._topics.describe(name)
 
     def describe_config(self) -> dict[str, str]:
-        self._refuse("settings of the log as a whole")
+        self._refuse("settings of the log as a whole", _BROKERS)
 
     def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
-        self._refuse("settings of the log as a whole")
+        self._refuse("settings of the log as a whole", _BROKERS)
 
     # The log --------------------------------------------------------------------------
 
@@ -147,10 +151,10 @@ class KafkaBroker:
         return self._offsets.delete_records(partition, before)
 
     def clean(self, topics: Collection[str] | None = None) -> None:
-        self._refuse("asking for a cleaning")
+        self._refuse("asking for a cleaning", _CLEANER)
 
     def cleaning(self) -> list[CleaningStatus]:
-        self._refuse("the state of cleaning")
+        self._refuse("the state of cleaning", _CLEANER)
 
     @property
     def pins(self) -> None:
@@ -244,8 +248,7 @@ class KafkaBroker:
             self._fetching.close()
             self._coordinators.close()
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _refuse(self, what: str, instead: str) -> NoReturn:
         raise InvalidRequest(
-            f"{self._connection.cluster.name}: {what}: not available on a Kafka cluster yet; use a "
-            f"log in a folder, or do without"
+            f"{self._connection.cluster.name}: {what}: a Kafka cluster keeps that to itself; {instead}"
         )

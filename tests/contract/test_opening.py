@@ -86,10 +86,12 @@ def test_where_nobody_answers_it_says_so_in_time(
         lambda log: log.broker.cleaning(),
     ],
 )
-def test_what_is_not_there_yet_says_so(kafka: str, call: Any) -> None:
+def test_what_is_the_clusters_own_affair_is_refused(kafka: str, call: Any) -> None:
     with (
         changelog.open(kafka) as log,
-        pytest.raises(changelog.errors.InvalidRequest, match="not available on a Kafka cluster"),
+        pytest.raises(
+            changelog.errors.InvalidRequest, match="a Kafka cluster keeps that to itself"
+        ),
     ):
         call(log)
 
