@@ -38,7 +38,6 @@ from changelog.records import (
     TopicPartition,
 )
 
-
 _BROKERS = "see kafka-configs.sh for the settings of its brokers"
 _CLEANER = "its brokers clean by themselves, as their log.cleaner.… settings say"
 
