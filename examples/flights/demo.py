@@ -64,17 +64,17 @@ def main() -> int:
 
 def _produce(given: argparse.Namespace, console: Console) -> pl.DataFrame:
     flights = read_flights(given.flights)
-    job.app.log = str(given.log)
+    job.app.log = given.log
     with job.app, _bar(console, "producing flights", flights.height) as advance:
         for start in range(0, flights.height, PIECE):
             advance(job.flights.append(flights.slice(start, PIECE)))
     return flights
 
 
-def _kill_half_way(folder: Path, flights: pl.DataFrame, console: Console) -> None:
+def _kill_half_way(log: str, flights: pl.DataFrame, console: Console) -> None:
     """Run the app and kill it once half of the flights are committed, as the log says."""
     half, committed = flights.height // 2, 0
-    with WorkerProcess(folder) as worker:
+    with WorkerProcess(log) as worker:
         with closing(_watched(worker, flights, console)) as commits:
             for committed in commits:
                 if committed >= half:
@@ -86,9 +86,9 @@ def _kill_half_way(folder: Path, flights: pl.DataFrame, console: Console) -> Non
     console.print(f"killed with SIGKILL when {committed:,} flights ({share:.0%}) were committed")
 
 
-def _finish(folder: Path, flights: pl.DataFrame, console: Console) -> None:
+def _finish(log: str, flights: pl.DataFrame, console: Console) -> None:
     """Run the app until it has nothing left to do."""
-    with WorkerProcess(folder, "--until", "idle") as worker:
+    with WorkerProcess(log, "--until", "idle") as worker:
         for _ in _watched(worker, flights, console):
             pass
         worker.wait()
@@ -136,7 +136,7 @@ def _step(console: Console, title: str, do: Callable[[], T]) -> T:
     return done
 
 
-def _say_how_to_explore(folder: Path, console: Console) -> None:
+def _say_how_to_explore(log: str, console: Console) -> None:
     console.rule("The log stays; look into it", align="left")
     for command in (
         "topics list",
@@ -144,9 +144,9 @@ def _say_how_to_explore(folder: Path, console: Console) -> None:
         """stores get flights/origin-carriers '["JFK", "AA"]'""",
         "consume carrier-delays --from -3",
         "groups offsets flights",
-        "segments carrier-delays --frames --max 5",
+        *(() if "://" in log else ("segments carrier-delays --frames --max 5",)),
     ):
-        line = f"  {_command()} {command} --log {shlex.quote(str(folder))}"
+        line = f"  {_command()} {command} --log {shlex.quote(log)}"
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -163,7 +163,12 @@ def _command() -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.flights.demo", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--log", type=Path, default=Path("data/flights"), metavar="DIR")
+    parser.add_argument(
+        "--log",
+        default=os.environ.get("STRANDLINE_LOG") or "data/flights",
+        metavar="DIR|URL",
+        help="default: STRANDLINE_LOG, or data/flights",
+    )
     parser.add_argument("--flights", type=int, metavar="N", help="only the first N flights")
     parser.add_argument("--no-spark", action="store_true", help="read without Spark and Java")
     parser.add_argument("--fresh", action="store_true", help="remove the last run without asking")

@@ -1,4 +1,4 @@
-"""The demo's folder: its own, and clean at the start of every run."""
+"""The demo's log: its own, and clean at the start of every run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from changelog.embedded.names import LOCK
 from changelog.errors import LogLocked
 from changelog.storage import LocalStorage, Lock
+from examples.flights import app as job
 
 MARK = "flights-demo"
 """This file says that the demo made the folder, and may remove it."""
@@ -19,22 +20,49 @@ PATIENCE = 30.0
 """Seconds to wait for a tool that still looks into the log of the last run."""
 
 
-def clean(folder: Path, console: Console, *, fresh: bool) -> None:
-    """Make `folder` anew. What the demo did not make itself is left alone: SystemExit."""
+def clean(log: str, console: Console, *, fresh: bool) -> None:
+    """Make the log anew: a folder, or the demo's topics in a cluster.
+
+    What the demo did not make itself is left alone: SystemExit.
+    """
+    if "://" in log:
+        _clean_cluster(log, console, fresh=fresh)
+    else:
+        _clean_folder(Path(log), console, fresh=fresh)
+
+
+def _clean_cluster(log: str, console: Console, *, fresh: bool) -> None:
+    job.app.log = log
+    with job.app as app:
+        broker = app.broker
+        present = {info.name for info in broker.topics()} & {
+            job.flights.name,
+            job.carrier_delays.name,
+        }
+        if not present:
+            return
+        if not (fresh or _agreed(f"{log}: topics {', '.join(sorted(present))}", console)):
+            raise SystemExit("nothing was changed")
+        app.reset()
+        for name in present:
+            broker.delete_topic(name)
+
+
+def _clean_folder(folder: Path, console: Console, *, fresh: bool) -> None:
     if folder.exists() and any(folder.iterdir()):
         if not (folder / MARK).exists():
             raise SystemExit(f"{folder} holds something else than this demo's log; use --log DIR")
-        if not (fresh or _agreed(folder, console)):
+        if not (fresh or _agreed(str(folder), console)):
             raise SystemExit("nothing was changed; --log DIR leaves the last run where it is")
         _remove(folder, console)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
 
 
-def _agreed(folder: Path, console: Console) -> bool:
+def _agreed(where: str, console: Console) -> bool:
     if not sys.stdin.isatty():
         return True
-    answer = console.input(f"Remove what the last run left in {folder}? [Y/n] ")
+    answer = console.input(f"Remove what the last run left in {where}? [Y/n] ")
     return answer.strip().lower() in ("", "y", "yes")
 
 

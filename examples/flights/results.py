@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
 
-import changelog
 import strandline as sl
 from examples.flights import app as job
 from examples.flights.expected import FIGURES
@@ -40,29 +38,28 @@ class Results:
     running: pl.DataFrame
 
 
-def read_with_spark(folder: Path) -> Results:
+def read_with_spark(log: str) -> Results:
     """Let Spark read it all."""
     spark = sl.spark.session("flights", config=QUIET)
     try:
         return Results(
-            _store(spark, folder, job.by_carrier.name, key="key AS carrier"),
-            _store(spark, folder, job.by_origin.name, key="key AS origin"),
-            _store(spark, folder, job.by_route.name, key="key._1 AS origin, key._2 AS carrier"),
-            _carrier_delays(spark, folder),
+            _store(spark, log, job.by_carrier.name, key="key AS carrier"),
+            _store(spark, log, job.by_origin.name, key="key AS origin"),
+            _store(spark, log, job.by_route.name, key="key._1 AS origin, key._2 AS carrier"),
+            _carrier_delays(spark, log),
         )
     finally:
         spark.stop()
 
 
-def read_without_spark(folder: Path) -> Results:
-    """The same through `app.query` and `log.to_polars`."""
-    job.app.log = str(folder)
+def read_without_spark(log: str) -> Results:
+    """The same through `app.query` and `topic.to_polars`."""
+    job.app.log = log
     with job.app:
         carriers = _rows("carrier", job.app.query(job.by_carrier).to_dict())
         origins = _rows("origin", job.app.query(job.by_origin).to_dict())
         routes = _rows("route", job.app.query(job.by_route).to_dict())
-    with changelog.open(str(folder)) as log:
-        running = log.to_polars(job.carrier_delays.name)
+        running = job.carrier_delays.to_polars()
     split = pl.col("route").list
     routes = routes.select(split.get(0).alias("origin"), split.get(1).alias("carrier"), *FIGURES)
     named = running.with_columns(carrier=pl.col("key").cast(pl.String))
@@ -74,16 +71,21 @@ def read_without_spark(folder: Path) -> Results:
     )
 
 
-def _store(spark: SparkSession, folder: Path, store: str, *, key: str) -> pl.DataFrame:
+def _store(spark: SparkSession, log: str, store: str, *, key: str) -> pl.DataFrame:
     reader = spark.read.format("strandline").option("store", f"{job.app.name}/{store}")
-    table = reader.load(str(folder)).selectExpr(*key.split(", "), "value.*")
+    table = reader.load(log).selectExpr(*key.split(", "), "value.*")
     keys = [name for name in table.columns if name not in FIGURES]
     return _to_polars(table.select(*keys, *FIGURES)).sort(keys)
 
 
-def _carrier_delays(spark: SparkSession, folder: Path) -> pl.DataFrame:
+def _carrier_delays(spark: SparkSession, log: str) -> pl.DataFrame:
     reader = spark.read.format("strandline").option("subscribe", job.carrier_delays.name)
-    table = reader.option("includeMetadata", "true").load(str(folder))
+    table = reader.option("includeMetadata", "true").load(log)
+    if "value" in table.columns:  # on Kafka they are JSON
+        fields = "n BIGINT, delays BIGINT, total BIGINT, mean DOUBLE, worst BIGINT"
+        typed = f"from_json(CAST(value AS STRING), '{fields}') AS value"
+        table = table.selectExpr("key", "partition", "offset", typed)
+        table = table.select("key", "partition", "offset", "value.*")
     named = table.selectExpr("CAST(key AS STRING) AS carrier", "partition", "offset", *FIGURES)
     return _in_order(_to_polars(named))
 

@@ -20,19 +20,21 @@ from changelog.records import TopicPartition
 
 COMMAND = [sys.executable, "-m", "framework.cli", "run", "examples.flights.app:app"]
 ROOT = Path(__file__).resolve().parents[2]
+LOOK_S = 0.2
+"""How often a log that does not show its topic of offsets is asked."""
 STALLED = 120.0
 """Seconds without a commit after which something must be wrong."""
 
 
 class WorkerProcess:
-    """`strandline run examples.flights.app:app`, which owns the log while it runs."""
+    """`strandline run examples.flights.app:app`. It owns the log while it runs, if that is a folder."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self._folder = folder
+    def __init__(self, log: str, *options: str) -> None:
+        self._log = log
+        self._in_folder = "://" not in log
+        named = str(Path(log).resolve()) if self._in_folder else log
         self._process = subprocess.Popen(
-            [*COMMAND, *options],
-            cwd=ROOT,
-            env={**os.environ, "STRANDLINE_LOG": str(folder.resolve())},
+            [*COMMAND, *options], cwd=ROOT, env={**os.environ, "STRANDLINE_LOG": named}
         )
 
     def committed(self, group: str, topic: str) -> Iterator[int]:
@@ -40,9 +42,9 @@ class WorkerProcess:
 
         Raises RuntimeError when it fails, or nothing is committed for a long time.
         """
-        if not self._owns_the_log():
+        if self._in_folder and not self._owns_the_log():
             return
-        with changelog.open(str(self._folder), role="attach_or_spawn") as log:
+        with changelog.open(self._log, role="attach_or_spawn") as log:
             try:
                 yield from self._changes(log.broker, group, topic)
             except Retriable:
@@ -74,7 +76,7 @@ class WorkerProcess:
         """Wait until it serves the log; False if it ended before."""
         until = time.monotonic() + STALLED
         while time.monotonic() < until:
-            endpoint = read_endpoint(self._folder)
+            endpoint = read_endpoint(Path(self._log))
             if endpoint is not None and endpoint.pid == self._process.pid:
                 return True
             if self._ended_within(0.01):
@@ -83,9 +85,7 @@ class WorkerProcess:
         raise RuntimeError(f"the worker did not open the log within {STALLED:g} s")
 
     def _changes(self, broker: Broker, group: str, topic: str) -> Iterator[int]:
-        """A commit is a record in the log's own topic of offsets, and a fetch waits for it."""
-        offsets = TopicPartition(CONSUMER_OFFSETS, 0)
-        position = broker.offsets([offsets])[offsets].last_stable_offset
+        news = self._news(broker)
         last, until = -1, time.monotonic() + STALLED
         while self._process.poll() is None:
             committed = broker.committed(group, require_stable=False)
@@ -95,8 +95,23 @@ class WorkerProcess:
                 yield now
             if time.monotonic() > until:
                 raise RuntimeError(f"the worker has committed nothing for {STALLED:g} s")
-            position = broker.fetch({offsets: position}, timeout=0.5)[offsets].next_offset
+            next(news)
         self.wait()
+
+    def _news(self, broker: Broker) -> Iterator[None]:
+        """Comes when something may have been committed, or after a while.
+
+        A commit is a record in the log's own topic of offsets, and a fetch waits for it; Kafka's
+        brokers keep theirs to themselves.
+        """
+        offsets = TopicPartition(CONSUMER_OFFSETS, 0)
+        position = broker.offsets([offsets])[offsets].last_stable_offset if self._in_folder else 0
+        while True:
+            if self._in_folder:
+                position = broker.fetch({offsets: position}, timeout=0.5)[offsets].next_offset
+            else:
+                self._ended_within(LOOK_S)
+            yield
 
     def _ended_within(self, seconds: float) -> bool:
         try:
