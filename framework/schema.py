@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from changelog.errors import InvalidConfig, InvalidRecord
 
@@ -105,17 +106,10 @@ class RowType:
         return [next(rows) if valid else None for valid in column.is_valid().to_pylist()]
 
     def filled(self, column: pa.StructArray) -> pa.StructArray:
-        """The same with defaults in place of nulls, where None is not allowed; no row is null."""
-        lacking = [
-            f.default and not f.optional and column.field(f.name).null_count for f in self._fields
-        ]
-        if not any(lacking):
-            return column
-        arrays = [
-            field.fill(column.field(field.name)) if lacks else column.field(field.name)
-            for field, lacks in zip(self._fields, lacking, strict=True)
-        ]
-        return pa.StructArray.from_arrays(arrays, fields=list(self.arrow))
+        """The same with defaults in place of nulls, where None is not allowed, at any depth."""
+        arrays = [field.filled(column.field(field.name)) for field in self._fields]
+        mask = column.is_null() if column.null_count else None
+        return pa.StructArray.from_arrays(arrays, fields=list(self.arrow), mask=mask)
 
     def in_utc(self, values: list[Any]) -> list[Any]:
         """The same values, all times in them in UTC, as a column gives them."""
@@ -164,6 +158,8 @@ class FieldType:
     write: Callable[[Sequence[Any]], pa.Array]
     flat: bool = True
     """Whether the Python type alone says that an item is right, and it is immutable."""
+    filled: Callable[[pa.Array], pa.Array] = lambda array: array
+    """See `RowType.filled`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,8 +198,11 @@ class Field:
             return self.type.write(items)
         return self.type.write([None if item is None else self.type.check(item) for item in items])
 
-    def fill(self, array: pa.Array) -> pa.Array:
-        """The same with the default in place of nulls."""
+    def filled(self, array: pa.Array) -> pa.Array:
+        """The same with the default in place of nulls, if None is not allowed."""
+        array = self.type.filled(array)
+        if self.default is None or self.optional or not array.null_count:
+            return array
         default = self.type.write([self.check(self.missing(), "the defaults")])
         places = [
             at if valid else len(array) for at, valid in enumerate(array.is_valid().to_pylist())
@@ -299,11 +298,20 @@ def _list_type(item: Any, optional: bool) -> FieldType:
             start += length or 0
         return result
 
-    return FieldType(arrow, check, read, write, flat=False)
+    def filled(array: pa.ListArray) -> pa.Array:
+        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+        ends = pa.array([0, *lengths.cumsum().tolist()], pa.int32())
+        mask = array.is_null() if array.null_count else None
+        items = inner.filled(array.flatten())
+        return pa.ListArray.from_arrays(ends, items, type=arrow, mask=mask)
+
+    return FieldType(arrow, check, read, write, flat=False, filled=filled)
 
 
 def _struct_type(rows: RowType) -> FieldType:
-    return FieldType(rows.arrow, rows.check, rows.values, rows.column, flat=False)
+    return FieldType(
+        rows.arrow, rows.check, rows.values, rows.column, flat=False, filled=rows.filled
+    )
 
 
 def _exact(arrow: pa.DataType, *accepted: type, convert: Callable[[Any], Any]) -> FieldType:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -178,7 +178,7 @@ class DatumCodec(SerdeCodec):
         values: list[Any] = [None] * len(column)
         there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
         for schema_id, places, datums in by_schema(column.drop_null()):
-            read = _Datums(self._registry.schema(schema_id).text, self._text).loads
+            read = _reader(self._registry.schema(schema_id).text, self._text)
             for at, datum in zip(there[places].tolist(), datums.to_pylist(), strict=True):
                 values[at] = read(datum)
         return values
@@ -195,7 +195,9 @@ class _Datums:
             own = None if reader in (None, text) else json.loads(str(reader))
             self._reader = None if own is None else fastavro.parse_schema(own)
         except Exception as error:  # its own kinds, and Python's
-            raise InvalidConfig(f"not an Avro schema: {error} in {text:.200}") from error
+            raise InvalidConfig(f"not an Avro schema: {error!r} in {text:.200}") from error
+        if _has_arrays_of_nothing(json.loads(text)):
+            raise InvalidConfig(f"arrays of what takes no bytes have no end: {text:.200}")
 
     def dumps(self, value: Any) -> bytes:
         out = io.BytesIO()
@@ -235,11 +237,36 @@ def _datums(data: pa.Array, node: Node | None, text: str, kind: pa.DataType) -> 
             return decode(data, node)
         except NotColumns:
             pass
-    read = _Datums(text).loads
+    read = _reader(text)
     try:
         return pa.array([read(datum) for datum in data.to_pylist()], kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidRecord(f"Avro that does not fit the declared type: {error}") from error
+
+
+def _reader(text: str, own: str | None = None) -> Callable[[bytes], Any]:
+    """Reads datums of a writer's schema, one at a time. Raises InvalidRecord."""
+    try:
+        return _Datums(text, own).loads
+    except InvalidConfig as error:
+        raise InvalidRecord(str(error)) from error
+
+
+def _has_arrays_of_nothing(schema: Any) -> bool:
+    """Whether a few bytes could say that there are 2**60 items."""
+    if isinstance(schema, list):
+        return any(map(_has_arrays_of_nothing, schema))
+    if not isinstance(schema, dict):
+        return False
+    items = schema.get("items")
+    if schema.get("type") == "array" and (items == "null" or isinstance(items, dict)):
+        nothing = items == "null" or items.get("fields") == [] or items.get("size") == 0
+        if nothing or items.get("type") == "null":
+            return True
+    inner = [field.get("type") for field in schema.get("fields", ())]
+    return any(
+        map(_has_arrays_of_nothing, [schema.get("type"), items, schema.get("values"), *inner])
+    )
 
 
 def _fit(array: pa.Array, node: Node, name: str) -> pa.Array:

@@ -51,7 +51,8 @@ class Shape:
         present = [entry for entry in self._fields if entry[0].name in column.type.names]
         columns = []
         for arrow, _, write in present:
-            items = _items(conform(column.field(arrow.name), arrow.type, arrow.name))
+            child = column.field(arrow.name)
+            items = _items(conform(child, _shared(child.type, arrow.type), arrow.name))
             plain = write is _same
             columns.append(items if plain else [i if i is None else write(i) for i in items])
         names = [arrow.name for arrow, _, _ in present]
@@ -182,19 +183,38 @@ def _converters(field: Any, above: tuple[str, ...]) -> tuple[pa.DataType, Read, 
         return _INSTANT, _from_timestamp, _same
     inner = _fields_of(field.message_type, above)
     reads = [(arrow.name, read) for arrow, read, _ in inner]
-    writes = [(arrow.name, write) for arrow, _, write in inner]
+    writes = [(arrow, write) for arrow, _, write in inner]
 
     def to_row(message: Any) -> dict[str, Any]:
         return {name: read(message) for name, read in reads}
 
     def to_arguments(row: dict[str, Any]) -> dict[str, Any]:
-        return {name: write(row[name]) for name, write in writes if row.get(name) is not None}
+        for arrow, _ in writes:
+            if arrow.name in row and row[arrow.name] is None and not arrow.nullable:
+                raise InvalidRecord(
+                    f"None in {field.message_type.full_name}.{arrow.name}, which has no presence"
+                )
+        return {
+            arrow.name: write(row[arrow.name])
+            for arrow, write in writes
+            if row.get(arrow.name) is not None
+        }
 
     return pa.struct([arrow for arrow, _, _ in inner]), to_row, to_arguments
 
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _shared(ours: pa.DataType, theirs: pa.DataType) -> pa.DataType:
+    """Their type, of the fields that ours has."""
+    if pa.types.is_list(ours) and pa.types.is_list(theirs):
+        return pa.list_(_shared(ours.value_type, theirs.value_type))
+    if not (pa.types.is_struct(ours) and pa.types.is_struct(theirs)):
+        return theirs
+    common = [f for f in theirs if ours.get_field_index(f.name) >= 0]
+    return pa.struct([f.with_type(_shared(ours.field(f.name).type, f.type)) for f in common])
 
 
 def _items(array: pa.Array) -> list[Any]:

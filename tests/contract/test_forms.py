@@ -88,3 +88,40 @@ def test_a_record_that_is_not_of_its_form_is_named(app: sl.App, log: Log, name: 
         sl.InvalidRecord, match=rf"{name}\[0\]@1 cannot be read: not JSON of Flight"
     ):
         flights.to_polars()
+
+
+def test_confluents_clients_read_what_we_write_and_we_what_they_write(
+    kafka: str, name: str
+) -> None:
+    from confluent_kafka import Consumer, Producer
+    from confluent_kafka.schema_registry import topic_subject_name_strategy
+    from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+    from confluent_kafka.serialization import MessageField, SerializationContext
+
+    address = kafka.removeprefix("kafka://")
+    registry = sl.SchemaRegistry(f"mock://{name}-{os.getpid()}")
+    context = SerializationContext(name, MessageField.VALUE)
+    with sl.App("forms", log=kafka, registry=registry) as app:
+        flights = app.topic(name, value=Flight, key="carrier", timestamp="at", serde="avro")
+        flights.append(FLIGHTS)
+        consumer = Consumer(
+            {"bootstrap.servers": address, "group.id": name, "auto.offset.reset": "earliest"}
+        )
+        consumer.subscribe([name])
+        deserialize = AvroDeserializer(registry.client)
+        messages = consumer.consume(2, timeout=30)
+        consumer.close()
+        told = [(m.key(), m.timestamp()[1], deserialize(m.value(), context)) for m in messages]
+        assert told == [
+            (f.carrier.encode(), int(f.at.timestamp() * 1000), dataclasses.asdict(f))
+            for f in FLIGHTS
+        ]
+        schema = registry.client.get_latest_version(f"{name}-value").schema.schema_str
+        serialize = AvroSerializer(
+            registry.client, schema, conf={"subject.name.strategy": topic_subject_name_strategy}
+        )
+        producer = Producer({"bootstrap.servers": address})
+        theirs = {**dataclasses.asdict(FLIGHTS[0]), "carrier": "DL"}
+        producer.produce(name, serialize(theirs, context), key=b"DL")
+        assert producer.flush(30) == 0
+        assert flights.to_polars()["carrier"].to_list() == ["AA", "UA", "DL"]

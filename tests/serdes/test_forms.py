@@ -187,6 +187,36 @@ def test_what_a_form_cannot_hold_is_refused_when_it_is_declared(
         codec(kind, serde)
 
 
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    rank: int = 7
+    words: list[str] = dataclasses.field(default_factory=lambda: ["x"])
+    note: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    more: list[Inner]
+    maybe: Inner | None = None
+
+
+@EACH
+def test_nulls_deep_in_a_table_are_defaults_too(form: str) -> None:
+    made = codec(Outer, form)
+    empty = {"rank": None, "words": None, "note": None}
+    rows = [
+        {"inner": empty, "more": [empty, {**empty, "rank": 1}], "maybe": None},
+        {"inner": {**empty, "words": ["y"]}, "more": [], "maybe": empty},
+    ]
+    table = pa.array([*rows, None], RowType(Outer).arrow)
+    assert made.decode(made.from_columns(table)) == [
+        Outer(Inner(), [Inner(), Inner(rank=1)]),
+        Outer(Inner(words=["y"]), [], Inner()),
+        None,
+    ]
+
+
 MAPS = sl.AvroSerde({"type": "map", "values": "int"})
 
 

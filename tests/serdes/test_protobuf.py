@@ -149,6 +149,23 @@ def test_a_value_that_does_not_fit_the_message_is_refused() -> None:
 
 
 @dataclasses.dataclass(frozen=True)
+class Vague:
+    article: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Deep:
+    lines: list[Vague]
+
+
+def test_none_where_a_message_within_has_no_presence_is_refused() -> None:
+    made = codec(Deep, sl.ProtobufSerde(SalePb))
+    assert read(made, *written(made, Deep([Vague(3)]))) == [Deep([Vague(3)])]
+    with pytest.raises(sl.InvalidRecord, match="None in shop.Line.article, which has no presence"):
+        written(made, Deep([Vague(3), Vague()]))
+
+
+@dataclasses.dataclass(frozen=True)
 class Later:
     shop: str
     at: dt.datetime
