@@ -10,6 +10,7 @@ BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 PYTHON  ?=
 MINUTES ?= 5
+JOBS    ?= 2
 PYTEST  := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -31,8 +32,8 @@ cast: $(STAMP)  ## Record docs/wow.cast (asciinema play docs/wow.cast) and docs/
 pictures: $(STAMP)  ## Draw the pictures of docs/compaction.md, from logs that are filled and cleaned for it
 	$(BIN)/python -m examples.compaction.pictures
 
-test: $(STAMP)  ## All tests (ARGS='-k name' for some)
-	$(PYTEST) $(ARGS)
+test: $(STAMP)  ## All tests, in JOBS processes (default 2; ARGS='-k name' for some)
+	$(PYTEST) -n $(JOBS) --dist loadgroup $(ARGS)
 
 quick: $(STAMP)  ## The tests that take no JVM and no patience
 	$(PYTEST) -m 'not slow and not spark' $(ARGS)

@@ -75,6 +75,9 @@ def cached(name: str, fill: Callable[[Path], None]) -> Path:
             coming.mkdir()
             fill(coming)
             coming.rename(place)
+        except OSError:
+            if not place.is_dir():  # another process was faster
+                raise
         finally:
             shutil.rmtree(coming, ignore_errors=True)
     return place

@@ -17,6 +17,22 @@ from tests.kafka.brokers import _three, kafka, name, running, three
 __all__ = ["_three", "kafka", "name", "running", "three"]
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests run in several processes, each file is of one, and so is what shares a server."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _group(item: pytest.Item) -> str:
+    fixtures = set(getattr(item, "fixturenames", ()))
+    if "spark" in fixtures:
+        return "spark"
+    if fixtures & {"kafka", "running", "three", "system", "logs"}:
+        return "kafka"
+    return str(item.path)
+
+
 @pytest.fixture
 def groups_are_put_by_hand() -> bool:
     """Whether tests commit offsets that nobody has read up to."""
