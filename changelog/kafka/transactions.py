@@ -26,12 +26,15 @@ from changelog.errors import (
     StrandlineError,
     TransactionAborted,
 )
+from changelog.kafka.caller import Caller
 from changelog.kafka.connection import DEADLINE_S, Connection
 from changelog.kafka.failures import asks_for_abort, failure_of, is_fatal
 from changelog.kafka.groups import position_of
 from changelog.kafka.sending import Outcome, Outgoing, Sending
 from changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
 
+GRACE_S = 5.0
+"""How much later than its timeout a call may come back."""
 Ended = Callable[[ProducerIdentity, Collection[TopicPartition]], None]
 """Told who the producer is from now on, and what it has written to until now."""
 
@@ -68,8 +71,13 @@ class Transactions:
             connection,
             {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms},
         )
-        with connection.translated(f"taking over as {transactional_id!r}"):
-            self._sending.producer.init_transactions(DEADLINE_S)
+        self._caller = Caller()
+        try:
+            with connection.translated(f"taking over as {transactional_id!r}"):
+                self._in_time(lambda: self._sending.producer.init_transactions(DEADLINE_S))
+        except BaseException:
+            self._caller.close()
+            raise
 
     def send(self, producer: ProducerIdentity, batches: Sequence[Outgoing]) -> list[Outcome]:
         """Write batches in the transaction, which begins with the first."""
@@ -134,10 +142,11 @@ class Transactions:
         with self.lock:
             if self._open and self._dead is None:
                 try:
-                    self._sending.producer.abort_transaction(DEADLINE_S)
-                except KafkaException:
+                    self._in_time(lambda: self._sending.producer.abort_transaction(DEADLINE_S))
+                except (KafkaException, ProducerFenced):
                     self._sending.discard()  # the cluster aborts it when its time is over
             self._open = False
+            self._caller.close()
             self._dead = self._dead or ProducerFenced(f"producer {self._name!r} was closed")
 
     # What may happen when -------------------------------------------------------------
@@ -187,7 +196,7 @@ class Transactions:
     def _call(self, call: Callable[[], Any], doing: str) -> None:
         """Ask librdkafka; what it refuses says what is left of the transaction, and the producer."""
         try:
-            call()
+            self._in_time(call)
         except KafkaException as raised:
             error = failure_of(raised, self._connection.where(self._doing(doing)))
             if isinstance(error, ProducerFenced) or is_fatal(raised):
@@ -197,6 +206,17 @@ class Transactions:
                 if not isinstance(error, MemberFenced):
                     self._check_not_doomed()
             raise error from raised
+
+    def _in_time(self, call: Callable[[], Any]) -> None:
+        """Make a call. Raises ProducerFenced if it does not come back: only another producer can go on."""
+        try:
+            self._caller(call, DEADLINE_S + GRACE_S)
+        except TimeoutError:
+            self._dead = ProducerFenced(
+                f"{self._connection.where(self._doing('waiting'))}: the client lost sight of a broker, "
+                f"and cannot go on; begin with a new producer"
+            )
+            raise self._dead from None
 
     def _doing(self, what: str) -> str:
         return f"transactional id {self._name!r}, {what}"
