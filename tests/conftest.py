@@ -12,9 +12,9 @@ from changelog.clock import ManualClock
 from changelog.storage import MemoryStorage
 from tests.checked import OpenedLogs
 from tests.cleaning import ignore
-from tests.kafka.brokers import _three, kafka, name, running, three
+from tests.kafka.brokers import kafka, name, running
 
-__all__ = ["_three", "kafka", "name", "running", "three"]
+__all__ = ["kafka", "name", "running"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

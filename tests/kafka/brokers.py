@@ -1,6 +1,6 @@
-"""The brokers that tests run on: one that all share, and three that replicate.
+"""The broker that tests share.
 
-The one is started with the first test that asks for it, or is the one that STRANDLINE_KAFKA names
+It is started with the first test that asks for it, or is the one that STRANDLINE_KAFKA names
 (host:port). Where confluent-kafka or Java is missing these tests are skipped; with CI=true they fail.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 
 import pytest
 
-from benchmarks.kafka_broker import CLIENTS, Broker, cluster, servers
+from benchmarks.kafka_broker import CLIENTS, Broker, cluster
 from tests.kafka.security import LISTENERS, Secured
 
 SETTINGS = {
@@ -77,42 +77,6 @@ _names = itertools.count()
 def name() -> str:
     """A name that nobody has used, for a topic, a group or a producer."""
     return f"test-{os.getpid()}-{next(_names)}"
-
-
-class Three(NamedTuple):
-    """Three brokers; topics have three replicas, of which two must have what is acknowledged."""
-
-    url: str
-    brokers: list[Broker]
-
-    def mend(self) -> None:
-        """All of them run."""
-        for one in self.brokers:
-            if one.process.poll() is None:
-                one.thaw()
-            else:
-                one.launch()
-        for one in self.brokers:
-            one.wait()
-
-
-@pytest.fixture(scope="session")
-def _three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
-    _require_client()
-    with ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("kafka") / "three"
-        try:
-            brokers = stack.enter_context(cluster(folder, 3, {**SETTINGS, **SOON_NOTICED}))
-        except FileNotFoundError as error:
-            _missing(str(error))
-        yield Three(f"kafka://{servers(brokers)}", brokers)
-
-
-@pytest.fixture
-def three(_three: Three) -> Iterator[Three]:
-    """The three, which run again after the test."""
-    yield _three
-    _three.mend()
 
 
 def _require_client() -> None:
