@@ -32,6 +32,8 @@ DEADLINE_S = 10.0
 """How long a call waits for its answer."""
 ATTEMPT_S = 2.0
 """How long a question waits at a broker; then whom to ask is found out anew, as it may be dead."""
+MEET_S = 13.0
+"""How long somebody is looked for who knows of all others: he may be dead, and be replaced (9 s)."""
 REFRESH_MS = 1_000
 """How soon an admin client, which waits for the controller that it knows, learns that it is another."""
 ANSWER_S = 20.0
@@ -63,13 +65,19 @@ class Connection:
 
     def _meet(self) -> None:
         """Return when somebody has answered. Raises Unauthenticated as soon as one is refused."""
-        doing = "asking who is there"
-        answer = self.admin.describe_cluster(request_timeout=DEADLINE_S)
-        while not answer.done():
-            self.admin.poll(SLICE_S)
-            if isinstance(self._trouble, Unauthenticated):
-                raise self._trouble
-        self.result(answer, doing)
+        begun = self.clock.monotonic()
+        while True:
+            answer = self.admin.describe_cluster(request_timeout=ATTEMPT_S)
+            while not answer.done():
+                self.admin.poll(SLICE_S)
+                if isinstance(self._trouble, Unauthenticated):
+                    raise self._trouble
+            try:
+                self.result(answer, "asking who is there")
+                return
+            except Retriable:
+                if self.clock.monotonic() - begun > MEET_S:
+                    raise
 
     def client(self, kind: Callable[..., T], properties: Mapping[str, Any]) -> T:
         """A client of librdkafka's with the cluster's properties and these. Raises InvalidConfig."""

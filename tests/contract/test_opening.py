@@ -69,7 +69,7 @@ def test_where_nobody_answers_it_says_so_in_time(
 ) -> None:
     from changelog.kafka import connection
 
-    monkeypatch.setattr(connection, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(connection, "MEET_S", 0.5)
     clock = SystemClock()
     begun = clock.monotonic()
     with pytest.raises(OwnerUnavailable, match=r"kafka://127\.0\.0\.1:1: .*brokers run"):

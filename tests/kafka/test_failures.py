@@ -134,7 +134,7 @@ def test_where_no_broker_is_an_app_says_the_address_and_what_to_do(
 ) -> None:
     from changelog.kafka import connection
 
-    monkeypatch.setattr(connection, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(connection, "MEET_S", 0.5)
     made = totals(name, "kafka://127.0.0.1:1", tmp_path)
     with pytest.raises(OwnerUnavailable, match=r"kafka://127\.0\.0\.1:1: .*brokers run"):
         made.app.run(until="idle")
