@@ -12,9 +12,9 @@ from changelog.clock import ManualClock
 from changelog.storage import MemoryStorage
 from tests.checked import OpenedLogs
 from tests.cleaning import ignore
-from tests.kafka.brokers import kafka, name, running
+from tests.kafka.brokers import kafka, name, now, running
 
-__all__ = ["kafka", "name", "running"]
+__all__ = ["kafka", "name", "now", "running"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

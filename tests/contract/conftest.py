@@ -5,7 +5,6 @@ Kafka is a real broker ([brokers.py](../kafka/brokers.py)).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,12 +66,6 @@ def first(topic: str) -> TopicPartition:
 def second(topic: str) -> TopicPartition:
     """Its second partition."""
     return TopicPartition(topic, 1)
-
-
-@pytest.fixture
-def now() -> int:
-    """Milliseconds since 1970; a minute ago, so that later ones are no future."""
-    return int(time.time() * 1000) - 60_000
 
 
 @pytest.fixture

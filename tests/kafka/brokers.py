@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import NamedTuple, NoReturn
@@ -77,6 +78,12 @@ _names = itertools.count()
 def name() -> str:
     """A name that nobody has used, for a topic, a group or a producer."""
     return f"test-{os.getpid()}-{next(_names)}"
+
+
+@pytest.fixture
+def now() -> int:
+    """Milliseconds since 1970; a minute ago, so that later ones are no future."""
+    return int(time.time() * 1000) - 60_000
 
 
 def _require_client() -> None:
