@@ -78,7 +78,7 @@ def patiently(call: Callable[[], T], ended: Callable[[], bool] = bool) -> T:
             result = call()
             if told:
                 waited = clock.monotonic() - begun
-                _log.warning("the log is there again after %.0f s: the app goes on", waited)
+                _log.warning("the log answers again after %.0f s: the app goes on", waited)
             return result
         except Retriable as error:
             waited = clock.monotonic() - begun
@@ -88,7 +88,7 @@ def patiently(call: Callable[[], T], ended: Callable[[], bool] = bool) -> T:
                 told = True
                 said = {"error": error, "seconds": round(waited, 3)}
                 _log.warning(
-                    "the log is out of reach; the app tries again for %g s: %s",
+                    "the app waits for the log, and tries again for %g s: %s",
                     *(PATIENCE_SECONDS, error),
                     extra=said,
                 )

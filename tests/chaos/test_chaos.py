@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.chaos import NO_SMALL_DISK
+from tests.kafka.brokers import Running
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +46,23 @@ def test_nothing_is_lost_and_nothing_doubled(repository: Path) -> None:
         assert f"× {blow}" in said, said
     for what in ("passes of the cleaner", "tombstones removed", "times killed in a commit"):
         assert number_of(what, said) > 0, said
+
+
+@pytest.mark.timeout(900)
+def test_nothing_is_lost_and_nothing_doubled_on_kafka(repository: Path, running: Running) -> None:
+    """On three brokers of its own, which are killed too. (The shared one is asked for, as it is skipped without Kafka.)"""
+    status, said = chaos(repository, "--kafka", "--minutes", "0.5")
+    assert status == 0, said
+    assert "lost 0, doubled 0" in said
+    assert "WRONG" not in said
+    for blow in (
+        "kill broker",
+        "freeze broker",
+        "kill worker",
+        "kill in a commit",
+        "freeze worker",
+    ):
+        assert f"× {blow}" in said, said
 
 
 @pytest.mark.timeout(900)

@@ -12,6 +12,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,6 +198,14 @@ def test_the_commands_of_a_page_print_what_it_shows(
             run_block(block, namespace)
         elif any_console(block.kind):
             terminal.run(block)
+
+
+def test_the_kafka_page_runs(namespace: types.ModuleType, kafka: str) -> None:
+    for block in blocks_of(ROOT / "docs/guide/kafka.md"):
+        if block.kind == "python kafka":
+            here = block.text.replace("kafka://localhost:9092", kafka)
+            run_block(replace(block, text=here), namespace)
+    assert "add" in vars(namespace)
 
 
 @pytest.mark.spark

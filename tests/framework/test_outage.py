@@ -1,0 +1,62 @@
+"""A worker's patience with a log that does not answer: it ends, it is said, and a stop cuts it short."""
+
+from __future__ import annotations
+
+import pytest
+
+from changelog.errors import InvalidRequest, OwnerUnavailable
+from framework.container import outage
+from framework.container.outage import patiently
+
+
+class Away:
+    """Answers at the n-th call."""
+
+    def __init__(self, until: int) -> None:
+        self.calls = 0
+        self._until = until
+
+    def __call__(self) -> int:
+        self.calls += 1
+        if self.calls < self._until:
+            raise OwnerUnavailable("away")
+        return self.calls
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "LONGEST_RETRY", 0.001)
+    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.002)
+
+
+def test_it_asks_until_there_is_an_answer_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outage, "SAID_AFTER", 0.0)
+    assert patiently(Away(5)) == 5
+    assert caplog.text.count("the app waits for the log") == 1
+    assert "the log answers again" in caplog.text
+
+
+def test_a_short_one_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    assert patiently(Away(2)) == 2
+    assert not caplog.text
+
+
+def test_it_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "PATIENCE_SECONDS", 0.02)
+    with pytest.raises(OwnerUnavailable, match="away"):
+        patiently(Away(10**9))
+
+
+def test_a_stop_ends_it_and_other_errors_are_not_repeated() -> None:
+    away = Away(10**9)
+    with pytest.raises(OwnerUnavailable):
+        patiently(away, lambda: away.calls == 3)
+    assert away.calls == 3
+
+    def refused() -> None:
+        raise InvalidRequest("no")
+
+    with pytest.raises(InvalidRequest):
+        patiently(refused)
