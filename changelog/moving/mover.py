@@ -99,6 +99,9 @@ class _Move:
             # 4  Topics that keep all.
             self._journal.make()
             works = [self._begun(topic, producer) for topic in self._topics]
+            for work in works:
+                if not self._state(work).verified:
+                    self._hold(work)
             # 5  Records, until there are no more.
             self._copy(works, producer)
             # 6  Read back and compared; only then the topics may let something go.
@@ -192,7 +195,8 @@ class _Move:
                 return
             advance = self._advancing("copying", sum(left.values()))
             for work in behind:
-                self._hold(work)
+                if self._state(work).verified:  # it has more since it was moved
+                    self._hold(work)
                 self._reached |= copy(
                     work, ends, self._source.broker, producer, self._journal, advance
                 )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import changelog
 from changelog.clock import SystemClock
 from changelog.errors import InvalidRequest, TopicExists
 from changelog.log import Log
@@ -207,3 +208,18 @@ def test_what_is_in_use_in_the_target_is_left_as_it_is(logs: Logs, name: str) ->
     assert [row["value"] for row in content(logs.target, name)] == [b"moved", b"new"]
     assert committed(logs.target, group)[tp].offset == 1
     verify_only(*logs.places, Selection([name]))
+
+
+def test_settings_that_a_cluster_does_not_take_are_named(
+    kafka: str, name: str, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "log")
+    with changelog.open(folder) as here, changelog.open(kafka) as there:
+        given = {"segment.bytes": "65536", "segment.ms": "3600000", "cleanup.policy": "compact"}
+        here.create_topic(name, config=given)
+        report = move(Place(folder, here.broker), Place(kafka, there.broker), Selection([name], []))
+        [topic] = report.topics
+        assert list(topic.left_out) == ["segment.bytes"]
+        config = there.topic(name).config
+        assert config["segment.ms"] == "3600000"
+        assert config["cleanup.policy"] == "compact"
