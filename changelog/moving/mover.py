@@ -91,7 +91,6 @@ class _Move:
         # 2  Whoever else moves to this target is fenced, and what was left open there has ended.
         with self._producer() as producer:
             self._journal = Journal(self._target.broker, self._clock)
-            before = self._records()
             # 3  What is there of these topics is this copy, and nobody uses it.
             for topic in self._topics:
                 self._check_target(topic)
@@ -103,6 +102,7 @@ class _Move:
                 if not self._state(work).verified:
                     self._hold(work)
             # 5  Records, until there are no more.
+            before = self._records()
             self._copy(works, producer)
             # 6  Read back and compared; only then the topics may let something go.
             self._verify(works, producer)
@@ -157,14 +157,12 @@ class _Move:
     def _begun(self, topic: TopicInfo, producer: Producer) -> Work:
         """The topic in the target, made if need be."""
         form, broker = form_of(topic, self._target), self._target.broker
-        state = self._journal.state.topics.get(topic.topic_id)
         present = self._in_target(topic.name)
-        if state is None or (present is None and state.target_id):
+        if present is None:
             # Said before it is made: a crash in between leaves a topic that is known to be ours.
             settled = tuple(end.settled_end for end in self._ends([topic]).values())
             begun = Begun(topic.topic_id, topic.name, topic.schema_id, settled)
             self._journal.record(producer, begun)
-        if present is None:
             present = broker.create_topic(topic.name, topic.partitions, schema=form.schema)
         if present.partitions < topic.partitions:
             present = broker.alter_topic(topic.name, partitions=topic.partitions)

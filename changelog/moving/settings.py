@@ -24,10 +24,17 @@ KEEPING_ALL = {
     "message.timestamp.type": "CreateTime",
     "message.timestamp.before.max.ms": str(LONG_MAX),
     "message.timestamp.after.max.ms": str(LONG_MAX),
-    "max.message.bytes": str(1000 << 20),
 }
 """As long as it is copied."""
-RULES = (*KEEPING_ALL, "delete.retention.ms", "min.compaction.lag.ms", "max.compaction.lag.ms")
+LARGEST = {"max.message.bytes": str(1000 << 20)}
+"""Likewise, if the target lets it: managed clusters have their own limit."""
+RULES = (
+    *KEEPING_ALL,
+    *LARGEST,
+    "delete.retention.ms",
+    "min.compaction.lag.ms",
+    "max.compaction.lag.ms",
+)
 """What decides which records are kept, and admitted."""
 
 LeftOut = dict[str, str]
@@ -38,7 +45,8 @@ def hold(target: Broker, source: TopicInfo, present: TopicInfo) -> LeftOut:
     """Let the topic keep all, and be laid out as it is in the source."""
     layout = {name: value for name, value in source.config.items() if name not in RULES}
     _apply(target, present, KEEPING_ALL, must=True)
-    return _apply(target, target.topic(present.name), layout)
+    left_out = _apply(target, target.topic(present.name), {**LARGEST, **layout})
+    return {name: why for name, why in left_out.items() if name in layout}
 
 
 def release(

@@ -217,7 +217,9 @@ def test_settings_that_a_cluster_does_not_take_are_named(
     with changelog.open(folder) as here, changelog.open(kafka) as there:
         given = {"segment.bytes": "65536", "segment.ms": "3600000", "cleanup.policy": "compact"}
         here.create_topic(name, config=given)
-        report = move(Place(folder, here.broker), Place(kafka, there.broker), Selection([name], []))
+        report = move(
+            Place(folder, here.broker), Place(kafka, there.broker), Selection([name], ["nobody"])
+        )
         [topic] = report.topics
         assert list(topic.left_out) == ["segment.bytes"]
         config = there.topic(name).config

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -235,6 +237,36 @@ def test_only_the_chosen_groups_and_topics(owner: Owner, target: Owner) -> None:
     assert {tp.topic for tp in target.committed("h")} == {"b"}
     with pytest.raises(UnknownTopic, match="there are: a, b"):
         moved(owner, target, topics=["c"])
+
+
+# What is written down ---------------------------------------------------------------------
+
+
+def test_the_journal_is_as_the_format_says(owner: Owner, target: Owner) -> None:
+    log = Log(owner)
+    log.create_topic("t", 2)
+    log.append("t", [{"value": b"1"}, {"value": b"2"}], partition=1)
+    owner.commit_offsets("g", {TopicPartition("t", 1): CommittedOffset(1)})
+    moved(owner, target)
+    table = Log(target).read("__strandline_moves")
+    begun, made, copied, verified, positions = map(
+        msgspec.msgpack.decode, table["value"].to_pylist()
+    )
+    kinds = ["begun", "made", "copied", "verified", "positions"]
+    assert [key.decode() for key in table["key"].to_pylist()] == kinds
+    here, there = owner.topic("t").topic_id, target.topic("t").topic_id
+    assert begun == ["begun", here, "t", 0, [0, 0]]
+    assert made[:3] == ["made", here, there]
+    assert made[3]["retention.ms"] == "604800000"
+    assert copied[:5] == ["copied", here, 1, 2, 2]
+    assert copied[5] == copied[6]
+    assert copied[6][0] == 2
+    raw = pa.decompress(
+        copied[7][8:], int.from_bytes(copied[7][:8], "little"), codec="zstd", asbytes=True
+    )
+    assert struct.unpack("<3q", raw) == (0, 0, 2)
+    assert verified == ["verified", here]
+    assert positions == ["positions", "g", [["t", 1, 1, ""]]]
 
 
 # What goes on meanwhile -----------------------------------------------------------------
