@@ -160,7 +160,7 @@ def test_an_object_that_does_not_fit_is_refused_by_its_column(
 
 
 def ten(log: Log) -> None:
-    log.create_topic("numbers")
+    log.create_topic("numbers", config=KEPT)
     rows = [{"value": str(n).encode() + b"!", "timestamp": T0 + n * 1000} for n in range(10)]
     log.append("numbers", rows)
 
