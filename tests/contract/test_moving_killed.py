@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 
 import changelog
-from changelog.clock import SystemClock
 from changelog.log import Log
-from changelog.moving.journal import Journal
+from changelog.moving.journal import TOPIC
 from changelog.records import CommittedOffset, TopicPartition
 from framework.cli.reading import partitions_of, read
 
@@ -48,9 +47,20 @@ def moving(source: Path, target: str, topics: list[str]) -> subprocess.Popen[str
 
 
 def copied(target: Log, topics: list[str]) -> int:
-    """How many partitions were copied."""
-    states = Journal(target.broker, SystemClock()).state.topics.values()
-    return sum(len(state.partitions) for state in states if state.begun.topic in topics)
+    """How many partitions were copied, as the journal says; who was killed may have left it open."""
+    if TOPIC not in [info.name for info in target.topics(internal=True)]:
+        return 0
+    ids: set[str] = set()
+    found: set[tuple[str, int]] = set()
+    for batch in read(target.broker, {TopicPartition(TOPIC, 0): 0}):
+        for kind, source_id, *rest in map(
+            msgspec.msgpack.decode, batch.columns.column("value").to_pylist()
+        ):
+            if kind == "begun" and rest[0] in topics:
+                ids.add(source_id)
+            if kind == "copied" and source_id in ids:
+                found.add((source_id, rest[0]))
+    return len(found)
 
 
 def wait_for_more(
