@@ -20,9 +20,11 @@ from __future__ import annotations
 
 from changelog.moving.mover import move, verify_only
 from changelog.moving.report import MovedPartition, MovedTopic, Progress, Report
-from changelog.moving.selection import Metadata, Place, Selection
+from changelog.moving.selection import Conversion, Conversions, Metadata, Place, Selection
 
 __all__ = [
+    "Conversion",
+    "Conversions",
     "Metadata",
     "MovedPartition",
     "MovedTopic",

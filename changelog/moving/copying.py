@@ -11,7 +11,7 @@ import pyarrow as pa
 from changelog.broker import Broker
 from changelog.client.producer import BatchMetadata, Producer
 from changelog.errors import InvalidRequest, SchemaMismatch
-from changelog.moving.forms import AsTheyAre
+from changelog.moving.forms import Form
 from changelog.moving.journal import Copied, Journal, PartitionState, TopicState
 from changelog.moving.reading import Advance, Ends, fetches
 from changelog.moving.runs import Runs, following
@@ -24,7 +24,7 @@ class Work:
 
     source: TopicInfo
     target: TopicInfo
-    form: AsTheyAre
+    form: Form
 
     @property
     def partitions(self) -> list[TopicPartition]:
@@ -102,7 +102,7 @@ def _copy_round(
 
 def _merged(work: Work, batches: Sequence[Batch]) -> pa.RecordBatch:
     """All in one, in its new form: small ones, of which logs of apps are full, are slow to append."""
-    tables = [pa.Table.from_batches([work.form(batch.columns)]) for batch in batches]
+    tables = [pa.Table.from_batches([work.form.written(batch.columns)]) for batch in batches]
     for batch, table in zip(batches, tables, strict=True):
         if table.schema.field("value").type != work.form.type:
             raise SchemaMismatch(

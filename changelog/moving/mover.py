@@ -13,7 +13,7 @@ from changelog.clock import Clock, SystemClock
 from changelog.errors import InvalidRequest, TopicExists, UnknownTopic
 from changelog.moving import groups, settings
 from changelog.moving.copying import Work, copy
-from changelog.moving.forms import form_of
+from changelog.moving.forms import Form, form_of
 from changelog.moving.journal import Begun, Journal, Made, TopicState, Verified
 from changelog.moving.reading import Advance, Ends, GroupOffsets, committed_in, settled_ends
 from changelog.moving.report import MovedPartition, MovedTopic, Progress, Report
@@ -86,7 +86,7 @@ class _Move:
     def run(self) -> Report:
         # 1  May it be? Nothing is at work in the source, and the target has a form for all values.
         for topic in self._topics:
-            form_of(topic, self._target)
+            self._form(topic)
         self._check_source_at_rest()
         # 2  Whoever else moves to this target is fenced, and what was left open there has ended.
         with self._producer() as producer:
@@ -156,7 +156,7 @@ class _Move:
 
     def _begun(self, topic: TopicInfo, producer: Producer) -> Work:
         """The topic in the target, made if need be."""
-        form, broker = form_of(topic, self._target), self._target.broker
+        form, broker = self._form(topic), self._target.broker
         present = self._in_target(topic.name)
         if present is None:
             # Said before it is made: a crash in between leaves a topic that is known to be ours.
@@ -180,7 +180,7 @@ class _Move:
                 f"topic {topic.name!r} of {self._source.name} was not moved to {self._target.name}, so "
                 f"there is nothing to compare"
             )
-        return Work(topic, present, form_of(topic, self._target))
+        return Work(topic, present, self._form(topic))
 
     # Records --------------------------------------------------------------------------
 
@@ -258,6 +258,9 @@ class _Move:
         return offsets
 
     # Looking --------------------------------------------------------------------------
+
+    def _form(self, topic: TopicInfo) -> Form:
+        return form_of(topic, self._target, self._selection.conversions)
 
     def _producer(self) -> Producer:
         return Producer(

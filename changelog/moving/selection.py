@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from changelog.broker import Broker
 from changelog.errors import InvalidRequest, UnknownTopic
 from changelog.kafka.address import is_kafka, parse_url
@@ -13,6 +15,20 @@ from changelog.records import TopicInfo
 
 Metadata = Callable[[str, Callable[[int], int]], str]
 """The metadata of a committed offset with the positions that it holds, if any, translated by the function."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Values of a topic in another form."""
+
+    schema: pa.Schema | None
+    """What they become: columns, or None for bytes."""
+    convert: Callable[[pa.Array], pa.Array]
+    """A column of values, with nulls where there are tombstones. Raises InvalidRecord."""
+
+
+Conversions = Callable[[TopicInfo, bool], Conversion | None]
+"""Of a topic, to a target that has columns or not; None where values stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +47,7 @@ class Place:
     @property
     def has_columns(self) -> bool:
         """Whether its topics may be typed."""
-        return not is_kafka(self.url)
+        return bool(getattr(self.broker, "holds_columns", True))
 
     def groups(self) -> list[str]:
         """Its consumer groups."""
@@ -57,6 +73,7 @@ class Selection:
     groups: Collection[str] | None = None
     """Of these groups what they have committed in the topics."""
     metadata: Metadata = lambda metadata, _: metadata
+    conversions: Conversions = lambda _topic, _columns: None
 
     def topics_in(self, source: Place) -> list[TopicInfo]:
         """The topics, by name. Raises UnknownTopic, InvalidRequest if there are none."""

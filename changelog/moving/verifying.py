@@ -61,7 +61,7 @@ def digests(
     found = dict.fromkeys(at, Digest())
     for tp, fetched in rounds(target, positions, ends):
         for batch in fetched.batches:
-            found[tp] = found[tp].over(work.form(batch.columns))
+            found[tp] = found[tp].over(work.form.read_back(batch.columns))
         advance(fetched.next_offset - at[tp])
         at[tp] = fetched.next_offset
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -21,6 +21,10 @@ from framework.cli.options import JsonOption
 from framework.cli.reset import internal_topics
 from framework.container.positions import translated
 from framework.declaring import check_app_name
+from framework.formats.moved import Forms
+
+if TYPE_CHECKING:
+    from framework.app import App
 
 SourceArgument = Annotated[
     str, typer.Argument(metavar="FROM", help="The log to move from: a folder, or a URL.")
@@ -91,19 +95,20 @@ def _same(source: str, target: str) -> bool:
 
 def _selection(source: Place, topics: list[str], app: str | None) -> Selection:
     """What was asked for. Raises InvalidRequest if the app has left nothing there."""
+    loaded = load_app(app) if app is not None and ":" in app else None
+    conversions = Forms([] if loaded is None else loaded.declared.topics.values())
     if app is None:
-        return Selection(topics or None, metadata=translated)
-    name, wanted = _wanted_by(source, app)
+        return Selection(topics or None, metadata=translated, conversions=conversions)
+    name, wanted = _wanted_by(source, app, loaded)
     found = [info.name for info in source.topics() if info.name in wanted]
     if not found:
         known = ", ".join(source.broker.groups()) or "none"
         raise InvalidRequest(f"app {name!r} has left nothing in {source.name}; groups: {known}")
-    return Selection({*found, *topics}, [name], metadata=translated)
+    return Selection({*found, *topics}, [name], translated, conversions)
 
 
-def _wanted_by(source: Place, app: str) -> tuple[str, set[str]]:
+def _wanted_by(source: Place, app: str, loaded: App | None) -> tuple[str, set[str]]:
     """The app's name, and its topics, as far as its positions or its declarations tell."""
-    loaded = load_app(app) if ":" in app else None
     name = app if loaded is None else loaded.name
     check_app_name(name)
     read = {tp.topic for tp in source.broker.committed(name)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +24,12 @@ from tests.cleaning import Segments, clean, close_segment
 class Through:
     """A broker of which some calls are answered otherwise."""
 
-    def __init__(self, broker: Owner, **others: Callable[..., Any]) -> None:
+    def __init__(self, broker: Owner, **others: Any) -> None:
         self._broker = broker
         self._others = others
 
     def __getattr__(self, name: str) -> Any:
-        return self._others.get(name) or getattr(self._broker, name)
+        return self._others[name] if name in self._others else getattr(self._broker, name)
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_a_typed_topic_needs_a_form_in_a_cluster_and_nothing_is_begun_without(
     log = Log(owner)
     log.create_topic("bytes")
     log.create_topic("flights", schema=FLIGHT)
-    cluster = Place("kafka://somewhere", target)
+    cluster = Place("there", Through(target, holds_columns=False))
     with pytest.raises(InvalidTopic, match="'flights' is typed .columns carrier, delay."):
         move(Place("here", owner), cluster)
     assert [info.name for info in target.topics() if not info.internal] == []

@@ -1,0 +1,46 @@
+"""Typed values on their way between a log that has columns and one that has only bytes (Kafka).
+
+There they have the form that apps read and write there, without their being told: JSON. What has a form of its
+own (`serde=`) is bytes on both sides, and stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import pyarrow as pa
+
+from changelog.moving import Conversion
+from changelog.records import TopicInfo
+from framework.formats.choice import value_codec
+from framework.formats.wire import Place, WireCodec
+from framework.schema import RowType, is_typed
+from framework.topic import Topic
+
+
+class Forms:
+    """What becomes of the values of each topic: see `changelog.moving.Conversions`.
+
+    A log of bytes does not say which columns its JSON has; declared topics do.
+    """
+
+    def __init__(self, declared: Iterable[Topic[Any, Any]] = ()) -> None:
+        self._kinds = {
+            topic.name: topic.kind
+            for topic in declared
+            if topic.serde is None and is_typed(topic.kind)
+        }
+
+    def __call__(self, topic: TopicInfo, columns: bool) -> Conversion | None:
+        if topic.schema is not None and not columns:
+            return Conversion(None, _json(topic.schema, topic.name).from_columns)
+        if topic.schema is None and columns and topic.name in self._kinds:
+            kind = self._kinds[topic.name]
+            return Conversion(RowType(kind).schema, _json(kind, topic.name).to_columns)
+        return None
+
+
+def _json(kind: type | pa.Schema, topic: str) -> WireCodec:
+    """The form in which values of that type are kept where there are no columns."""
+    return cast("WireCodec", value_codec(kind, None, Place(topic), columns=False))
