@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,7 @@ import changelog
 import strandline as sl
 from changelog.moving import Place, Report, Selection, move
 from framework.container.positions import translated
+from framework.formats.moved import Forms
 
 WORDS = [f"word {n % 7}" for n in range(300)]
 
@@ -65,11 +68,61 @@ class Counting:
         return True
 
 
-def moved(name: str, source: str, target: str) -> Report:
+@dataclass(frozen=True)
+class Sale:
+    shop: str
+    amount: float
+    at: dt.datetime
+    note: str | None = None
+
+
+SALES = [
+    Sale(f"shop {n % 3}", n / 4, dt.datetime.fromtimestamp(n + 0.5, dt.UTC)) for n in range(60)
+]
+
+
+def summing(name: str, url: str, state: Path) -> tuple[sl.App, sl.Topic[str, Sale]]:
+    """Sums up typed sales, and sends each sale with what its shop has sold by then as its note."""
+    app = sl.App(name, log=url, state_dir=state, commit_interval_ms=20)
+    sales = app.topic(f"{name}-sales", key="shop", value=Sale, timestamp="at", partitions=2)
+    noted = app.topic(f"{name}-noted", key="shop", value=Sale)
+    sums = app.store("sums", value=float, default=0.0)
+
+    @app.task(sales, stores=[sums])
+    def add(record: sl.Record[str, Sale]) -> None:
+        sums[record.key] += record.value.amount
+        noted.send(None, replace(record.value, note=f"{sums[record.key]}"))
+
+    return app, sales
+
+
+def test_columns_become_json_there_and_columns_again_here(
+    kafka: str, name: str, tmp_path: Path
+) -> None:
+    urls = [str(tmp_path / "log"), kafka, str(tmp_path / "log again")]
+    for number, url in enumerate(urls):
+        app, sales = summing(name, url, tmp_path / "state")
+        if number:
+            moved(name, urls[number - 1], url, Forms(app.declared.topics.values()))
+        sales.append(SALES[number * 20 : number * 20 + 20])
+        app.run(until="idle", timeout=60, progress=False)
+        noted = app.declared.topics[f"{name}-noted"].to_polars()
+        app.close()
+        so_far = [sale.amount for sale in SALES[: number * 20 + 20]]
+        assert sorted(noted["amount"].to_list()) == so_far
+        expected: dict[str, float] = {}
+        for shop, amount, note in noted.select("shop", "amount", "note").iter_rows():
+            expected[shop] = expected.get(shop, 0.0) + amount
+            assert note == f"{expected[shop]}"
+    with changelog.open(urls[2]) as log:
+        assert log.topic(f"{name}-sales").schema is not None
+
+
+def moved(name: str, source: str, target: str, forms: Forms | None = None) -> Report:
     with changelog.open(source) as here, changelog.open(target) as there:
         topics = [info.name for info in here.topics() if info.name.startswith(f"{name}-")]
         topics = [topic for topic in topics if topic != f"{name}-members"]
-        selection = Selection(topics, [name], translated)
+        selection = Selection(topics, [name], translated, forms or Forms())
         return move(Place(source, here.broker), Place(target, there.broker), selection)
 
 
