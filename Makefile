@@ -42,7 +42,7 @@ battery: $(STAMP)  ## Every step as a crash point, and 200 processes killed (som
 	$(BIN)/python -m tests.crash.battery $(ARGS)
 	STRANDLINE_KILLS=200 $(PYTEST) tests/crash/test_kills.py
 
-chaos: $(STAMP)  ## Workers, owner and disk struck at random for MINUTES (default 5), and everything counted
+chaos: $(STAMP)  ## Workers, owner and disk struck at random for MINUTES (default 5), and everything counted (ARGS=--kafka)
 	$(BIN)/python -m tests.chaos.chaos --minutes $(MINUTES) $(ARGS)
 
 lowest:  ## The quick tests on the oldest versions that pyproject.toml allows (needs uv)

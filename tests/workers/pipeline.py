@@ -20,7 +20,6 @@ from typing import Any
 
 import strandline as sl
 from changelog.kafka.address import is_kafka
-from framework.codecs import JsonSerde
 from framework.container.decoding import decode
 from framework.looking import committed_batches
 
@@ -65,7 +64,7 @@ def pipeline(log: Any, *, recent: bool = False, typed: bool = True, **options: A
     """The app on a log; with a store of `recent` values, if wanted; its outputs as columns, or JSON."""
     app = sl.App("pipeline", log=log, **options)
     words = app.topic("words", value=int, partitions=PARTITIONS)
-    form = {} if typed else {"serde": JsonSerde(Figures)}
+    form: dict[str, Any] = {} if typed else {"serde": "json"}
     figures = app.topic("figures", value=Figures, partitions=2, **form)
     letters = app.topic("letters", value=Figures, partitions=2, **form)
     per_word = app.store("per-word", value=Figures, default=Figures())
