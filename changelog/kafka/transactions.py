@@ -33,8 +33,10 @@ from changelog.kafka.groups import position_of
 from changelog.kafka.sending import Outcome, Outgoing, Sending
 from changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
 
-GRACE_S = 5.0
+GRACE_S = 2.0
 """How much later than its timeout a call may come back."""
+OFFSETS_S = 5.0
+"""How long a group's coordinator may take; a commit that is begun anew finds out who it is now."""
 Ended = Callable[[ProducerIdentity, Collection[TopicPartition]], None]
 """Told who the producer is from now on, and what it has written to until now."""
 
@@ -114,9 +116,10 @@ class Transactions:
                 member = self._groups[group]
             self._call(
                 lambda: self._sending.producer.send_offsets_to_transaction(
-                    positions, member, DEADLINE_S
+                    positions, member, OFFSETS_S
                 ),
                 f"adding offsets of group {group!r} to the transaction",
+                OFFSETS_S,
             )
 
     def end(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
@@ -193,10 +196,10 @@ class Transactions:
         self._ended(self._identity, self._partitions)
         self._partitions = set()
 
-    def _call(self, call: Callable[[], Any], doing: str) -> None:
+    def _call(self, call: Callable[[], Any], doing: str, seconds: float | None = None) -> None:
         """Ask librdkafka; what it refuses says what is left of the transaction, and the producer."""
         try:
-            self._in_time(call)
+            self._in_time(call, seconds)
         except KafkaException as raised:
             error = failure_of(raised, self._connection.where(self._doing(doing)))
             if isinstance(error, ProducerFenced) or is_fatal(raised):
@@ -207,10 +210,10 @@ class Transactions:
                     self._check_not_doomed()
             raise error from raised
 
-    def _in_time(self, call: Callable[[], Any]) -> None:
+    def _in_time(self, call: Callable[[], Any], seconds: float | None = None) -> None:
         """Make a call. Raises ProducerFenced if it does not come back: only another producer can go on."""
         try:
-            self._caller(call, DEADLINE_S + GRACE_S)
+            self._caller(call, (DEADLINE_S if seconds is None else seconds) + GRACE_S)
         except TimeoutError:
             self._dead = ProducerFenced(
                 f"{self._connection.where(self._doing('waiting'))}: the client lost sight of a broker, "
