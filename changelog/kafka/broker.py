@@ -14,11 +14,12 @@ import pyarrow as pa
 from changelog.cleaning import CleaningStatus
 from changelog.clock import Clock, SystemClock
 from changelog.config import check_client_name
-from changelog.errors import InvalidRequest
+from changelog.errors import InvalidRequest, TransactionAborted
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.kafka.address import parse_url
 from changelog.kafka.connection import Connection
 from changelog.kafka.coordinators import Coordinators
+from changelog.kafka.failures import SharedOutAnew
 from changelog.kafka.fetching import Fetching
 from changelog.kafka.groups import Groups
 from changelog.kafka.members import Members
@@ -177,10 +178,17 @@ class KafkaBroker:
     ) -> None:
         self._connection.check_open()
         self._groups.check(group, offsets)
-        member = self._members.of(group, member_id).metadata_for(offsets) if member_id else None
-        if offsets:
-            transactions = self._producers.transactions(producer)
-            transactions.add_offsets(producer, group, offsets, member)
+        member = self._members.of(group, member_id) if member_id else None
+        metadata = member.metadata_for(offsets) if member else None
+        if not offsets:
+            return
+        transactions = self._producers.transactions(producer)
+        try:
+            transactions.add_offsets(producer, group, offsets, metadata)
+        except TransactionAborted as error:
+            if member and SharedOutAnew in (type(error), type(error.__cause__)):
+                member.wait_for_another(metadata)  # until then the next commit ends likewise
+            raise
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         self._connection.check_open()

@@ -33,6 +33,11 @@ from changelog.errors import (
     UnknownTopic,
 )
 
+
+class SharedOutAnew(TransactionAborted):
+    """The group is in another generation than the member that commits knows of yet."""
+
+
 _TYPES: tuple[tuple[type[StrandlineError], str, str], ...] = (
     (
         UnknownTopic,
@@ -110,9 +115,10 @@ _TYPES: tuple[tuple[type[StrandlineError], str, str], ...] = (
         "OUT_OF_ORDER_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID",
         "records sent before these are lost; begin with a new producer",
     ),
+    (SharedOutAnew, "ILLEGAL_GENERATION", "abort, and begin anew when the group is at rest"),
     (
         TransactionAborted,
-        "TRANSACTION_ABORTABLE ILLEGAL_GENERATION",  # the group was shared out anew meanwhile
+        "TRANSACTION_ABORTABLE",
         "abort, and begin anew",
     ),
     (StorageFailed, "KAFKA_STORAGE_ERROR", "see the logs of the brokers"),

@@ -153,6 +153,13 @@ class Member:
                 )
             return self._metadata
 
+    def wait_for_another(self, metadata: Any) -> None:
+        """Until it is told of another generation than `metadata` is of; for a session at the most."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._metadata is not metadata or self._failure, self._session_s
+            )
+
     def commit(self, offsets: Mapping[TopicPartition, KafkaPartition]) -> None:
         """Commit offsets outside of any transaction. Raises MemberFenced."""
         self.metadata_for(offsets)
