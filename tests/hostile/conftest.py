@@ -57,7 +57,7 @@ class Stranger:
 @pytest.fixture
 def owner(tmp_path: Path) -> Iterator[Owner]:
     owner = Owner(LocalStorage(tmp_path / "log"))
-    owner.create_topic("t", config={"max.message.bytes": "1000000"})
+    owner.create_topic("t", config={"max.message.bytes": "1000000", "retention.ms": "-1"})
     yield owner
     owner.close()
 
