@@ -30,8 +30,10 @@ class Logs(NamedTuple):
     places: tuple[Place, Place]
 
     def move(self, *topics: str, groups: list[str] | None = None) -> Report:
-        # Not all groups that other tests have left on the same brokers.
-        return move(*self.places, Selection(topics, groups or [f"{topics[0]}-group"]))
+        if groups is None:  # not all that other tests have left on the same brokers
+            present = self.source.broker.groups()
+            groups = [one for one in present if one.startswith(f"{topics[0]}-")]
+        return move(*self.places, Selection(topics, groups))
 
 
 @pytest.fixture(params=["folder to folder", "folder to kafka", "kafka to folder"])
