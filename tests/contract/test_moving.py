@@ -29,11 +29,10 @@ class Logs(NamedTuple):
     target: Log
     places: tuple[Place, Place]
 
-    def move(self, *topics: str, groups: list[str] | None = None) -> Report:
-        if groups is None:  # not all that other tests have left on the same brokers
-            present = self.source.broker.groups()
-            groups = [one for one in present if one.startswith(f"{topics[0]}-")]
-        return move(*self.places, Selection(topics, groups))
+    def move(self, topic: str) -> Report:
+        """A topic, and the groups of this test, not all that others have left on the same brokers."""
+        groups = [group for group in self.source.broker.groups() if group.startswith(topic)]
+        return move(*self.places, Selection([topic], groups))
 
 
 @pytest.fixture(params=["folder to folder", "folder to kafka", "kafka to folder"])

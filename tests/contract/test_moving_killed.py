@@ -63,15 +63,17 @@ def copied(target: Log, topics: list[str]) -> int:
     return len(found)
 
 
-def wait_for_more(
-    target: Log, topics: list[str], before: int, process: subprocess.Popen[str]
-) -> None:
+def was_caught(target: Log, topics: list[str], before: int, process: subprocess.Popen[str]) -> bool:
+    """Wait until it has copied more; whether it is still at it. A quick one may be done by then."""
     deadline = time.monotonic() + BOUND
-    while copied(target, topics) <= before:
+    while process.poll() is None:
         assert time.monotonic() < deadline, "it copies nothing"
+        if copied(target, topics) > before:
+            return process.poll() is None
         with suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
-    assert process.poll() is None, "it was done already"
+    assert process.returncode == 0, process.communicate()
+    return False
 
 
 def content(log: Log, topic: str) -> dict[int, list[tuple[int, bytes | None, bytes]]]:
@@ -88,14 +90,16 @@ def test_killed_at_several_moments_and_run_again(kafka: str, name: str, tmp_path
     source = tmp_path / "log"
     filled(source, topics, name)
     with changelog.open(kafka) as target:
+        caught = 0
         for _ in range(KILLS):
             before = copied(target, topics)
             process = moving(source, kafka, topics)
             try:
-                wait_for_more(target, topics, before, process)
+                caught += was_caught(target, topics, before, process)
             finally:
                 process.kill()
                 process.communicate(timeout=BOUND)
+        assert caught
         process = moving(source, kafka, topics)
         out, err = process.communicate(timeout=BOUND)
         assert process.returncode == 0, err
