@@ -23,7 +23,7 @@ PARTITIONS = 20
 RECORDS = 2_000
 READ = 7
 """Of the last topic's first partition, by a group."""
-KILLS = 2
+KILLS = 1
 """Each when it has copied something."""
 BOUND = 60.0
 
