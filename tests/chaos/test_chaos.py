@@ -50,18 +50,12 @@ def test_nothing_is_lost_and_nothing_doubled(repository: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_nothing_is_lost_and_nothing_doubled_on_kafka(repository: Path, running: Running) -> None:
-    """On three brokers of its own, which are killed too. (The shared one is asked for, as it is skipped without Kafka.)"""
-    status, said = chaos(repository, "--kafka", "--minutes", "0.5")
+    """On three brokers of its own. (The shared one is asked for since that skips it without Kafka.)"""
+    status, said = chaos(repository, "--kafka", "--minutes", "0.3", "--only", "kill")
     assert status == 0, said
     assert "lost 0, doubled 0" in said
     assert "WRONG" not in said
-    for blow in (
-        "kill broker",
-        "freeze broker",
-        "kill worker",
-        "kill in a commit",
-        "freeze worker",
-    ):
+    for blow in ("kill broker", "kill worker", "kill in a commit"):
         assert f"× {blow}" in said, said
 
 
