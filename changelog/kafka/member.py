@@ -157,7 +157,7 @@ class Member:
         """Until it is told of another generation than `metadata` is of; for a session at the most."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._metadata is not metadata or self._failure, self._session_s
+                lambda: self._metadata != metadata or self._failure, self._session_s
             )
 
     def commit(self, offsets: Mapping[TopicPartition, KafkaPartition]) -> None:

@@ -1,0 +1,59 @@
+"""A commit that comes before its member has heard of the group's new generation."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import changelog
+from changelog.errors import TransactionAborted
+from changelog.groups import Subscription
+from changelog.kafka.failures import SharedOutAnew
+from changelog.kafka.transactions import Transactions
+from changelog.records import CommittedOffset, TopicPartition
+
+
+def test_it_is_aborted_when_the_member_knows_the_new_one(
+    kafka: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the next commit is not refused as well."""
+    refused = threading.Event()
+
+    def too_early(*_: Any) -> None:
+        refused.set()
+        raise TransactionAborted("aborted") from SharedOutAnew("another generation")
+
+    with ExitStack() as closing:
+        log, other = (closing.enter_context(changelog.open(kafka)) for _ in range(2))
+        log.create_topic(name, 2)
+        how = Subscription((name,), together=[[name]], session_timeout_ms=20_000)
+        member = log.broker.join_group(name, how)
+        held = log.broker.beat_group(member, 1, 0, (), timeout=10).partitions
+        log.broker.beat_group(member, 2, 1, held)
+        one = log.broker._members.of(name, member.member_id)
+        before = one._metadata
+
+        def join() -> None:
+            refused.wait(20)
+            other.broker.join_group(name, how)
+
+        monkeypatch.setattr(Transactions, "add_offsets", too_early)
+        second = threading.Thread(target=join)
+        second.start()
+        producer = log.broker.init_producer(name)
+        with pytest.raises(TransactionAborted):
+            log.broker.add_offsets(
+                producer,
+                name,
+                {TopicPartition(name, 0): CommittedOffset(0)},
+                member_id=member.member_id,
+            )
+        assert refused.is_set()
+        assert one._metadata != before
+        assert not one.is_over
+        log.broker.leave_group(member)  # and the second one need not wait for what it gives up
+        second.join(30)
+        assert not second.is_alive()
