@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.harness import Stopwatch, pinned
-from benchmarks.servers import STOP_SECONDS, cached, ended, free_ports, java, maven, stop
+from benchmarks.servers import STOP_SECONDS, cached, copy_jars, ended, free_ports, java, stop
 
 VERSION = "4.1.1"
 OLDEST_JAVA = 17
@@ -266,24 +266,6 @@ def _state(task: Path) -> str:
 # What it is made of ------------------------------------------------------------------
 
 
-_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
-<modelVersion>4.0.0</modelVersion>
-<groupId>strandline</groupId><artifactId>kafka</artifactId><version>1</version>
-<dependencies>
-<dependency>
-<groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version>
-</dependency>
-<dependency>
-<groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{VERSION}</version>
-</dependency>
-<dependency>
-<groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version>
-</dependency>
-</dependencies>
-</project>
-"""
-
-
 def kafka_java() -> list[str]:
     """The command to which a class of Kafka's and its arguments are appended.
 
@@ -299,11 +281,11 @@ def _jars() -> Path:
 
 
 def _copy_jars(folder: Path) -> None:
-    pom = folder / "pom.xml"
-    pom.write_text(_POM)
-    copy = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
-    maven(
-        *("-f", str(pom), *copy),
+    copy_jars(
+        folder,
+        f"org.apache.kafka:kafka_2.13:{VERSION}",
+        f"org.apache.kafka:kafka-tools:{VERSION}",
+        "org.slf4j:slf4j-simple:1.7.36",
         otherwise=f"let STRANDLINE_KAFKA_JARS name a folder with kafka_2.13-{VERSION}.jar, "
         f"kafka-tools-{VERSION}.jar, all they depend on, and slf4j-simple",
     )

@@ -23,7 +23,6 @@ import random
 import struct
 import subprocess
 import sys
-import tempfile
 import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from pathlib import Path
 import changelog
 from benchmarks.harness import Figure, folder, of_pairs, report
 from benchmarks.kafka_broker import ALONE, VERSION, cluster
-from benchmarks.servers import cached, java, maven
+from benchmarks.servers import cached, copy_jars, java
 from changelog.clock import SystemClock
 
 PARTITIONS = 4
@@ -48,19 +47,6 @@ SETTINGS = {
     "transaction.state.log.num.partitions": "4",
     "group.initial.rebalance.delay.ms": "0",
 }
-_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
-<modelVersion>4.0.0</modelVersion>
-<groupId>strandline</groupId><artifactId>streams</artifactId><version>1</version>
-<dependencies>
-<dependency>
-<groupId>org.apache.kafka</groupId><artifactId>kafka-streams</artifactId><version>{VERSION}</version>
-</dependency>
-<dependency>
-<groupId>org.slf4j</groupId><artifactId>slf4j-nop</artifactId><version>1.7.36</version>
-</dependency>
-</dependencies>
-</project>
-"""
 _names = itertools.count()
 
 
@@ -179,13 +165,12 @@ def _quix(servers: str, records: int) -> Callable[[], float]:
 
 
 def _copy_streams(place: Path) -> None:
-    with tempfile.TemporaryDirectory() as made:
-        pom = Path(made) / "pom.xml"
-        pom.write_text(_POM)
-        maven(
-            *("-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={place}"),
-            otherwise="leave Kafka Streams out",
-        )
+    copy_jars(
+        place,
+        f"org.apache.kafka:kafka-streams:{VERSION}",
+        "org.slf4j:slf4j-nop:1.7.36",
+        otherwise="leave Kafka Streams out",
+    )
 
 
 def _install_quix(place: Path) -> None:

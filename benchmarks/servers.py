@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -90,6 +91,28 @@ def maven(*arguments: str, otherwise: str) -> None:
             f"jars come by Maven, and there is no mvn: install it, or {otherwise}"
         )
     subprocess.run(["mvn", "-q", "-B", *arguments], check=True, timeout=MAVEN_SECONDS)
+
+
+def copy_jars(place: Path, *artifacts: str, otherwise: str) -> None:
+    """Artifacts of Maven's, each `group:name:version`, with all that they need to run, into a folder.
+
+    Raises FileNotFoundError, which says what to do `otherwise`.
+    """
+    needed = "".join(
+        "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>".format(
+            *artifact.split(":")
+        )
+        for artifact in artifacts
+    )
+    with tempfile.TemporaryDirectory() as made:
+        pom = Path(made) / "pom.xml"
+        pom.write_text(
+            '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+            "<groupId>strandline</groupId><artifactId>jars</artifactId><version>1</version>"
+            f"<dependencies>{needed}</dependencies></project>"
+        )
+        copy = ["dependency:copy-dependencies", "-DincludeScope=runtime"]
+        maven("-f", str(pom), *copy, f"-DoutputDirectory={place}", otherwise=otherwise)
 
 
 def _first_outgoing() -> int:

@@ -20,6 +20,7 @@ CleanupPolicy = Literal["delete", "compact", "compact,delete"]
 TimestampType = Literal["CreateTime", "LogAppendTime"]
 Compression = Literal["none", "lz4", "zstd"]
 
+MAX_PARTITIONS = 100_000
 UNLIMITED = -1
 """As `retention.ms` or `retention.bytes`: keep everything."""
 
@@ -119,6 +120,19 @@ def check_topic_name(name: str, internal: bool = False) -> None:
     """
     if problem := _problem_with_name(name, internal):
         raise InvalidTopic(f"a topic cannot be called {name!r}: {problem}")
+
+
+def check_partitions(name: str, partitions: int, present: int = 0) -> None:
+    """Raise InvalidConfig unless a topic that has `present` partitions may have so many."""
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InvalidConfig(
+            f"topic {name!r}: the number of partitions is 1 to {MAX_PARTITIONS}, got {partitions!r}"
+        )
+    if partitions < present:
+        raise InvalidConfig(
+            f"topic {name!r} has {present} partitions and cannot shrink to {partitions}; "
+            f"create another topic and copy"
+        )
 
 
 def check_client_name(what: str, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import pyarrow as pa
 
-from changelog.config import check_topic_name
+from changelog.config import MAX_PARTITIONS, check_partitions, check_topic_name
 from changelog.embedded import document
 from changelog.embedded.environment import Environment
 from changelog.embedded.folder import ClosedSizes, save_log_config
@@ -40,7 +40,6 @@ from changelog.storage import Storage
 
 KIND = "topics"
 COPY_KIND = "topic"
-MAX_PARTITIONS = 100_000
 TopicId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 """It names a folder."""
 
@@ -208,7 +207,7 @@ class Catalog:
         check_topic_name(name, internal)
         if name in self._topics:
             raise TopicExists(f"there is a topic {name!r} already")
-        _check_count(name, partitions)
+        check_partitions(name, partitions)
         _check_config(name, config, self._environment.config)
         schemas = ValueSchemas() if schema is None else ValueSchemas().extended(schema, name)
         meta = TopicMeta(
@@ -238,7 +237,7 @@ class Catalog:
         settings = {key: value for key, value in merged.items() if value is not None}
         _check_config(name, settings, self._environment.config)
         if partitions is not None:
-            _check_count(name, partitions, topic.meta.partitions)
+            check_partitions(name, partitions, topic.meta.partitions)
         schemas = topic.schemas
         if schema is not None:
             if schemas.latest_id == BYTES:
@@ -304,16 +303,4 @@ def _check_config(name: str, settings: Mapping[str, str], log: LogConfig) -> Non
         raise InvalidConfig(
             f"topic {name!r} belongs to the log itself and is always compacted; set its "
             f"cleanup.policy to compact"
-        )
-
-
-def _check_count(name: str, partitions: int, present: int = 0) -> None:
-    if not 1 <= partitions <= MAX_PARTITIONS:
-        raise InvalidConfig(
-            f"topic {name!r}: the number of partitions is 1 to {MAX_PARTITIONS}, got {partitions!r}"
-        )
-    if partitions < present:
-        raise InvalidConfig(
-            f"topic {name!r} has {present} partitions and cannot shrink to {partitions}; "
-            f"create another topic and copy"
         )

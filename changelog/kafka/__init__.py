@@ -7,7 +7,7 @@ leaves this folder: its exceptions become those of `changelog.errors` (failures.
     topics, settings        topics, by Kafka's names
     sending, producers      a batch of ours is one of Kafka's; what was written already
     transactions            of one producer
-    reader, fetching        reading on from any position; messages: as columns
+    reader, fetching        reading on from any position; messages: as columns; idle: what is kept for it
     offsets, groups         the ends of partitions; committed offsets; coordinators: who is asked for these
     units, member           membership: what is shared out, and a consumer that takes part
     roster, members         what members tell one another; all of it together

@@ -128,7 +128,7 @@ class KafkaBroker:
         timeout: float = 0.0,
     ) -> dict[TopicPartition, Fetched]:
         self._connection.check_open()
-        return self._fetching.fetch(positions, max_bytes, isolation, timeout)
+        return self._fetching.fetch(positions, isolation, timeout)
 
     def offsets(
         self, partitions: Collection[TopicPartition]

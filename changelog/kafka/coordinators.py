@@ -20,10 +20,9 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from changelog.errors import CorruptLog, RequestTimedOut
 from changelog.kafka.connection import ATTEMPT_S, Connection
 from changelog.kafka.failures import failure
+from changelog.kafka.idle import Idle
+from changelog.kafka.units import Unit
 from changelog.records import Isolation
-
-KEPT = 8
-"""Consumers that are kept between calls."""
 
 
 class Told(NamedTuple):
@@ -31,7 +30,7 @@ class Told(NamedTuple):
 
     member_id: str
     client: str
-    units: frozenset[tuple[str, int]]
+    units: frozenset[Unit]
     """The partitions that it was assigned."""
 
 
@@ -49,9 +48,7 @@ class Coordinators:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._lock = threading.Lock()
-        self._idle: list[tuple[str, Isolation, Consumer]] = []
-        """The one used last at the end."""
+        self._idle: Idle[_Asking] = Idle(connection)
 
     def committed(
         self, group: str, partitions: Sequence[KafkaPartition], *, stable: bool
@@ -90,39 +87,16 @@ class Coordinators:
 
     def close(self) -> None:
         """Close the consumers that are not in use."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for _, _, consumer in idle:
-            consumer.close()
+        self._idle.close()
 
     @contextmanager
     def _consumer(self, group: str, isolation: Isolation) -> Iterator[Consumer]:
-        consumer = self._taken(group, isolation) or self._connection.client(
-            Consumer,
-            {
-                "group.id": group,
-                "isolation.level": isolation,
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-            },
-        )
+        asking = self._idle.take(lambda one: one.purpose == (group, isolation))
+        asking = asking or _Asking(self._connection, group, isolation)
         try:
-            yield consumer
+            yield asking.consumer
         finally:
-            with self._lock:
-                self._idle.append((group, isolation, consumer))
-                kept = 0 if self._connection.closed else KEPT
-                too_many = [self._idle.pop(0) for _ in range(len(self._idle) - kept)]
-            for _, _, oldest in too_many:
-                oldest.close()
-
-    def _taken(self, group: str, isolation: Isolation) -> Consumer | None:
-        with self._lock:
-            for entry in self._idle:
-                if entry[:2] == (group, isolation):
-                    self._idle.remove(entry)
-                    return entry[2]
-        return None
+            self._idle.put(asking)
 
     def _checked(
         self, answers: Sequence[KafkaPartition] | None, doing: str
@@ -137,6 +111,25 @@ class Coordinators:
         return list(answers)
 
 
+class _Asking:
+    """A consumer that has subscribed to nothing."""
+
+    def __init__(self, connection: Connection, group: str, isolation: Isolation) -> None:
+        self.purpose = (group, isolation)
+        self.consumer: Consumer = connection.client(
+            Consumer,
+            {
+                "group.id": group,
+                "isolation.level": isolation,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+            },
+        )
+
+    def close(self) -> None:
+        self.consumer.close()
+
+
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """The old call warns of its age, and fails in an odd way where warnings are errors."""
@@ -148,7 +141,7 @@ def _undisturbed() -> Iterator[None]:
 _WARNINGS = threading.Lock()
 
 
-def assigned(data: bytes) -> frozenset[tuple[str, int]]:
+def assigned(data: bytes) -> frozenset[Unit]:
     """The partitions in an assignment, as consumers of Kafka's write it (ConsumerProtocolAssignment).
 
     >>> data = bytes.fromhex("0001 00000001 0001 74 00000002 00000000 00000003 ffffffff")
@@ -173,7 +166,7 @@ def assigned(data: bytes) -> frozenset[tuple[str, int]]:
         return value
 
     number(2)  # its version: later ones have more at the end
-    found: set[tuple[str, int]] = set()
+    found: set[Unit] = set()
     for _ in range(number(4)):
         topic = text()
         found.update((topic, number(4)) for _ in range(number(4)))

@@ -11,12 +11,12 @@ says nothing about the last stable offset.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from changelog.errors import OffsetOutOfRange
 from changelog.kafka.connection import Connection
+from changelog.kafka.idle import Idle
 from changelog.kafka.offsets import Offsets
 from changelog.kafka.reader import Positions, Reader
 from changelog.records import (
@@ -27,9 +27,6 @@ from changelog.records import (
     TopicPartition,
 )
 
-KEPT = 8
-"""Consumers that are kept between fetches."""
-
 
 class Fetching:
     """The consumers of one cluster. Thread-safe."""
@@ -37,14 +34,12 @@ class Fetching:
     def __init__(self, connection: Connection, offsets: Offsets) -> None:
         self._connection = connection
         self._offsets = offsets
-        self._lock = threading.Lock()
-        self._idle: list[Reader] = []
-        """The one used last at the end."""
+        self._idle: Idle[Reader] = Idle(connection)
 
     def fetch(
-        self, positions: Positions, max_bytes: int, isolation: Isolation, timeout: float
+        self, positions: Positions, isolation: Isolation, timeout: float
     ) -> dict[TopicPartition, Fetched]:
-        """See Broker.fetch. A batch is a few thousand records at the most, so `max_bytes` is never far."""
+        """See Broker.fetch. How much it gives is librdkafka's to say: what has come by then."""
         there = self._taken(positions, isolation)
         if there is not None:
             with self._used(there):
@@ -70,39 +65,25 @@ class Fetching:
         except BaseException:
             reader.close()  # what it was doing is not known
             raise
-        with self._lock:
-            self._idle.append(reader)
-            kept = 0 if self._connection.closed else KEPT
-            too_many = [self._idle.pop(0) for _ in range(len(self._idle) - kept)]
-        for oldest in too_many:
-            oldest.close()
+        self._idle.put(reader)
 
     def _taken(self, positions: Positions, isolation: Isolation) -> Reader | None:
         """The reader that is at these positions, if there is one."""
-        with self._lock:
-            for reader in reversed(self._idle):
-                if reader.isolation == isolation and reader.is_at(positions):
-                    self._idle.remove(reader)
-                    return reader
-        return None
+        return self._idle.take(
+            lambda reader: reader.isolation == isolation and reader.is_at(positions)
+        )
 
     def _free(self, positions: Positions, isolation: Isolation) -> Reader:
         """A reader to be sent to these positions: best the one that is there, else an old one, or a new."""
-        reader = self._taken(positions, isolation)
-        if reader is None:
-            with self._lock:
-                same = [one for one in self._idle if one.isolation == isolation]
-                if len(self._idle) >= KEPT and same:
-                    reader = same[0]
-                    self._idle.remove(reader)
-        return reader or Reader(self._connection, isolation)
+        return (
+            self._taken(positions, isolation)
+            or self._idle.take_oldest_if_full(lambda reader: reader.isolation == isolation)
+            or Reader(self._connection, isolation)
+        )
 
     def close(self) -> None:
         """Close the consumers that are not in use."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for reader in idle:
-            reader.close()
+        self._idle.close()
 
 
 def _check_range(tp: TopicPartition, position: int, ends: PartitionOffsets) -> None:

@@ -166,8 +166,8 @@ class Members:
             slot = lowest_free(roll, alive, mine)
             entry = Entry(
                 slot,
-                tuple(units.topics),
-                tuple(map(tuple, units.together)),
+                units.topics,
+                units.together,
                 subscription.standby_replicas,
                 tuple(subscription.servers),
                 subscription.instance,
@@ -245,7 +245,7 @@ def _count(topics: Topics, name: str) -> int:
 
 def _check_alike(units: Units, roll: Roll, others: Collection[str]) -> None:
     """Raise InvalidConfig unless the others give the same meaning to units."""
-    mine = tuple(units.topics), tuple(map(tuple, units.together))
+    mine = units.topics, units.together
     for other in others:
         entry = roll.get(other)
         if entry is not None and (entry.topics, entry.together) != mine:

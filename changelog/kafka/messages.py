@@ -30,9 +30,7 @@ def uncollected() -> Iterator[None]:
 
 
 def batches_of(tp: TopicPartition, messages: Sequence[Message]) -> Iterator[Batch]:
-    """Messages of one partition as columns: a batch for each leader epoch."""
-    if not messages:
-        return
+    """Messages of one partition, one at least, as columns: a batch for each leader epoch."""
     if messages[0].leader_epoch() == messages[-1].leader_epoch():  # they only grow
         yield _batch(tp, messages)
         return

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from changelog.errors import RequestTimedOut, Retriable
-from changelog.kafka.connection import DEADLINE_S, Connection
+from changelog.kafka.connection import DEADLINE_S, SLICE_S, Connection
 from changelog.kafka.failures import failure
 from changelog.kafka.messages import batches_of, uncollected
 from changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
@@ -30,8 +30,6 @@ WAITING_BYTES = 32 << 20
 """Of a partition that is not asked for; then it pauses."""
 AT_ONCE = 10_000
 """Messages taken over in one call: a fetch gives no more, and librdkafka gets more ready meanwhile."""
-SLICE_S = 0.1
-"""How long Python is away in one call: so long Ctrl-C has to wait."""
 
 
 class Reader:

@@ -25,7 +25,6 @@ from changelog.kafka.units import members_topic
 from changelog.records import Appended, TopicPartition, columns_schema
 
 CONFIG = {"cleanup.policy": "compact"}
-_BYTES = 1 << 20
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -92,7 +91,7 @@ class Roster:
         ends = self._offsets.of([where])[where]
         position = ends.log_start
         while position < ends.high_watermark:
-            fetched = self._fetching.fetch({where: position}, _BYTES, "read_uncommitted", 0.0)
+            fetched = self._fetching.fetch({where: position}, "read_uncommitted", 0.0)
             for batch in fetched[where].batches:
                 columns = batch.columns
                 for key, value in zip(

@@ -21,9 +21,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from changelog.config import check_topic_name, topic_settings
+from changelog.config import check_partitions, check_topic_name, topic_settings
 from changelog.errors import (
-    InvalidConfig,
     InvalidTopic,
     UnknownPartition,
     UnknownTopic,
@@ -34,7 +33,6 @@ from changelog.records import TopicInfo, TopicPartition
 
 KNOWN_FOR_S = 5.0
 """How long a topic's description is used for appends and fetches before it is asked for again."""
-MAX_PARTITIONS = 100_000
 SYSTEM_TOPICS = ("__consumer_offsets", "__transaction_state")
 
 
@@ -67,7 +65,7 @@ class Topics:
         """See Broker.create_topic."""
         check_topic_name(name, internal)
         _refuse_schema(name, schema)
-        _check_count(name, partitions)
+        check_partitions(name, partitions)
         factor = self._connection.cluster.replication_factor
         topic = NewTopic(name, partitions, factor, config=settings.to_kafka(config))
         doing = f"creating topic {name!r}"
@@ -92,7 +90,7 @@ class Topics:
         _refuse_schema(name, schema)
         present = self.describe(name)
         if partitions is not None:
-            _check_count(name, partitions, present.partitions)
+            check_partitions(name, partitions, present.partitions)
         if config:
             self._set(present, config)
         if partitions is not None and partitions > present.partitions:
@@ -314,16 +312,4 @@ def _refuse_schema(name: str, schema: pa.Schema | None) -> None:
             f"topic {name!r}: topics of columns are not available on a Kafka cluster; leave the "
             f"schema out and encode values as bytes (an app does, by its serde), or keep the topic "
             f"in a log folder"
-        )
-
-
-def _check_count(name: str, partitions: int, present: int = 0) -> None:
-    if not 1 <= partitions <= MAX_PARTITIONS:
-        raise InvalidConfig(
-            f"topic {name!r}: the number of partitions is 1 to {MAX_PARTITIONS}, got {partitions!r}"
-        )
-    if partitions < present:
-        raise InvalidConfig(
-            f"topic {name!r} has {present} partitions and cannot shrink to {partitions}; "
-            f"create another topic and copy"
         )

@@ -13,7 +13,7 @@ gets more partitions moves none of the units that there were.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from changelog.embedded.groups.together import Leads
@@ -44,8 +44,8 @@ class Units:
     """
 
     group: str
-    topics: Sequence[str]
-    together: Sequence[Sequence[str]]
+    topics: tuple[str, ...]
+    together: tuple[tuple[str, ...], ...]
     _leads: Leads = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 
 import changelog
-import strandline as sl
+from tests.kafka.apps import Totals, totals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,49 +18,33 @@ pytestmark = pytest.mark.spark
 WORDS = [f"word {n % 7}" for n in range(210)]
 
 
-class Counted(NamedTuple):
-    """An app, and what it reads."""
-
-    app: sl.App
-    words: sl.Topic[str, int]
-
-    def take(self) -> None:
-        """Append all words, and count them."""
-        self.words.append((word, 1) for word in WORDS)
-        self.app.run(until="idle", progress=False)
+def take(app: Totals) -> None:
+    """Append all words, and count them."""
+    app.words.append((word, 1) for word in WORDS)
+    app.app.run(until="idle", progress=False)
 
 
 @pytest.fixture
-def counted(kafka: str, name: str, tmp_path: Path) -> Iterator[Counted]:
+def counted(kafka: str, name: str, tmp_path: Path) -> Iterator[Totals]:
     """An app that has counted its words; besides there is what an aborted transaction has left."""
-    app = sl.App(name, log=kafka, state_dir=tmp_path)
-    words = app.topic(f"{name}-words", key=str, value=int, partitions=2)
-    sent = app.topic(f"{name}-sent", key=str, value=int, partitions=2)
-    seen = app.store("seen", key=str, value=int, default=0)
-
-    @app.task(words, stores=[seen])
-    def count(record: sl.Record[str, int]) -> None:
-        seen[record.key] += 1
-        sent.send(record.key, seen[record.key])
-
-    done = Counted(app, words)
-    done.take()
+    app = totals(name, kafka, tmp_path)
+    take(app)
     with changelog.open(kafka) as log:
         producer = log.producer(transactional_id=name)
         producer.begin_transaction()
         for partition in range(2):
-            producer.send(sent.name, b"never", key=b"never", partition=partition)
+            producer.send(app.out.name, b"never", key=b"never", partition=partition)
         producer.flush()
         producer.abort_transaction()
         producer.close()
-    yield done
-    app.close()
+    yield app
+    app.app.close()
 
 
 def test_topics_stores_and_streams_are_read(
-    spark: SparkSession, kafka: str, counted: Counted, tmp_path: Path
+    spark: SparkSession, kafka: str, counted: Totals, tmp_path: Path
 ) -> None:
-    source = {"subscribe": f"{counted.app.name}-sent", "startingOffsets": "earliest"}
+    source = {"subscribe": counted.out.name, "startingOffsets": "earliest"}
     batch = spark.read.format("strandline").options(**source).load(kafka)
     assert batch.count() == len(WORDS)
     assert batch.select("key").distinct().count() == 7
@@ -81,5 +65,5 @@ def test_topics_stores_and_streams_are_read(
         return spark.read.parquet(str(tmp_path / "read")).count()
 
     assert read_on() == len(WORDS)
-    counted.take()
+    take(counted)
     assert read_on() == 2 * len(WORDS)

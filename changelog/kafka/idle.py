@@ -1,0 +1,62 @@
+"""Consumers that nobody uses just now, and that are kept for the next call: making one takes threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+from changelog.kafka.connection import Connection
+
+KEPT = 8
+
+
+class Closing(Protocol):
+    """What is closed in the end."""
+
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=Closing)
+
+
+class Idle(Generic[T]):
+    """At most KEPT of one kind; none once the connection is closed. Thread-safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._kept: list[T] = []
+        """The one used last at the end."""
+
+    def take(self, fits: Callable[[T], bool]) -> T | None:
+        """The one used last of those that fit, if there is one; it is the caller's then."""
+        with self._lock:
+            return self._taken(reversed(self._kept), fits)
+
+    def take_oldest_if_full(self, fits: Callable[[T], bool]) -> T | None:
+        """The one unused for longest of those that fit, if there are as many as are kept."""
+        with self._lock:
+            return self._taken(self._kept, fits) if len(self._kept) >= KEPT else None
+
+    def put(self, one: T) -> None:
+        """Keep one; the oldest goes if there are too many."""
+        with self._lock:
+            self._kept.append(one)
+            kept = 0 if self._connection.closed else KEPT
+            too_many = [self._kept.pop(0) for _ in range(len(self._kept) - kept)]
+        for oldest in too_many:
+            oldest.close()
+
+    def close(self) -> None:
+        """Close those that are kept."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for one in kept:
+            one.close()
+
+    def _taken(self, among: Iterable[T], fits: Callable[[T], bool]) -> T | None:
+        found = next(filter(fits, among), None)
+        if found is not None:
+            self._kept.remove(found)
+        return found
