@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from operator import itemgetter
 
 import pyarrow as pa
 from confluent_kafka import Message
@@ -40,7 +41,7 @@ def batches_of(tp: TopicPartition, messages: Sequence[Message]) -> Iterator[Batc
 
 def _batch(tp: TopicPartition, messages: Sequence[Message]) -> Batch:
     columns = [
-        pa.array([when for _, when in map(Message.timestamp, messages)], pa.int64()),
+        pa.array(list(map(_WHEN, map(Message.timestamp, messages))), pa.int64()),
         pa.array(list(map(Message.key, messages)), pa.binary()),
         pa.array(list(map(Message.value, messages)), pa.binary()),
     ]
@@ -62,3 +63,6 @@ def _batch(tp: TopicPartition, messages: Sequence[Message]) -> Batch:
         messages[0].leader_epoch() or 0,
         None if follow else pa.array(list(map(Message.offset, messages)), pa.int64()),
     )
+
+
+_WHEN = itemgetter(1)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import count, pairwise
 
+import numpy as np
 from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
@@ -164,15 +165,21 @@ class Reader:
 
     def _runs(self, messages: list[Message]) -> Iterator[tuple[TopicPartition, list[Message]]]:
         """What came of one partition after another."""
-        if len(self._heads) == 1 and messages:
-            yield next(iter(self._heads)), messages
+        if not messages:
             return
+        of = np.array(self._numbers(messages), np.int64)
+        starts = [0, *(np.flatnonzero(of[1:] != of[:-1]) + 1).tolist()]
+        for start, end in pairwise([*starts, len(messages)]):
+            first = messages[start]
+            yield TopicPartition(first.topic(), first.partition()), messages[start:end]
+
+    def _numbers(self, messages: list[Message]) -> list[int]:
+        """For each message a number that stands for its partition."""
+        if len({tp.topic for tp in self._heads}) == 1:
+            return list(map(Message.partition, messages))
+        known: defaultdict[tuple[str, int], int] = defaultdict(count().__next__)
         names = zip(map(Message.topic, messages), map(Message.partition, messages), strict=True)
-        at = 0
-        for name, run in groupby(names):
-            count = sum(1 for _ in run)
-            yield TopicPartition(*name), messages[at : at + count]
-            at += count
+        return list(map(known.__getitem__, names))
 
     def _note_errors(self, messages: Sequence[Message]) -> Retriable | None:
         """What goes by is told, the last of it; an end that was reached is a position; else it raises."""

@@ -19,9 +19,10 @@ from changelog.errors import InvalidConfig
 from framework.codecs import Codec, RowCodec, SerdeCodec, StrCodec
 from framework.formats.json import JsonSerde
 from framework.formats.msgpack import PackForm, untyped
+from framework.formats.numbers import NumberCodec
 from framework.formats.wire import Form, ObjectCodec, Place
 from framework.schema import RowType, is_typed
-from statestore.serdes import Bytes, Serde, topic_key_serde
+from statestore.serdes import Bytes, Double, Long, Serde, topic_key_serde
 
 Name = Literal["json", "avro", "protobuf", "msgpack", "bytes"]
 AnySerde = Serde[Any] | Form | Name
@@ -34,8 +35,7 @@ def key_codec(kind: Any, serde: AnySerde | None = None, place: Place | None = No
         return _codec(kind, serde, place or Place("", "key"))
     if kind is str:
         return StrCodec()
-    scalar = kind if kind in (bytes, int, float) else None
-    return SerdeCodec(topic_key_serde(kind), scalar)
+    return _by_value(topic_key_serde(kind), bytes if kind is bytes else None)
 
 
 def value_codec(
@@ -65,11 +65,17 @@ def _codec(kind: Any, serde: AnySerde, place: Place) -> Codec:
     if isinstance(form, Form):
         return form.codec(kind, place)
     if not is_typed(kind):
-        return SerdeCodec(form)
+        return _by_value(form)
     try:
         return ObjectCodec(RowType(kind), form)
     except InvalidConfig:
         return SerdeCodec(form)  # its fields cannot be columns, and need not be
+
+
+def _by_value(serde: Serde[Any], exact: type | None = None) -> Codec:
+    if type(serde) is Long or type(serde) is Double:  # a subclass may write something else
+        return NumberCodec(serde)
+    return SerdeCodec(serde, exact)
 
 
 def _named(name: str, place: Place) -> Form:
