@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from changelog.embedded.cleaning import rewriting
 from changelog.embedded.cleaning.cleaner import clean
 from changelog.embedded.cleaning.passes import Pass
 from changelog.embedded.cleaning.schedule import Cleaners
@@ -15,7 +16,8 @@ from changelog.embedded.partition import Partition
 from changelog.embedded.topic import Topic
 from changelog.errors import DiskFull, StorageFailed
 from changelog.records import Append, Appended, TopicPartition
-from tests.crash.twin import Operation
+from changelog.storage import Bytes
+from tests.crash.twin import Operation, PowerFile
 from tests.log.kit import START_MS, Client, World
 from tests.log.power import PowerWorld
 
@@ -274,3 +276,49 @@ def test_one_that_is_less_dirty_does_not_wait_for_ever(
         owner.tick()
     assert chosen[0] == "busy"
     assert "t" in chosen
+
+
+def test_what_is_written_goes_to_the_disk_bit_by_bit(
+    world: PowerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the end of a segment would keep the disk busy, and every commit waiting."""
+    monkeypatch.setattr(rewriting, "PIECE", 1_000)
+    monkeypatch.setattr(rewriting, "PIECES", 3)
+    monkeypatch.setattr(rewriting, "MERGED_BYTES", 400)
+    world.owner.alter_topic("t", {"segment.bytes": "1000000"})
+    client = Client(world)
+    for number in range(100):
+        send(client, (b"%d" % number, b"v" * 100))
+    disk = Disk(monkeypatch)
+    pass_of(world, 1 << 20)
+    assert disk.written > 10_000
+    assert disk.given_back == sorted(disk.given_back), "each piece once, in order"
+    assert len(disk.given_back) > 9
+    assert disk.most_unsynced < 3 * 1_000 + 2 * 1_000
+    assert len(left(world)) == 100
+
+
+class Disk:
+    """Watches how much of a new file is written and not synced yet."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.written = self.synced = self.most_unsynced = 0
+        self.given_back: list[int] = []
+        append, sync = PowerFile.append, PowerFile.sync
+
+        def appending(file: PowerFile, *parts: Bytes) -> int:
+            if file._path.endswith(".log"):
+                self.written += sum(map(len, parts))
+                self.most_unsynced = max(self.most_unsynced, self.written - self.synced)
+            return append(file, *parts)
+
+        def syncing(file: PowerFile) -> None:
+            sync(file)
+            self.synced = self.written
+
+        def giving(file: PowerFile, position: int) -> None:
+            self.given_back.append(position)
+
+        monkeypatch.setattr(PowerFile, "append", appending)
+        monkeypatch.setattr(PowerFile, "sync", syncing)
+        monkeypatch.setattr(PowerFile, "write_back", giving)

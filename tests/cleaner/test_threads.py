@@ -8,6 +8,7 @@ gone for a reason that the log had published when the reader asked: a later reco
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from tests.log.test_threads import Crew
 
 T0, T1 = PARTITIONS = TopicPartition("t", 0), TopicPartition("t", 1)
 ROUNDS = 60
+BOUND = 60.0
 KEYS = 12
 """Of each writer; nobody else writes them."""
 TOKEN = "a token of the tests"
@@ -224,7 +226,8 @@ class Cleaning:
 
     def finish(self) -> None:
         """Return when all of it is clean."""
-        for _ in range(10_000):
+        until = time.monotonic() + BOUND
+        while time.monotonic() < until:
             self.turn()
             left = [
                 s

@@ -30,6 +30,7 @@ from multiprocessing import get_context
 from random import Random
 from unittest import mock
 
+from changelog.embedded.cleaning import rewriting
 from changelog.embedded.environment import Environment
 from framework.container import outage
 from tests.cleaning import little_memory
@@ -180,6 +181,8 @@ def alone() -> Iterator[None]:
             mock.patch.object(Environment, "at_once", taking_turns),
             mock.patch.object(outage, "PATIENCE_SECONDS", 0.0),
             little_memory(TWO_KEYS),
+            mock.patch.object(rewriting, "PIECE", 1),
+            mock.patch.object(rewriting, "PIECES", 1),
         ):
             yield
     finally:

@@ -432,6 +432,9 @@ class PowerFile:
             self._inode.sync()
         self._storage.done("fsync", self._path)
 
+    def write_back(self, position: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -29,6 +29,10 @@ MERGED_BYTES = 1 << 20
 """About how large a frame of gathered records gets."""
 LARGE = MERGED_BYTES // 2
 """Bytes from which on a frame is copied as it is, if all of its records stay."""
+PIECE = 1 << 20
+"""Bytes that are written before the disk is given them: a commit beside it waits for one of these."""
+PIECES = 32
+"""So many may be on their way, on a disk that is slow."""
 FOREVER = 1 << 62
 
 
@@ -49,6 +53,8 @@ class Rewriter:
         self._done: list[Segment] = []
         self._segment: Segment | None = None
         self._old: list[Segment] = []
+        self._given = self._synced = 0
+        """So many bytes of the segment were given to the disk, and are there."""
 
     def begin(self, old: Segment) -> None:
         """The frames of an old segment follow."""
@@ -141,7 +147,18 @@ class Rewriter:
         if self._segment is None:
             self._segment = self._new_segment(header.base_offset)
         self._segment.append(header, parts, config.index_interval_bytes)
+        self._write_back(self._segment)
         self._written(header.length)
+
+    def _write_back(self, segment: Segment) -> None:
+        """Bring to the disk what was written, bit by bit: not all of it when the segment is closed."""
+        if segment.size - self._given < PIECE:
+            return
+        segment.file.write_back(self._given)
+        self._given = segment.size
+        if self._given - self._synced >= PIECES * PIECE:
+            segment.file.sync()
+            self._synced = self._given
 
     def _new_segment(self, base_offset: int) -> Segment:
         """The first one begins where the old ones do. Each is as old as what it begins with."""
@@ -149,6 +166,7 @@ class Rewriter:
         source = bisect_right(self._old, base_offset, key=attrgetter("base_offset")) - 1
         created_ms = self._old[source].created_ms
         name = partition.new_segment_name(base_offset if self._done else self._old[0].base_offset)
+        self._given = self._synced = 0
         return Segment.create(partition.environment.storage, partition.folder, name, created_ms)
 
     def _close(self) -> None:
