@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
 import time
 from collections.abc import Callable
@@ -72,6 +74,7 @@ def run(
     supervised: Annotated[int | None, typer.Option("--supervised", hidden=True)] = None,
 ) -> None:
     """Run an app: until Ctrl-C, or as long as the options say. It commits before it ends."""
+    _tell_where_it_crashes()
     if log is not None:
         os.environ["STRANDLINE_LOG"] = log  # apps read it when they are made
     if supervised is not None:
@@ -114,6 +117,12 @@ def _run_supervised(target: str, until: Until | None, metrics: str | None, descr
             raise typer.Exit(FAILED) from error  # the supervisor says it, once for all workers
 
 
+def _tell_where_it_crashes() -> None:
+    """If a library of the app's ends the process, let it leave the stacks of all threads."""
+    with contextlib.suppress(RuntimeError, ValueError, AttributeError):  # no stderr, or no file
+        faulthandler.enable()
+
+
 def _limit(until: Until | None) -> Literal["idle"] | None:
     return None if until is None else "idle"
 
@@ -129,6 +138,7 @@ def command_of(app: App) -> Callable[..., None]:
         metrics: MetricsOption = None,
     ) -> None:
         """Run the app: until Ctrl-C, or as long as the options say. It commits before it ends."""
+        _tell_where_it_crashes()
         app.log = log or app.log
         run_app(app, until, count, timeout, metrics)
 

@@ -21,6 +21,7 @@ from tests.workers.pipeline import work
 
 
 def main() -> None:
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)
     log, state, guarantee, *care = sys.argv[1:]
     if care == ["careless"]:

@@ -284,6 +284,15 @@ def test_what_an_app_that_cannot_be_imported_says(
     assert not (tmp_path / "data").exists()
 
 
+def test_a_crash_of_the_process_says_where_it_was(
+    tmp_path: Path, app_file: Callable[..., str]
+) -> None:
+    crashed = ran(tmp_path, app_file("pass", top="import faulthandler; faulthandler._sigsegv()"))
+    assert crashed.returncode == -signal.SIGSEGV
+    assert "Segmentation fault" in crashed.stderr
+    assert "some_app.py" in crashed.stderr
+
+
 def test_a_wrong_token_is_said_once(tmp_path: Path, app_file: Callable[..., str]) -> None:
     served = serve(tmp_path / "log", listen="127.0.0.1:0", token="sixteen-or-more-characters")
     with contextlib.closing(served):
