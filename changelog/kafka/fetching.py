@@ -74,12 +74,12 @@ class Fetching:
         )
 
     def _free(self, positions: Positions, isolation: Isolation) -> Reader:
-        """A reader to be sent to these positions: best the one that is there, else an old one, or a new."""
-        return (
-            self._taken(positions, isolation)
-            or self._idle.take_oldest_if_full(lambda reader: reader.isolation == isolation)
-            or Reader(self._connection, isolation)
-        )
+        """The reader that is at these positions, or else a new one.
+
+        One that is elsewhere is not sent here: librdkafka takes up to a second for that, and some
+        milliseconds for a new one.
+        """
+        return self._taken(positions, isolation) or Reader(self._connection, isolation)
 
     def close(self) -> None:
         """Close the consumers that are not in use."""

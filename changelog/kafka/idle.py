@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from changelog.kafka.connection import Connection
@@ -32,12 +32,10 @@ class Idle(Generic[T]):
     def take(self, fits: Callable[[T], bool]) -> T | None:
         """The one used last of those that fit, if there is one; it is the caller's then."""
         with self._lock:
-            return self._taken(reversed(self._kept), fits)
-
-    def take_oldest_if_full(self, fits: Callable[[T], bool]) -> T | None:
-        """The one unused for longest of those that fit, if there are as many as are kept."""
-        with self._lock:
-            return self._taken(self._kept, fits) if len(self._kept) >= KEPT else None
+            found = next(filter(fits, reversed(self._kept)), None)
+            if found is not None:
+                self._kept.remove(found)
+            return found
 
     def put(self, one: T) -> None:
         """Keep one; the oldest goes if there are too many."""
@@ -54,9 +52,3 @@ class Idle(Generic[T]):
             kept, self._kept = self._kept, []
         for one in kept:
             one.close()
-
-    def _taken(self, among: Iterable[T], fits: Callable[[T], bool]) -> T | None:
-        found = next(filter(fits, among), None)
-        if found is not None:
-            self._kept.remove(found)
-        return found

@@ -291,6 +291,20 @@ def test_a_long_poll_ends_when_its_time_is_over(log: Log, first: TopicPartition)
     assert 0.25 < time.monotonic() - begun < 5
 
 
+def test_reading_here_and_there_takes_no_longer_than_reading_on(log: Log, name: str) -> None:
+    """Each fetch begins somewhere else than those before ended."""
+    topic = log.create_topic(f"{name}-places", 24).name
+    places = [TopicPartition(topic, number) for number in range(24)]
+    for place in places:
+        log.append(topic, [{"value": b"x"}] * 10, partition=place.partition)
+    log.broker.fetch({places[0]: 0})  # the first waits for a leader
+    begun = time.monotonic()
+    for position in range(3):
+        for place in places:
+            assert log.broker.fetch({place: position})[place].batches
+    assert time.monotonic() - begun < 5
+
+
 def test_a_closed_log_says_so(log: Log, topic: str) -> None:
     log.close()
     log.close()
