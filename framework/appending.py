@@ -14,7 +14,7 @@ from changelog.client.columns import to_batches
 from changelog.client.producer import Producer
 from changelog.errors import InvalidRecord, SchemaMismatch
 from changelog.records import columns_schema
-from framework.codecs import TypedCodec
+from framework.codecs import UNENCODABLE, TypedCodec
 from framework.columns import batch_of, outgoing
 from framework.context import to_ms
 from framework.formats.wire import conform
@@ -120,9 +120,9 @@ def _columns(topic: Topic[Any, Any], items: list[tuple[Any, Any, int]]) -> pa.Re
     keys, values, timestamps = ([item[at] for item in items] for at in range(3))
     try:
         return batch_of(topic, topic.keys.encode(keys), topic.values.encode(values), timestamps)
-    except SchemaMismatch:
+    except (MemoryError, SchemaMismatch):
         raise
-    except (InvalidRecord, pa.ArrowException, UnicodeError, OverflowError, ValueError, TypeError):
+    except UNENCODABLE:
         for item in items:
             topic.encode_one(*item)
         raise

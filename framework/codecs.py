@@ -20,6 +20,13 @@ from framework.schema import Row, RowType
 from statestore.packing import pack_ints
 from statestore.serdes import Serde, Typed, value_serde
 
+UNENCODABLE = (InvalidRecord, pa.ArrowException, OverflowError, ValueError, TypeError)
+"""What building a column raises if one of its items cannot be stored.
+
+MemoryError, which in Arrow is an ArrowException as well, and SchemaMismatch, an InvalidRecord, are nobody's
+record: they are to be caught before.
+"""
+
 
 class Codec(Protocol):
     """A column of keys or values."""

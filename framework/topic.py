@@ -13,7 +13,7 @@ from changelog.client.accumulator import checked_headers
 from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, NotInTask, SchemaMismatch
 from changelog.records import Headers
 from framework import context
-from framework.codecs import Codec, RowCodec, TypedCodec
+from framework.codecs import UNENCODABLE, Codec, RowCodec, TypedCodec
 from framework.formats.choice import AnySerde, holds_columns, key_codec, value_codec
 from framework.formats.wire import Place
 from framework.schema import RowType
@@ -211,8 +211,8 @@ class Topic(Generic[K, V]):
             self.values.encode([value])
             pa.array([timestamp], pa.int64())
         except (MemoryError, SchemaMismatch):
-            raise  # Arrow's is an ArrowException as well; and a refused schema is nobody's record
-        except (InvalidRecord, pa.ArrowException, UnicodeError, OverflowError, ValueError) as error:
+            raise
+        except UNENCODABLE as error:
             raise InvalidRecord(
                 f"topic {self.name!r}: the record with key {key!r} cannot be stored: {error}"
             ) from error

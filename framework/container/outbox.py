@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from changelog.errors import InvalidRecord, SchemaMismatch
 from changelog.records import Headers
+from framework.codecs import UNENCODABLE
 from framework.columns import batch_of
 from framework.context import TaskContext
 from framework.record import Record
@@ -85,13 +86,6 @@ def columns_of(topic: Topic[Any, Any], boxes: Iterable[Outbox]) -> pa.RecordBatc
             topic, topic.keys.encode(keys), topic.values.encode(values), timestamps, headers
         )
     except (MemoryError, SchemaMismatch):
-        raise  # Arrow's is an ArrowException as well; and a refused schema is nobody's record
-    except (
-        InvalidRecord,
-        pa.ArrowException,
-        UnicodeError,
-        OverflowError,
-        ValueError,
-        TypeError,
-    ) as error:
+        raise
+    except UNENCODABLE as error:
         raise UnencodableSend(topic.name, error) from error
