@@ -87,6 +87,7 @@ class KafkaBroker:
     def delete_topic(self, name: str) -> None:
         self._connection.check_open()
         self._topics.delete(name)
+        self._fetching.forget(name)
 
     def alter_topic(
         self,

@@ -2,7 +2,7 @@
 
 A consumer of librdkafka's goes on from where it was, ahead of who asks it. So some are kept
 (reader.py), and a fetch takes the one that is at its positions, as the next fetch of the same reader's
-is; or another, which is sent there. None is a member of a group.
+is; or a new one. None is a member of a group.
 
 While records come they are handed out. When none has, it is asked how far there is anything to read:
 librdkafka says that it has come to an end only after a wait of the broker's (`fetch.wait.max.ms`), and
@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from changelog.errors import OffsetOutOfRange
-from changelog.kafka.connection import Connection
+from changelog.errors import OffsetOutOfRange, Retriable, StrandlineError
+from changelog.kafka.connection import Connection, log
 from changelog.kafka.idle import Idle
 from changelog.kafka.offsets import Offsets
 from changelog.kafka.reader import Positions, Reader
@@ -40,11 +40,9 @@ class Fetching:
         self, positions: Positions, isolation: Isolation, timeout: float
     ) -> dict[TopicPartition, Fetched]:
         """See Broker.fetch. How much it gives is librdkafka's to say: what has come by then."""
-        there = self._taken(positions, isolation)
-        if there is not None:
-            with self._used(there):
-                if there.arrived(positions):
-                    return _answer(there, positions)
+        with self._reused(positions, isolation) as there:
+            if there is not None and there.arrived(positions):
+                return _answer(there, positions)
         ends = self._offsets.of(positions)
         for tp, position in positions.items():
             _check_range(tp, position, ends[tp])
@@ -52,10 +50,44 @@ class Fetching:
         ahead = {tp: goal for tp, goal in goals.items() if positions[tp] < goal}
         if not ahead and timeout <= 0:
             return {tp: _fetched([], at, ends[tp], isolation) for tp, at in positions.items()}
-        with self._used(self._free(positions, isolation)) as reader:
+
+        def read(reader: Reader) -> dict[TopicPartition, Fetched]:
             reader.go_to(positions, ends)
             reader.read(positions, ahead, timeout)
             return _answer(reader, positions)
+
+        with self._reused(positions, isolation) as there:
+            if there is not None:
+                return read(there)
+        # One that is elsewhere is not sent here: librdkafka takes up to a second for that, and some
+        # milliseconds for a new one.
+        with self._used(Reader(self._connection, isolation)) as new:
+            return read(new)
+
+    def forget(self, topic: str) -> None:
+        """A topic has been deleted: nobody gets what is left of it."""
+        self._idle.drop(lambda reader: reader.reads(topic))
+
+    @contextmanager
+    def _reused(self, positions: Positions, isolation: Isolation) -> Iterator[Reader | None]:
+        """The reader that is at these positions, if there is one.
+
+        If it refuses something, that may be about what others had asked it for, or about a topic that
+        was deleted since: a new one will tell.
+        """
+        there = self._idle.take(
+            lambda reader: reader.isolation == isolation and reader.is_at(positions)
+        )
+        if there is None:
+            yield None
+            return
+        try:
+            with self._used(there):
+                yield there
+        except Retriable:
+            raise
+        except StrandlineError as error:
+            log.debug("a reader is given up: %s", error)
 
     @contextmanager
     def _used(self, reader: Reader) -> Iterator[Reader]:
@@ -66,20 +98,6 @@ class Fetching:
             reader.close()  # what it was doing is not known
             raise
         self._idle.put(reader)
-
-    def _taken(self, positions: Positions, isolation: Isolation) -> Reader | None:
-        """The reader that is at these positions, if there is one."""
-        return self._idle.take(
-            lambda reader: reader.isolation == isolation and reader.is_at(positions)
-        )
-
-    def _free(self, positions: Positions, isolation: Isolation) -> Reader:
-        """The reader that is at these positions, or else a new one.
-
-        One that is elsewhere is not sent here: librdkafka takes up to a second for that, and some
-        milliseconds for a new one.
-        """
-        return self._taken(positions, isolation) or Reader(self._connection, isolation)
 
     def close(self) -> None:
         """Close the consumers that are not in use."""

@@ -46,9 +46,14 @@ class Idle(Generic[T]):
         for oldest in too_many:
             oldest.close()
 
+    def drop(self, fits: Callable[[T], bool]) -> None:
+        """Close those that fit."""
+        with self._lock:
+            dropped = [one for one in self._kept if fits(one)]
+            self._kept = [one for one in self._kept if one not in dropped]
+        for one in dropped:
+            one.close()
+
     def close(self) -> None:
         """Close those that are kept."""
-        with self._lock:
-            kept, self._kept = self._kept, []
-        for one in kept:
-            one.close()
+        self.drop(lambda _: True)

@@ -69,6 +69,10 @@ class Reader:
         """Whether it goes on there, with all of these."""
         return all(self._positions.get(tp) == at for tp, at in positions.items())
 
+    def reads(self, topic: str) -> bool:
+        """Whether it is at a partition of it."""
+        return any(tp.topic == topic for tp in self._positions)
+
     def go_to(self, positions: Positions, ends: Ends) -> None:
         """Read there from now on. `ends` are those of the partitions as they are now."""
         if not self.is_at(positions):

@@ -268,6 +268,23 @@ def test_a_topic_made_anew_is_read_anew(log: Log, first: TopicPartition) -> None
     assert (got, fetched.next_offset) == ([b"3", b"4"], 5)
 
 
+def test_what_a_reader_met_in_a_topic_that_was_deleted_is_no_matter_of_the_next(
+    log: Log, first: TopicPartition, second: TopicPartition
+) -> None:
+    log.append(first.topic, [{"value": b"old"}] * 3, partition=0)
+    log.broker.fetch({first: 3, second: 0}, timeout=0.2)
+    log.append(second.topic, [{"value": b"old"}], partition=1)
+    log.broker.fetch({first: 3}, timeout=0.5)
+    log.delete_topic(first.topic)
+    log.create_topic(first.topic, 2)
+    log.append(first.topic, [{"value": b"new"}], partition=0)
+    for _ in range(6):
+        assert log.broker.fetch({second: 0}, timeout=0.3)[second].batches == []
+    log.append(first.topic, [{"value": b"newer"}] * 2, partition=0)
+    for _ in range(6):
+        assert log.broker.fetch({first: 3}, timeout=0.3)[first].batches == []
+
+
 def test_a_long_poll_wakes_up_for_a_record(
     system: System, log: Log, first: TopicPartition, second: TopicPartition
 ) -> None:
