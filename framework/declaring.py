@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from framework.store import Store
 from framework.task import TaskSpec
 from framework.topic import Topic
 from statestore.spec import StoreSpec
+
+_log = logging.getLogger("strandline")
 
 TopicT = TypeVar("TopicT", bound=Topic[Any, Any])
 StoreT = TypeVar("StoreT", bound=Store[Any, Any])
@@ -184,6 +187,7 @@ class Declarations:
         try:
             info = broker.topic(name)
         except UnknownTopic:
+            self._warn_if_behind(broker, name, spec, store)
             try:
                 return broker.create_topic(name, partitions, config=changelog_config(store))
             except TopicExists:
@@ -196,6 +200,22 @@ class Declarations:
             )
         changes = _keeping_more(info.config, changelog_config(store))
         return broker.alter_topic(name, config=changes) if changes else info
+
+    def _warn_if_behind(
+        self, broker: Broker, name: str, spec: TaskSpec, store: StoreSpec[Any, Any]
+    ) -> None:
+        """A store without a changelog is new, or was lost: nobody can tell which."""
+        inputs = {topic.name for topic in spec.inputs}
+        if any(tp.topic in inputs for tp in broker.committed(self.app, require_stable=False)):
+            _log.warning(
+                "store %r begins empty, and task %r goes on where it was: there was no changelog %r. "
+                "If the store is not a new one, that topic was deleted; `strandline reset` lets "
+                "the app begin with the first record again",
+                store.name,
+                spec.name,
+                name,
+                extra={"store": store.name, "task": spec.name, "topic": name},
+            )
 
 
 def changelog_config(store: StoreSpec[Any, Any]) -> dict[str, str]:

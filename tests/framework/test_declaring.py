@@ -164,3 +164,29 @@ def test_describe_is_plain_data(app: sl.App) -> None:
     assert described["tasks"][0]["inputs"] == ["flights"]
     assert described["topics"][0]["columns"] == ["carrier", "delay"]
     assert described["internal_topics"] == ["app-n-changelog"]
+
+
+def test_a_store_that_begins_empty_beside_a_task_that_goes_on_is_told(
+    app: sl.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    words, totals = app.topic("words", key=str, value=int), app.store("totals", key=str, value=int)
+
+    @app.task(words, stores=[totals])
+    def count(record: sl.Record[str, int]) -> None:
+        totals[record.key] = record.value
+
+    words.append([("a", 1)])
+    app.run(until="idle")
+    assert "begins empty" not in caplog.text, "it is the app's first start"
+    app.run(until="idle")
+    assert "begins empty" not in caplog.text
+    app.broker.delete_topic("app-totals-changelog")
+    app.run(until="idle")
+    [told] = [one for one in caplog.records if "begins empty" in one.getMessage()]
+    assert told.levelname == "WARNING"
+    assert "'totals'" in told.getMessage()
+    assert "task 'count'" in told.getMessage()
+    app.reset()
+    caplog.clear()
+    app.run(until="idle")
+    assert "begins empty" not in caplog.text
