@@ -13,8 +13,9 @@ from changelog.storage import MemoryStorage
 from tests.checked import OpenedLogs
 from tests.cleaning import ignore
 from tests.kafka.brokers import kafka, name, now, running
+from tests.systems import is_on_kafka, system
 
-__all__ = ["kafka", "name", "now", "running"]
+__all__ = ["kafka", "name", "now", "running", "system"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -28,7 +29,7 @@ def _group(item: pytest.Item) -> str:
     fixtures = set(getattr(item, "fixturenames", ()))
     if "spark" in fixtures:
         return "spark"
-    if fixtures & {"kafka", "running", "three", "system", "logs"}:
+    if fixtures & {"kafka", "running", "three", "logs"} or is_on_kafka(item):
         return "kafka"
     return str(item.path)
 

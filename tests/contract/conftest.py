@@ -1,47 +1,14 @@
-"""The same tests on every system that may hold a log: what they show is what `Broker` promises.
-
-Kafka is a real broker ([brokers.py](../kafka/brokers.py)).
-"""
+"""The same tests on every system that may hold a log: what they show is what `Broker` promises."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-import changelog
 from changelog.log import Log
 from changelog.records import TopicPartition
-
-
-@dataclass
-class System:
-    """One system under test."""
-
-    name: str
-    url: str
-    _opened: list[Log] = field(default_factory=list)
-
-    def open(self) -> Log:
-        """One more client, closed after the test."""
-        self._opened.append(changelog.open(self.url))
-        return self._opened[-1]
-
-    def close(self) -> None:
-        while self._opened:
-            self._opened.pop().close()
-
-
-@pytest.fixture(params=["embedded", "kafka"])
-def system(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[System]:
-    """Each system in turn."""
-    name = str(request.param)
-    url = request.getfixturevalue("kafka") if name == "kafka" else str(tmp_path / "log")
-    tested = System(name, url)
-    yield tested
-    tested.close()
+from tests.systems import System
 
 
 @pytest.fixture

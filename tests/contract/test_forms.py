@@ -16,7 +16,7 @@ import pytest
 
 import strandline as sl
 from changelog.log import Log
-from tests.contract.conftest import System
+from tests.systems import System
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from changelog.log import Log
 from changelog.moving import Place, Report, Selection, move, verify_only
 from changelog.moving.reading import committed_in
 from changelog.records import CommittedOffset, TopicPartition
-from tests.contract.conftest import System
+from tests.systems import System
 
 HUGE = 3 << 20
 

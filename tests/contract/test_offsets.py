@@ -9,7 +9,7 @@ import pytest
 from changelog.errors import InvalidConfig, InvalidRequest, OffsetOutOfRange, UnknownTopic
 from changelog.log import Log
 from changelog.records import CommittedOffset, TopicPartition
-from tests.contract.conftest import System
+from tests.systems import System
 
 
 def fill(log: Log, partition: TopicPartition, now: int, count: int = 10) -> None:

@@ -20,7 +20,7 @@ from changelog.errors import (
 )
 from changelog.log import Log
 from changelog.records import HEADERS_TYPE, Append, TopicPartition
-from tests.contract.conftest import System
+from tests.systems import System
 
 
 def batch(*values: bytes | None, time: int = 1_000) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ import pytest
 from changelog.errors import InvalidConfig, InvalidTopic, TopicExists, UnknownTopic
 from changelog.log import Log
 from changelog.records import TopicPartition
-from tests.contract.conftest import System
+from tests.systems import System
 
 
 def test_a_topic_is_described_as_it_was_made(log: Log, name: str) -> None:

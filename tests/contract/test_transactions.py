@@ -18,7 +18,7 @@ from changelog.errors import (
 )
 from changelog.log import Log
 from changelog.records import Append, CommittedOffset, TopicPartition
-from tests.contract.conftest import System
+from tests.systems import System
 from tests.contract.test_records import batch
 
 Sees = Callable[..., None]

@@ -6,7 +6,7 @@
 Each change of a figure is sent, so a record that was lost, handled twice, or handled on a state
 that lacks another one shows in the outputs.
 
-    python -m tests.workers.pipeline LOG [GUARANTEE]      runs a worker until it is told to stop
+    python -m tests.workers.pipeline LOG STATE PREFIX      runs a worker until it is told to stop
 """
 
 from __future__ import annotations
@@ -59,14 +59,24 @@ class Pipeline:
     recent: sl.Store[str, int] | None
     """By word and number, as "a1/17", its last values; each one more deletes one."""
 
+    @property
+    def inputs(self) -> list[str]:
+        """The topics that its tasks read."""
+        return [self.words.name, f"{self.app.name}-letter-repartition"]
 
-def pipeline(log: Any, *, recent: bool = False, typed: bool = True, **options: Any) -> Pipeline:
-    """The app on a log; with a store of `recent` values, if wanted; its outputs as columns, or JSON."""
-    app = sl.App("pipeline", log=log, **options)
-    words = app.topic("words", value=int, partitions=PARTITIONS)
+
+def pipeline(
+    log: Any, *, prefix: str = "", recent: bool = False, typed: bool = True, **options: Any
+) -> Pipeline:
+    """The app on a log; with a store of `recent` values, if wanted; its outputs as columns, or JSON.
+
+    `prefix` begins its name, and those of its topics.
+    """
+    app = sl.App(f"{prefix}pipeline", log=log, **options)
+    words = app.topic(f"{prefix}words", value=int, partitions=PARTITIONS)
     form: dict[str, Any] = {} if typed else {"serde": "json"}
-    figures = app.topic("figures", value=Figures, partitions=2, **form)
-    letters = app.topic("letters", value=Figures, partitions=2, **form)
+    figures = app.topic(f"{prefix}figures", value=Figures, partitions=2, **form)
+    letters = app.topic(f"{prefix}letters", value=Figures, partitions=2, **form)
     per_word = app.store("per-word", value=Figures, default=Figures())
     per_letter = app.store("per-letter", value=Figures, default=Figures())
     values = app.store("recent", key=str, value=int) if recent else None
@@ -171,8 +181,8 @@ def _fold(values: Iterable[int]) -> Figures:
 
 
 def main() -> None:
-    log, *guarantee = sys.argv[1:]
-    work(log, guarantee[0] if guarantee else "exactly_once")
+    log, state, prefix = sys.argv[1:]
+    work(log, "exactly_once", state_dir=state, prefix=prefix)
 
 
 def work(log: str, guarantee: str, **options: Any) -> None:

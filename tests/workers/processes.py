@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.systems import System
+
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_SECONDS = 120.0
 """No process lives longer, whatever becomes of the test."""
@@ -84,11 +86,9 @@ class Process:
         return self.ended(timeout)
 
 
-def worker(
-    log: str | Path, said: Path, guarantee: str = "exactly_once", bound: float = BOUND_SECONDS
-) -> Process:
+def worker(system: System, said: Path) -> Process:
     """A worker of the pipeline."""
-    return Process(["tests.workers.pipeline", str(log), guarantee], said, bound=bound)
+    return Process(["tests.workers.pipeline", system.url, str(system.state), system.prefix], said)
 
 
 @contextmanager

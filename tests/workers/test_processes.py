@@ -1,4 +1,4 @@
-"""Workers as processes: killed, frozen past their session, with their owner dead or frozen."""
+"""Workers as processes: killed, frozen past their session, replaced one by one, with a dead owner."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 import changelog
 from changelog.errors import StrandlineError
+from tests.systems import System
 from tests.workers.pipeline import Pipeline, judge, pipeline, some
 from tests.workers.processes import Process, ending, worker
 
@@ -20,8 +21,8 @@ WORKERS = 2
 class Cluster:
     """A log, workers as processes, and a pen to write input with."""
 
-    def __init__(self, folder: Path, eventually: Eventually) -> None:
-        self.path = folder / "log"
+    def __init__(self, system: System, folder: Path, eventually: Eventually) -> None:
+        self.system = system
         self.processes: list[Process] = []
         self.given: Words = []
         self._folder = folder
@@ -32,7 +33,7 @@ class Cluster:
     def made(self) -> Pipeline:
         """The app, opened where the log is."""
         if self._made is None:
-            self._made = pipeline(str(self.path))
+            self._made = pipeline(self.system.url, prefix=self.system.prefix)
             self._made.app.prepare()
         return self._made
 
@@ -40,7 +41,7 @@ class Cluster:
         new = []
         for _ in range(count):
             said = self._folder / f"worker-{len(self.processes)}.log"
-            new.append(worker(self.path, said))
+            new.append(worker(self.system, said))
             self.processes.append(new[-1])
         return new
 
@@ -59,7 +60,7 @@ class Cluster:
         self._eventually(is_shared, what=f"sharing among {among}")
 
     def members(self) -> list[changelog.groups.MemberInfo]:
-        return list(self.made.app.broker.describe_group("pipeline").members)
+        return list(self.made.app.broker.describe_group(self.made.app.name).members)
 
     def handled(self) -> None:
         """Wait until all that was written is committed."""
@@ -68,13 +69,12 @@ class Cluster:
     def is_done(self) -> bool:
         broker = self.made.app.broker
         try:
-            inputs = ("words", "pipeline-letter-repartition")
             every = [
                 changelog.TopicPartition(topic, number)
-                for topic in inputs
+                for topic in self.made.inputs
                 for number in range(broker.topic(topic).partitions)
             ]
-            committed = broker.committed("pipeline", every, require_stable=False)
+            committed = broker.committed(self.made.app.name, every, require_stable=False)
             ends = broker.offsets(every)
         except StrandlineError:
             return False
@@ -92,14 +92,15 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, eventually: Eventually) -> Iterator[Cluster]:
-    made = Cluster(tmp_path, eventually)
+def cluster(system: System, tmp_path: Path, eventually: Eventually) -> Iterator[Cluster]:
+    made = Cluster(system, tmp_path, eventually)
     with ending(made.processes):
         yield made
         made.close()
 
 
-def test_a_killed_worker_is_noticed_at_once_and_the_others_go_on(cluster: Cluster) -> None:
+def test_a_killed_worker_is_noticed_and_the_others_go_on(cluster: Cluster) -> None:
+    """At once, on a folder; on Kafka after its session timeout."""
     one, two = cluster.start()
     cluster.shared(2)
     cluster.write(3_000)
@@ -132,8 +133,11 @@ def test_a_worker_frozen_past_its_session_changes_nothing_says_so_and_joins_agai
     eventually(lambda: "this worker was fenced" in one.text(), what="the fenced one says so")
 
 
-def test_the_owner_is_killed_under_load_and_another_takes_over(cluster: Cluster) -> None:
-    owner = Process(["framework.cli", "serve", str(cluster.path)], cluster.path.parent / "owner")
+@pytest.mark.parametrize("system", ["embedded"], indirect=True)
+def test_the_owner_is_killed_under_load_and_another_takes_over(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    owner = Process(["framework.cli", "serve", cluster.system.url], tmp_path / "owner")
     cluster.processes.append(owner)
     cluster._eventually(lambda: "serving" in owner.text() or "owns" in owner.text())
     cluster.start()
@@ -153,5 +157,19 @@ def test_everybody_is_killed_and_new_ones_go_on(cluster: Cluster) -> None:
     for process in workers:
         process.kill()
     cluster.start(1)
+    cluster.handled()
+    cluster.judge()
+
+
+def test_workers_are_replaced_one_by_one_under_load(cluster: Cluster) -> None:
+    first = cluster.start()
+    cluster.shared(2)
+    for process in first:
+        cluster.write(1_000)
+        cluster.start(1)
+        cluster.shared(3)
+        cluster.write(1_000)
+        assert process.end() == 0
+        cluster.shared(2)
     cluster.handled()
     cluster.judge()

@@ -1,0 +1,65 @@
+"""The systems that may hold a log. What is promised on each of them is tested on each of them.
+
+Kafka is a real broker ([brokers.py](kafka/brokers.py)). A test that is about one of them says so:
+
+    @pytest.mark.parametrize("system", ["embedded"], indirect=True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import changelog
+from changelog.log import Log
+
+SYSTEMS = ["embedded", "kafka"]
+
+
+@dataclass
+class System:
+    """One system under test."""
+
+    name: str
+    url: str
+    state: Path
+    """A folder for apps' stores; beside a log in a folder it is where they are by default."""
+    prefix: str
+    """What the names of apps and topics may begin with, so that no other test has them."""
+    _opened: list[Log] = field(default_factory=list)
+
+    @property
+    def is_kafka(self) -> bool:
+        return self.name == "kafka"
+
+    def open(self, **options: Any) -> Log:
+        """One more client, closed after the test."""
+        self._opened.append(changelog.open(self.url, **options))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        while self._opened:
+            self._opened.pop().close()
+
+
+@pytest.fixture(params=SYSTEMS)
+def system(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> Iterator[System]:
+    """Each system in turn."""
+    kind = str(request.param)
+    if kind == "kafka":
+        url, state = request.getfixturevalue("kafka"), tmp_path / "state"
+    else:
+        url, state = str(tmp_path / "log"), tmp_path / "log" / "state"
+    tested = System(kind, url, state, f"{name}-")
+    yield tested
+    tested.close()
+
+
+def is_on_kafka(item: pytest.Item) -> bool:
+    """Whether a test gets `system`, and that is the cluster."""
+    call = getattr(item, "callspec", None)
+    return call is not None and call.params.get("system") == "kafka"
