@@ -15,7 +15,6 @@ from changelog.log import Log
 from changelog.moving import Place, Report, Selection, move, verify_only
 from changelog.moving.reading import committed_in
 from changelog.records import CommittedOffset, TopicPartition
-from tests.systems import System
 
 HUGE = 3 << 20
 
@@ -38,16 +37,12 @@ class Logs(NamedTuple):
 @pytest.fixture(params=["folder to folder", "folder to kafka", "kafka to folder"])
 def logs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Logs]:
     """Two logs of these kinds."""
-    systems = []
-    for number, kind in enumerate(request.param.split(" to ")):
-        folder = str(tmp_path / f"log {number}")
-        url = folder if kind == "folder" else request.getfixturevalue("kafka")
-        systems.append(System(kind, url))
-    source, target = (system.open() for system in systems)
-    places = Place(systems[0].url, source.broker), Place(systems[1].url, target.broker)
-    yield Logs(source, target, places)
-    for system in systems:
-        system.close()
+    urls = [
+        str(tmp_path / f"log {number}") if kind == "folder" else request.getfixturevalue("kafka")
+        for number, kind in enumerate(request.param.split(" to "))
+    ]
+    with changelog.open(urls[0]) as source, changelog.open(urls[1]) as target:
+        yield Logs(source, target, (Place(urls[0], source.broker), Place(urls[1], target.broker)))
 
 
 def filled(log: Log, topic: str, now: int) -> None:

@@ -18,8 +18,8 @@ from changelog.errors import (
 )
 from changelog.log import Log
 from changelog.records import Append, CommittedOffset, TopicPartition
-from tests.systems import System
 from tests.contract.test_records import batch
+from tests.systems import System
 
 Sees = Callable[..., None]
 
