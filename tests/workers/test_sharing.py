@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-import changelog
 import strandline as sl
 from changelog.log import Log
 from framework.cli.reset import carry_out, plan_for
+from tests.systems import System
 from tests.workers.pipeline import PARTITIONS, Pipeline, judge, pipeline, some
 from tests.workers.threads import InThread
 
@@ -21,9 +21,8 @@ Eventually = Callable[..., None]
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Log]:
-    with changelog.open(tmp_path / "log", durability="os") as opened:
-        yield opened
+def log(system: System) -> Log:
+    return system.open(durability="os")
 
 
 class Running(InThread):
@@ -35,15 +34,31 @@ class Running(InThread):
         super().__init__(self.made.app, "tally")
 
 
-def test_workers_come_and_go_and_each_record_counts_once(
-    log: Log, tmp_path: Path, eventually: Eventually
-) -> None:
-    one = Running(log, tmp_path / "state")
+class On(NamedTuple):
+    """Where workers run."""
+
+    system: System
+    log: Log
+
+    def made(self) -> Pipeline:
+        return pipeline(self.log, state_dir=self.system.state, prefix=self.system.prefix)
+
+    def running(self, **options: Any) -> Running:
+        return Running(self.log, self.system.state, prefix=self.system.prefix, **options)
+
+
+@pytest.fixture
+def on(system: System, log: Log) -> On:
+    return On(system, log)
+
+
+def test_workers_come_and_go_and_each_record_counts_once(on: On, eventually: Eventually) -> None:
+    one = on.running()
     given = some(2_000)
     one.made.words.append(given)
     eventually(lambda: one.numbers == list(range(PARTITIONS)), what="all at the first")
 
-    two = Running(log, tmp_path / "state")
+    two = on.running()
     eventually(lambda: len(one.numbers) == len(two.numbers) == 2, what="sharing")
     assert sorted(one.numbers + two.numbers) == list(range(PARTITIONS))
     more = some(2_000, start=2_000)
@@ -53,19 +68,19 @@ def test_workers_come_and_go_and_each_record_counts_once(
     eventually(lambda: two.numbers == list(range(PARTITIONS)), what="all at the second")
     last = some(500, start=4_000)
     two.made.words.append(last)
-    with pipeline(log, state_dir=tmp_path / "state").app as third:
+    with on.made().app as third:
         third.run(until="idle", progress=False)
     two.stop()
     assert judge(two.made, [*given, *more, *last]) == []
 
 
-def test_until_idle_means_the_whole_app(log: Log, tmp_path: Path, eventually: Eventually) -> None:
+def test_until_idle_means_the_whole_app(on: On, eventually: Eventually) -> None:
     """A worker that has nothing to do waits for those that have."""
-    slow = Running(log, tmp_path / "state", commit_records=50)
+    slow = on.running(commit_records=50)
     eventually(lambda: len(slow.numbers) == PARTITIONS, what="the first one at work")
     given = some(3_000)
     slow.made.words.append(given)
-    other = pipeline(log, state_dir=tmp_path / "state")
+    other = on.made()
     with other.app:
         other.app.run(until="idle", progress=False)
         assert judge(other, given) == []
@@ -73,13 +88,13 @@ def test_until_idle_means_the_whole_app(log: Log, tmp_path: Path, eventually: Ev
 
 
 def test_a_poison_record_stops_its_task_everywhere_and_nothing_else(
-    log: Log, tmp_path: Path
+    system: System, log: Log
 ) -> None:
     handled: list[str] = []
 
     def made() -> sl.App:
-        app = sl.App("picky", log=log, state_dir=tmp_path / "state")
-        words = app.topic("words", value=int, partitions=2)
+        app = sl.App(f"{system.prefix}picky", log=log, state_dir=system.state)
+        words = app.topic(f"{system.prefix}words", value=int, partitions=2)
 
         @app.task(words)
         def pick(record: sl.Record[str, int]) -> None:
@@ -90,7 +105,7 @@ def test_a_poison_record_stops_its_task_everywhere_and_nothing_else(
         return app
 
     first, second = made(), made()
-    words = first.declared.topics["words"]
+    [words] = first.declared.topics.values()
     words.append([("a", 1), ("b", 1), ("c", -1), ("d", 1)])
     errors: list[BaseException] = []
 
@@ -110,12 +125,12 @@ def test_a_poison_record_stops_its_task_everywhere_and_nothing_else(
     assert {"a", "b"} <= set(handled) | {"d"}
 
 
-def test_an_app_that_runs_is_not_reset(log: Log, tmp_path: Path, eventually: Eventually) -> None:
-    one = Running(log, tmp_path / "state")
+def test_an_app_that_runs_is_not_reset(on: On, eventually: Eventually) -> None:
+    one, log = on.running(), on.log
     one.made.words.append(some(100))
     eventually(lambda: len(one.numbers) == PARTITIONS, what="at work")
-    other = pipeline(log, state_dir=tmp_path / "state")
-    plan = plan_for(log.broker, "pipeline", str(tmp_path / "log"))
+    other = on.made()
+    plan = plan_for(log.broker, other.app.name, on.system.url)
     for reset in (other.app.reset, partial(carry_out, log.broker, plan, yes=True, json=True)):
         with pytest.raises(sl.InvalidRequest, match=r"is running \(.*stop it first"):
             reset()
@@ -123,14 +138,14 @@ def test_an_app_that_runs_is_not_reset(log: Log, tmp_path: Path, eventually: Eve
     other.app.run(until="idle", progress=False)
     assert judge(other, some(100)) == []
     other.app.reset()
-    assert log.broker.committed("pipeline") == {}
+    assert log.broker.committed(other.app.name) == {}
 
 
-def test_a_group_shows_who_works_on_what(log: Log, tmp_path: Path, eventually: Eventually) -> None:
-    one = Running(log, tmp_path / "state")
+def test_a_group_shows_who_works_on_what(on: On, eventually: Eventually) -> None:
+    one = on.running()
     eventually(lambda: len(one.numbers) == PARTITIONS, what="at work")
-    info = log.broker.describe_group("pipeline")
-    [member] = info.members
-    assert {tp.topic for tp in member.held} == {"words", "pipeline-letter-repartition"}
+    group = one.made.app.name
+    [member] = on.log.broker.describe_group(group).members
+    assert {tp.topic for tp in member.held} == set(one.made.inputs)
     one.stop()
-    assert log.broker.describe_group("pipeline").members == []
+    assert on.log.broker.describe_group(group).members == []

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import changelog
 from changelog.embedded.groups.group import Group
 from changelog.groups import Subscription
-from changelog.log import Log
 from changelog.records import TopicPartition
+from tests.systems import System
 from tests.workers.pipeline import PARTITIONS, judge, some
 from tests.workers.test_sharing import Running
 
 Eventually = Callable[..., None]
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[Log]:
-    with changelog.open(tmp_path / "log", durability="os") as opened:
-        yield opened
 
 
 def test_each_partition_has_as_many_copies_as_asked_at_others_and_evenly() -> None:
@@ -59,16 +52,23 @@ def copies(worker: Running) -> dict[TopicPartition, int]:
 
 @pytest.mark.parametrize("apart", [True, False], ids=["on two machines", "on one"])
 def test_a_copy_follows_and_takes_over_with_nothing_left_to_replay_but_its_tail(
-    apart: bool, log: Log, tmp_path: Path, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    apart: bool,
+    system: System,
+    tmp_path: Path,
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """On Kafka because there are two: among more it chooses who takes over without asking who has a copy."""
     caplog.set_level("INFO", logger="strandline")
-    state = [tmp_path / "one", tmp_path / "two"] if apart else [tmp_path / "state"] * 2
-    one = Running(log, state[0], standby_replicas=1)
+    log = system.open(durability="os")
+    state = [tmp_path / "one", tmp_path / "two"] if apart else [system.state] * 2
+    options = {"prefix": system.prefix, "standby_replicas": 1}
+    one = Running(log, state[0], **options)
     eventually(lambda: len(one.numbers) == PARTITIONS, what="the first at work")
     given = some(4_000)
     one.made.words.append(given)
     eventually(lambda: judge(one.made, given) == [], what="all handled")
-    two = Running(log, state[1], standby_replicas=1)
+    two = Running(log, state[1], **options)
     eventually(lambda: len(two.numbers) == PARTITIONS // 2, what="sharing")
 
     def are_warm() -> bool:
