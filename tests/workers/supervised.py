@@ -1,4 +1,4 @@
-"""The pipeline as an app that `strandline run` finds; its log is that of the environment."""
+"""The pipeline as an app that `strandline run` finds; its log, folder and names are the environment's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from tests.workers.pipeline import pipeline
 
 app = pipeline(
     os.environ.get("STRANDLINE_LOG", "data/pipeline"),
+    prefix=os.environ["PREFIX"],
+    state_dir=os.environ["STATE"],
     commit_interval_ms=20,
     session_timeout_ms=2_000,
     durability="os",

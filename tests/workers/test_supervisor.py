@@ -36,18 +36,21 @@ from framework.supervisor.reporter import Reporter
 from framework.supervisor.slots import Rate, Row
 from framework.supervisor.supervisor import Outcome, Supervisor
 from framework.supervisor.view import LiveTable, Summaries
-from tests.workers.pipeline import Pipeline, judge, pipeline, some
+from tests.systems import System
+from tests.workers.pipeline import PARTITIONS, Pipeline, judge, pipeline, some
 from tests.workers.processes import ROOT, Process, ending
 
 Eventually = Callable[..., None]
 PIPELINE = "tests.workers.supervised:app"
+on_a_folder = pytest.mark.parametrize("system", ["embedded"], indirect=True)
+"""Where it is about who owns the log."""
 
 
 class Supervised:
     """A supervisor as a process, its workers, and their log."""
 
-    def __init__(self, folder: Path, eventually: Eventually) -> None:
-        self.log = folder / "log"
+    def __init__(self, system: System, folder: Path, eventually: Eventually) -> None:
+        self.system = system
         self.said = folder / "said"
         self.given: list[tuple[str, int]] = []
         self.processes: list[Process] = []
@@ -56,7 +59,7 @@ class Supervised:
 
     def start(self, *options: str, target: str = PIPELINE) -> Process:
         """Start it, and wait until it has the log."""
-        arguments = ["framework.cli", "run", target, "--log", str(self.log), *options]
+        arguments = ["framework.cli", "run", target, "--log", self.system.url, *options]
         self.processes.append(Process(arguments, self.said))
         self._eventually(lambda: "Ctrl-C commits" in self.text(), timeout=60, what="a start")
         return self.processes[-1]
@@ -66,9 +69,9 @@ class Supervised:
 
     @property
     def made(self) -> Pipeline:
-        """The app, attached to the log, or its owner when nobody else is."""
+        """The app, attached to the log, or (of a folder) its owner when nobody else is."""
         if self._made is None:
-            self._made = pipeline(str(self.log))
+            self._made = pipeline(self.system.url, prefix=self.system.prefix)
             self._made.app.prepare()
         return self._made
 
@@ -79,7 +82,7 @@ class Supervised:
 
     def pids(self) -> list[int]:
         """Of the workers that are members of the app's group."""
-        members = self.made.app.broker.describe_group("pipeline").members
+        members = self.made.app.broker.describe_group(self.made.app.name).members
         return [int(member.client.rpartition("-")[2]) for member in members if member.held]
 
     def at_work(self, count: int, *, but: int = 0) -> list[int]:
@@ -103,8 +106,12 @@ class Supervised:
 
 
 @pytest.fixture
-def supervised(tmp_path: Path, eventually: Eventually) -> Iterator[Supervised]:
-    made = Supervised(tmp_path, eventually)
+def supervised(
+    system: System, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Supervised]:
+    monkeypatch.setenv("PREFIX", system.prefix)
+    monkeypatch.setenv("STATE", str(system.state))
+    made = Supervised(system, tmp_path, eventually)
     with ending(made.processes):
         yield made
         made.close()
@@ -118,10 +125,10 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def check(log: Path) -> str:
-    """What `strandline check` says."""
+def check(system: System) -> str:
+    """What `strandline check` says of the folder."""
     done = subprocess.run(
-        [sys.executable, "-m", "framework.cli", "check", str(log)],
+        [sys.executable, "-m", "framework.cli", "check", system.url],
         capture_output=True,
         text=True,
         timeout=60,
@@ -151,9 +158,10 @@ def test_a_killed_worker_is_started_again_and_a_signal_ends_all_in_order(
     assert supervisor.end() == 0
     assert not any(map(is_alive, pids))
     assert re.search(r"\n1[12],\d{3} records handled in .* by 2 workers", supervised.text())
-    said = check(supervised.log)
-    assert "closed in order" in said
-    assert "nothing is wrong" in said
+    if not supervised.system.is_kafka:
+        said = check(supervised.system)
+        assert "closed in order" in said
+        assert "nothing is wrong" in said
 
 
 def test_workers_end_in_order_when_their_supervisor_is_killed(
@@ -204,22 +212,24 @@ def test_each_second_is_a_line_of_json(supervised: Supervised, eventually: Event
     eventually(all_shown, timeout=60, what="all records, and commits of both, in a line")
     eventually(lambda: set(last()["lag"].values()) == {0}, what="no lag")
     shown = last()
-    assert (shown["app"], shown["records"]) == ("pipeline", 3_000)
+    made = supervised.made
+    assert (shown["app"], shown["records"]) == (made.app.name, 3_000)
     assert sorted(tp for worker in shown["workers"] for tp in worker["partitions"]) == sorted(
-        f"{topic}-{n}" for topic in ("words", "pipeline-letter-repartition") for n in range(4)
+        f"{topic}-{n}" for topic in made.inputs for n in range(PARTITIONS)
     )
     assert {worker["pid"] for worker in shown["workers"]} == set(supervised.pids())
-    assert shown["lag"].keys() == {"words", "pipeline-letter-repartition"}
+    assert shown["lag"].keys() == set(made.inputs)
 
 
+@on_a_folder
 def test_an_owner_in_the_background_makes_way_for_a_supervisor(
     supervised: Supervised, eventually: Eventually
 ) -> None:
     """However long those who are attached to it stay: they go on with the new owner."""
-    with changelog.open(supervised.log, role="attach_or_spawn") as staying:
+    with changelog.open(supervised.system.url, role="attach_or_spawn") as staying:
         staying.create_topic("ours")
         supervisor = supervised.start("--workers", "1")
-        endpoint = endpoints.read(supervised.log)
+        endpoint = endpoints.read(Path(supervised.system.url))
         assert endpoint is not None
         assert endpoint.pid == supervisor.pid
         assert "does not own" not in supervised.text()
@@ -242,11 +252,12 @@ def app_file(tmp_path: Path) -> Callable[[str], str]:
         path = tmp_path / "some_app.py"
         path.write_text(
             textwrap.dedent(f"""
+            import os
             import time
             import strandline as sl
             {top}
             app = sl.App("some", durability="os", commit_interval_ms=20)
-            words = app.topic("words", value=int, partitions=4)
+            words = app.topic(os.environ.get("PREFIX", "") + "words", value=int, partitions=4)
             done = app.topic("done", value=int)
 
             @app.task(words, on_error={on_error!r})
@@ -305,13 +316,14 @@ def test_a_wrong_token_is_said_once(tmp_path: Path, app_file: Callable[..., str]
     assert "none-that-is-accepted" not in run.stderr
 
 
+@on_a_folder
 def test_a_handler_may_print_when_the_supervisor_is_gone(
     supervised: Supervised, eventually: Eventually, app_file: Callable[..., str]
 ) -> None:
     """Else a task that skips what it cannot handle would skip what it could not print."""
     handler = "time.sleep(0.002); print('handling'); done.send(record.key, record.value)"
     target = app_file(handler, on_error="skip")
-    supervised.write(3_000)  # and this process has the log from now on
+    supervised.write(1_000)  # and this process has the log from now on
     supervisor = supervised.start("--workers", "1", target=target)
     assert re.search(
         rf"this supervisor does not own the log: .*pid {os.getpid()}", supervised.text()
