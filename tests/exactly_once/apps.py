@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-import strandline as sl
 from framework.testing import CRASH, TestDriver
+from tests.kafka.apps import Totals, totals
+
+SESSION_MS = 1_000
+"""After which a worker that is not heard of is gone."""
 
 
-def running_totals(*, partitions: int = 3, **options: Any) -> tuple[sl.App, Any, Any]:
-    """Counts per key and sends each count, so that every loss and repeat shows."""
-    app = sl.App("app", **options)
-    words = app.topic("words", value=int, partitions=partitions)
-    out = app.topic("out", value=int, partitions=2)
-    seen = app.store("seen", value=int, default=0)
+def running_totals(**options: Any) -> tuple[Any, Any, Any]:
+    """Counts per key and sends each count, so that every loss and repeat shows; for a TestDriver."""
+    made = totals("app", **{"partitions": 3, **options})
+    return made.app, made.out, made.seen
 
-    @app.task(words, stores=[seen])
-    def count(record: sl.Record[str, int]) -> None:
-        seen[record.key] += 1
-        out.send(record.key, seen[record.key])
 
-    return app, out, seen
+def worker(name: str, url: str, state: Path, guarantee: Any = "exactly_once") -> Totals:
+    """The same, for one of several workers on a real log."""
+    return totals(name, url, state, processing_guarantee=guarantee, session_timeout_ms=SESSION_MS)
 
 
 def totals_sent(driver: TestDriver, out: Any) -> dict[str, list[int]]:

@@ -1,66 +1,159 @@
-"""Each guarantee shows what it allows: the same chaos, told apart by its results.
+"""Each guarantee shows what it allows: a worker dies, or sleeps, at each point of its commit.
 
-The process dies between the two halves of a commit. exactly_once has only one half.
+It is a process of its own. When it is gone another one goes on, and the results tell the guarantees apart.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from framework.testing import TestDriver
-from tests.exactly_once.apps import running_totals, totals_sent
+from tests.exactly_once.apps import worker
+from tests.exactly_once.victim import ASLEEP, STATUS
+from tests.kafka.apps import Totals
+from tests.systems import System
+from tests.workers.processes import Process, ending
+
+ONCE, TWICE, NEVER = [1, 2], [1, 2, 3], [1]
+"""What is sent when the second record is handled so often."""
+Sums = Mapping[str, list[int]]
+"""By the point at which the worker is struck that has the second record."""
+
+DEATHS: dict[str, Sums] = {
+    "exactly_once": {
+        "before append": ONCE,
+        "after append": ONCE,
+        "after add_offsets": ONCE,
+        "after end_transaction": ONCE,
+        "after checkpoint": ONCE,
+    },
+    "at_least_once": {
+        "before append": ONCE,
+        "before end_transaction": ONCE,
+        "before commit_offsets": TWICE,
+        "after commit_offsets": ONCE,
+    },
+    "at_most_once": {
+        "before commit_offsets": ONCE,
+        "after commit_offsets": NEVER,
+        "before end_transaction": NEVER,
+        "after end_transaction": ONCE,
+    },
+}
+SLEEPERS: dict[str, Sums] = {
+    "exactly_once": {
+        "before append": ONCE,
+        "after append": ONCE,
+        "before end_transaction": ONCE,
+    },
+    "at_least_once": {"before append": ONCE, "before commit_offsets": TWICE},
+    "at_most_once": {"before commit_offsets": ONCE, "after commit_offsets": NEVER},
+}
 
 
-class Died(BaseException):
-    """The process is gone."""
+class Case:
+    """One app, whose first worker is struck at a point."""
+
+    def __init__(self, system: System, url: str, folder: Path, guarantee: str, point: str) -> None:
+        self.name = f"{system.prefix}{point.replace(' ', '-')}"
+        state = system.state if url == system.url else Path(url) / "state"
+        self.worker: Callable[[], Totals] = partial(worker, self.name, url, state, guarantee)
+        self._arguments = [url, self.name, str(state), guarantee, point]
+        self._said = folder / f"{self.name}.txt"
+
+    def begin(self, fate: str) -> Process:
+        """One record is committed, a second one is there, and the victim begins."""
+        made = self.worker()
+        with made.app:
+            made.words.append([("a", 1)])
+            made.app.run(until="idle", progress=False)
+            made.words.append([("a", 2)])
+        return Process(["tests.exactly_once.victim", *self._arguments, fate], self._said)
+
+    def go_on(self) -> int:
+        """By another worker; how many records there were for it."""
+        made = self.worker()
+        with made.app:
+            return made.app.run(until="idle", progress=False, timeout=60)
+
+    def sums(self) -> list[int]:
+        """What was sent, which is what the store has last."""
+        made = self.worker()
+        with made.app:
+            sent = made.sent()["a"]
+            assert made.app.query(made.seen).to_dict() == {"a": sent[-1]}
+        return sent
 
 
-def dies_in_commit(guarantee: Any, call: str) -> tuple[dict[str, list[int]], dict[str, int]]:
-    """One record is committed; for the next the process dies when it makes `call`."""
-    app, out, seen = running_totals(partitions=1, processing_guarantee=guarantee)
-    driver = TestDriver(app).run([("a", 1)])
-    driver._take([("a", 2)])
-    owner, real = driver.owner, getattr(driver.owner, call)
-
-    def die(*args: Any, **options: Any) -> Any:
-        raise Died
-
-    setattr(owner, call, die)
-    with pytest.raises(Died):
-        driver.settle()
-    setattr(owner, call, real)
-    driver.crash().settle()
-    return totals_sent(driver, out), driver.store(seen)
+def at_once(told: Callable[[Case], list[int]], cases: Mapping[str, Case]) -> Sums:
+    """All cases beside each other, since most of their time is waiting."""
+    with ThreadPoolExecutor(len(cases)) as pool:
+        return dict(zip(cases, pool.map(told, cases.values()), strict=True))
 
 
-@pytest.mark.parametrize("call", ["append", "add_offsets", "end_transaction"])
-def test_exactly_once_neither_loses_nor_repeats(call: str) -> None:
-    assert dies_in_commit("exactly_once", call) == ({"a": [1, 2]}, {"a": 2})
+@pytest.mark.parametrize("guarantee", DEATHS)
+def test_a_worker_dies_at_each_point_of_its_commit(
+    system: System, tmp_path: Path, guarantee: str
+) -> None:
+    """In a folder it is the log's owner, too."""
+
+    def told(case: Case) -> list[int]:
+        victim = case.begin("dies")
+        with ending([victim]):
+            assert victim.ended() == STATUS, victim.text()
+        case.go_on()
+        return case.sums()
+
+    cases = {
+        point: Case(
+            system,
+            system.url if system.is_kafka else f"{system.url}-{number}",
+            tmp_path,
+            guarantee,
+            point,
+        )
+        for number, point in enumerate(DEATHS[guarantee])
+    }
+    assert at_once(told, cases) == DEATHS[guarantee]
 
 
-def test_at_least_once_repeats_when_it_dies_before_its_offsets() -> None:
-    assert dies_in_commit("at_least_once", "commit_offsets") == ({"a": [1, 2, 3]}, {"a": 3})
+@pytest.mark.parametrize("guarantee", SLEEPERS)
+def test_a_worker_sleeps_in_its_commit_and_wakes_when_another_has_gone_on(
+    system: System, tmp_path: Path, guarantee: str, eventually: Callable[..., None]
+) -> None:
+    """What it goes on to write counts for nothing."""
+
+    def told(case: Case) -> list[int]:
+        victim = case.begin("sleeps")
+        with ending([victim]):
+            eventually(lambda: ASLEEP in victim.text(), what="its sleep")
+            handled = case.go_on()
+            eventually(lambda: not log.broker.describe_group(case.name).members, what="its end")
+            victim.thaw()
+            assert victim.ended() == 0, victim.text()
+        assert "this worker was fenced" in victim.text()
+        sums = case.sums()
+        assert handled == (0 if sums == NEVER else 1)
+        return sums
+
+    log = system.open()  # and the owner of a folder stays awake
+    cases = {
+        point: Case(system, system.url, tmp_path, guarantee, point) for point in SLEEPERS[guarantee]
+    }
+    assert at_once(told, cases) == SLEEPERS[guarantee]
 
 
-@pytest.mark.parametrize("call", ["append", "end_transaction"])
-def test_at_least_once_loses_nothing(call: str) -> None:
-    assert dies_in_commit("at_least_once", call) == ({"a": [1, 2]}, {"a": 2})
-
-
-@pytest.mark.parametrize("call", ["append", "end_transaction"])
-def test_at_most_once_loses_when_it_dies_behind_its_offsets(call: str) -> None:
-    assert dies_in_commit("at_most_once", call) == ({"a": [1]}, {"a": 1})
-
-
-def test_at_most_once_repeats_nothing() -> None:
-    assert dies_in_commit("at_most_once", "commit_offsets") == ({"a": [1, 2]}, {"a": 2})
-
-
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "at_most_once"])
-def test_without_trouble_they_are_all_alike(guarantee: Any) -> None:
-    app, out, seen = running_totals(processing_guarantee=guarantee)
-    driver = TestDriver(app).run([("a", 1), ("b", 1), ("a", 1)]).run([("a", 1)])
-    assert totals_sent(driver, out) == {"a": [1, 2, 3], "b": [1]}
-    assert driver.store(seen) == {"a": 3, "b": 1}
+@pytest.mark.parametrize("guarantee", DEATHS)
+def test_without_trouble_they_are_all_alike(system: System, guarantee: str) -> None:
+    given = [("a", 1), ("b", 1), ("a", 1)]
+    made = worker(f"{system.prefix}alike", system.url, system.state, guarantee)
+    with made.app:
+        made.words.append(given)
+        made.app.run(until="idle", progress=False)
+        made.words.append([("a", 1)])
+        made.app.run(until="idle", progress=False)
+        made.judge([*given, ("a", 1)])

@@ -1,4 +1,4 @@
-"""A small app on Kafka whose right answer is known from its input alone."""
+"""A small app whose right answer is known from its input alone."""
 
 from __future__ import annotations
 
@@ -34,10 +34,17 @@ class Totals:
         assert self.app.query(self.seen).to_dict() == dict(counts)
 
 
-def totals(name: str, log: str, state: Path, **options: Any) -> Totals:
+def totals(
+    name: str,
+    log: str | None = None,
+    state: Path | None = None,
+    *,
+    partitions: int = 2,
+    **options: Any,
+) -> Totals:
     """The app; its topics are called after it."""
     app = sl.App(name, log=log, state_dir=state, **options)
-    words = app.topic(f"{name}-words", key=str, value=int, partitions=2)
+    words = app.topic(f"{name}-words", key=str, value=int, partitions=partitions)
     out = app.topic(f"{name}-out", key=str, value=int, partitions=2)
     seen = app.store("seen", key=str, value=int, default=0)
 

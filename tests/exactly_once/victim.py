@@ -1,0 +1,74 @@
+"""A worker that dies, or falls asleep, at one point of its next commit.
+
+    python -m tests.exactly_once.victim LOG NAME STATE GUARANTEE POINT FATE
+
+POINT is "before" or "after" a step: one of the log's calls, or "checkpoint". FATE is "dies" or "sleeps".
+Should it wake up, it goes on until there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from framework.container import worker
+from framework.container.instance import TaskInstance
+from tests.exactly_once.apps import Totals
+from tests.exactly_once.apps import worker as made_of
+
+STATUS = 9
+"""With which it dies."""
+ASLEEP = "this process falls asleep\n"
+
+
+def main() -> None:
+    url, name, state, guarantee, point, fate = sys.argv[1:]
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    made = made_of(name, url, Path(state), guarantee)
+    with made.app:
+        strike(made, *point.split(), fate=die if fate == "dies" else sleep)
+        made.app.run(until="idle", progress=False)
+
+
+def die() -> None:
+    os._exit(STATUS)
+
+
+def sleep() -> None:
+    sys.stderr.write(ASLEEP)
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def strike(made: Totals, when: str, step: str, *, fate: Callable[[], None]) -> None:
+    """Let that happen before or after the first time that the worker takes this step."""
+    on: Any = worker if step == "checkpoint" else made.app.broker
+    name = "checkpoint_if_due" if step == "checkpoint" else step
+    take = checkpoint if step == "checkpoint" else getattr(on, name)
+
+    def taken(*arguments: Any, **options: Any) -> Any:
+        setattr(on, name, take)
+        if when == "before":
+            fate()
+        answer = take(*arguments, **options)
+        if when == "after":
+            fate()
+        return answer
+
+    setattr(on, name, taken)
+
+
+def checkpoint(instances: list[TaskInstance]) -> None:
+    """Whether it is due or not."""
+    for instance in instances:
+        for store in instance.all_stores:
+            store.checkpoint()
+
+
+if __name__ == "__main__":
+    main()
