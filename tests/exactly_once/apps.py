@@ -22,7 +22,12 @@ def running_totals(**options: Any) -> tuple[Any, Any, Any]:
 
 def worker(name: str, url: str, state: Path, guarantee: Any = "exactly_once") -> Totals:
     """The same, for one of several workers on a real log."""
-    return totals(name, url, state, processing_guarantee=guarantee, session_timeout_ms=SESSION_MS)
+    return totals(
+        *(name, url, state),
+        processing_guarantee=guarantee,
+        session_timeout_ms=SESSION_MS,
+        transaction_timeout_ms=3 * SESSION_MS,
+    )
 
 
 def totals_sent(driver: TestDriver, out: Any) -> dict[str, list[int]]:

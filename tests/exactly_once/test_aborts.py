@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,63 +14,107 @@ import strandline as sl
 from changelog.errors import Fenced, OwnerUnavailable, ProducerFenced, TransactionAborted
 from framework.container import seat
 from framework.testing import TestDriver
-from tests.exactly_once.apps import expected, running_totals, totals_sent
+from tests.exactly_once.apps import expected, running_totals, totals_sent, worker
+from tests.exactly_once.flaky import Flaky
+from tests.kafka.apps import Totals
+from tests.systems import System
 
-
-class Flaky:
-    """Lets calls of the owner fail as planned: `plan[call]` is a list of errors, one a call.
-
-    An error in a tuple `("after", error)` is raised when the call has been carried out.
-    """
-
-    def __init__(self, driver: TestDriver) -> None:
-        self._owner = driver.owner
-        self.plan: dict[str, list[Any]] = {}
-        for name in ("append", "add_offsets", "end_transaction", "commit_offsets"):
-            setattr(driver.owner, name, self._wrapped(name, getattr(driver.owner, name)))
-
-    def _wrapped(self, name: str, call: Any) -> Any:
-        def flaky(*args: Any, **options: Any) -> Any:
-            planned = self.plan.get(name)
-            error = planned.pop(0) if planned else None
-            if isinstance(error, tuple):
-                call(*args, **options)
-                raise error[1]
-            if error is not None:
-                raise error
-            return call(*args, **options)
-
-        return flaky
-
+Plan = Mapping[str, Sequence[Any]]
 
 GIVEN = [(key, 1) for key in "abacabad"]
+AWAY = OwnerUnavailable("away")
+STEPS = ("append", "add_offsets", "end_transaction")
 
-FAILURES: list[dict[str, list[Any]]] = [
+FAILURES: list[Plan] = [
     {"append": [TransactionAborted("no")]},
     {"append": [TransactionAborted("no")] * 3},
     {"add_offsets": [TransactionAborted("no")]},
     {"end_transaction": [TransactionAborted("timed out")]},
-    {"append": [OwnerUnavailable("away")]},
-    {"append": [("after", OwnerUnavailable("away"))]},
-    {"add_offsets": [("after", OwnerUnavailable("away"))]},
-    {"end_transaction": [OwnerUnavailable("away")]},
-    {"end_transaction": [("after", OwnerUnavailable("away"))]},
+    {"append": [AWAY]},
+    {"append": [("after", AWAY)]},
+    {"add_offsets": [("after", AWAY)]},
+    {"end_transaction": [AWAY]},
+    {"end_transaction": [("after", AWAY)]},
     {"end_transaction": [("after", TransactionAborted("or so it says"))]},
 ]
 
 
-@pytest.mark.parametrize("plan", FAILURES, ids=str)
-def test_a_commit_that_fails_is_made_again_and_counts_once(plan: dict[str, list[Any]]) -> None:
-    app, out, seen = running_totals()
-    driver = TestDriver(app).run(GIVEN)
-    plan = {name: list(errors) for name, errors in plan.items()}
-    driver._take(GIVEN)
-    Flaky(driver).plan = plan
-    driver.settle()
-    assert not any(plan.values()), "the failure was not met"
-    counts, totals = expected(GIVEN * 2)
-    assert driver.store(seen) == counts
-    assert totals_sent(driver, out) == totals
+class Story:
+    """An app at work: each chapter has the same input, and a plan of what goes wrong."""
+
+    def __init__(self, made: Totals) -> None:
+        self.made = made
+        self.flaky = Flaky(made.app.broker)
+        self._chapters = 0
+
+    def goes(self, plan: Plan) -> None:
+        """Each record has counted once, although this has happened."""
+        self.flaky.will({})
+        self.made.words.append(GIVEN)
+        self.flaky.will(plan)
+        self.made.app.run(until="idle", progress=False, timeout=60)
+        assert self.flaky.is_done, f"the failure was not met: {plan}"
+        self._chapters += 1
+        self.made.judge(GIVEN * self._chapters)
+
+
+@pytest.fixture
+def story(system: System) -> Iterator[Story]:
+    with telling(system) as told:
+        told.goes({})
+        yield told
+
+
+@contextmanager
+def telling(system: System) -> Iterator[Story]:
+    made = worker(f"{system.prefix}app", system.url, system.state)
+    with made.app:
+        made.app.prepare()
+        yield Story(made)
+
+
+def test_a_commit_that_fails_is_made_again_and_counts_once(story: Story) -> None:
+    for plan in FAILURES:
+        story.goes(plan)
+
+
+def test_a_worker_whose_producer_is_taken_over_says_so_and_joins_again(
+    story: Story, system: System, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = system.open().broker
+    takes_over = functools.partial(other.init_producer, f"{story.made.app.name}-0")
+    for step in STEPS:
+        caplog.clear()
+        story.goes({step: [takes_over]})
+        assert f"drops what it had not committed ({len(GIVEN)} records)" in caplog.text
+
+
+def test_one_that_is_fenced_while_it_aborts_joins_again_too(story: Story) -> None:
+    fenced = ProducerFenced("another instance took over")
+    for failure in (TransactionAborted("no"), AWAY):
+        story.goes({"append": [failure], "end_transaction": [fenced]})
+        story.goes({"add_offsets": [failure], "end_transaction": [fenced]})
+        story.goes({"end_transaction": [failure, fenced]})
+
+
+def test_a_commit_in_doubt_is_looked_up_in_the_log(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient = functools.partial(seat.Producer, delivery_timeout_ms=30)
+    monkeypatch.setattr(seat, "Producer", impatient)
+    with telling(system) as story:
+        for step in STEPS:
+            for first in (AWAY, ("after", AWAY)):
+                story.goes({step: [first, *[AWAY] * 9]})
+
+
+def test_a_worker_that_cannot_commit_gives_up_with_the_reason(story: Story) -> None:
+    always = TransactionAborted("always")
+    with pytest.raises(TransactionAborted, match="always"):
+        story.goes({"end_transaction": [always] * 100})
+    story.flaky.will({})
+    story.made.app.run(until="idle", progress=False)
+    story.made.judge(GIVEN * 2)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -76,12 +122,14 @@ def test_many_failures_at_random(seed: int) -> None:
     chance = random.Random(seed)
     app, out, seen = running_totals(commit_records=4)
     driver = TestDriver(app)
-    flaky = Flaky(driver)
+    flaky = Flaky(driver.owner)
     for _ in range(6):
-        flaky.plan = {
-            name: [chance.choice([None, TransactionAborted("x"), OwnerUnavailable("y")])]
-            for name in ("add_offsets", "end_transaction")
-        }
+        flaky.will(
+            {
+                name: [chance.choice([None, TransactionAborted("x"), OwnerUnavailable("y")])]
+                for name in ("add_offsets", "end_transaction")
+            }
+        )
         driver.settle()
         driver._take(GIVEN)
         driver.settle()
@@ -104,89 +152,27 @@ def test_timers_and_stream_time_are_rewound() -> None:
 
     driver = TestDriver(app).run([("a", 1, 0)])
     driver._take([("b", 1, 50)])
-    Flaky(driver).plan = {"end_transaction": [TransactionAborted("no")]}
+    Flaky(driver.owner).will({"end_transaction": [TransactionAborted("no")]})
     driver.settle()
     assert [(r.key, r.timestamp) for r in driver.output(out)] == [("a", 10)]
     driver.run([("c", 1, 100)])
     assert [(r.key, r.timestamp) for r in driver.output(out)] == [("a", 10), ("b", 60)]
 
 
-def test_a_fenced_worker_leaves_nothing_says_so_and_joins_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    app, out, seen = running_totals()
-    driver = TestDriver(app).run(GIVEN)
-    driver._take(GIVEN)
-    driver.owner.init_producer("app-0")  # another instance takes over
-    driver.worker.commit()
-    assert driver.worker.instances == []
-    assert totals_sent(driver, out) == expected(GIVEN)[1]
-    assert f"drops what it had not committed ({len(GIVEN)} records)" in caplog.text
-    driver.settle()
-    assert totals_sent(driver, out) == expected([*GIVEN, *GIVEN])[1]
-
-
-@pytest.mark.parametrize("call", ["append", "add_offsets", "end_transaction"])
-@pytest.mark.parametrize("failure", [TransactionAborted("no"), OwnerUnavailable("away")], ids=repr)
-def test_one_that_is_fenced_while_it_aborts_joins_again_too(call: str, failure: Exception) -> None:
-    app, out, seen = running_totals()
-    driver = TestDriver(app).run(GIVEN)
-    driver._take(GIVEN)
-    flaky = Flaky(driver)
-    fenced = [ProducerFenced("another instance took over")]
-    if call == "end_transaction":
-        flaky.plan = {call: [failure, *fenced]}
-    else:
-        flaky.plan = {call: [failure], "end_transaction": fenced}
-    driver.settle()
-    assert not any(flaky.plan.values()), "the failure was not met"
-    counts, totals = expected(GIVEN * 2)
-    assert driver.store(seen) == counts
-    assert totals_sent(driver, out) == totals
-
-
-def test_a_worker_that_cannot_commit_gives_up_with_the_reason() -> None:
-    app, _, _ = running_totals()
-    driver = TestDriver(app)
-    driver._take(GIVEN)
-    Flaky(driver).plan = {"end_transaction": [TransactionAborted("always")] * 100}
-    with pytest.raises(TransactionAborted, match="always"):
-        driver.settle()
-
-
 def test_fencing_is_an_error_of_its_own() -> None:
     assert issubclass(ProducerFenced, Fenced)
 
 
-@pytest.mark.parametrize("answered", [True, False], ids=["carried out", "not carried out"])
-@pytest.mark.parametrize("call", ["append", "add_offsets", "end_transaction"])
-def test_a_commit_in_doubt_is_looked_up_in_the_log(
-    call: str, answered: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    impatient = functools.partial(seat.Producer, delivery_timeout_ms=30)
-    monkeypatch.setattr(seat, "Producer", impatient)
-    app, out, seen = running_totals()
-    driver = TestDriver(app).run(GIVEN)
-    driver._take(GIVEN)
-    away = OwnerUnavailable("away")
-    Flaky(driver).plan = {call: [("after", away) if answered else away, *[away] * 9]}
-    driver.settle()
-    counts, totals = expected(GIVEN * 2)
-    assert driver.store(seen) == counts
-    assert totals_sent(driver, out) == totals
-
-
-@pytest.mark.parametrize("call", ["append", "add_offsets", "end_transaction"])
+@pytest.mark.parametrize("step", STEPS)
 def test_one_in_doubt_that_gets_no_new_producer_at_first_gets_it_later(
-    call: str, monkeypatch: pytest.MonkeyPatch
+    step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away = OwnerUnavailable("away")
     flaky: Flaky | None = None
 
     def producer(*arguments: Any, **options: Any) -> Any:
         if flaky is not None and flaky.plan:
             flaky.plan = {}  # it is there again after this
-            raise away
+            raise AWAY
         return made(*arguments, **options, delivery_timeout_ms=30)
 
     made = seat.Producer
@@ -194,8 +180,8 @@ def test_one_in_doubt_that_gets_no_new_producer_at_first_gets_it_later(
     app, out, seen = running_totals()
     driver = TestDriver(app).run(GIVEN)
     driver._take(GIVEN)
-    flaky = Flaky(driver)
-    flaky.plan = {call: [away] * 1_000, "end_transaction": [away] * 1_000}
+    flaky = Flaky(driver.owner)
+    flaky.will({step: [AWAY] * 1_000, "end_transaction": [AWAY] * 1_000})
     driver.settle()
     assert not flaky.plan, "no new producer was wanted"
     counts, totals = expected(GIVEN * 2)

@@ -16,7 +16,7 @@ from changelog.storage import LocalStorage
 from framework.container import commit, decoding
 from framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
-from tests.exactly_once.test_aborts import Flaky
+from tests.exactly_once.flaky import Flaky
 from tests.log.kit import Client, World
 
 GIVEN = [(key, 1) for key in "abacabad"]
@@ -96,7 +96,7 @@ def test_a_log_without_memory_does_so_too(call: str, when: str) -> None:
         driver.run(GIVEN)
         driver._take(GIVEN)
         error = MemoryError("none left")
-        Flaky(driver).plan = {call: [error if when == "before" else ("after", error)]}
+        Flaky(driver.owner).will({call: [error if when == "before" else ("after", error)]})
         with pytest.raises(MemoryError):
             driver.settle()
         driver.crash().run(GIVEN)
