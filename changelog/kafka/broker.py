@@ -180,6 +180,8 @@ class KafkaBroker:
         self._connection.check_open()
         self._groups.check(group, offsets)
         member = self._members.of(group, member_id) if member_id else None
+        if member and not offsets:  # Kafka looks who it is when there are some
+            offsets = self._standing(group, member.held())
         metadata = member.metadata_for(offsets) if member else None
         if not offsets:
             return
@@ -190,6 +192,16 @@ class KafkaBroker:
             if member and SharedOutAnew in (type(error), type(error.__cause__)):
                 member.wait_for_another(metadata)  # until then the next commit ends likewise
             raise
+
+    def _standing(
+        self, group: str, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """Where a group is, and goes on from: committed once more, that changes nothing."""
+        found = self._groups.committed(group, partitions, require_stable=False)
+        if missing := set(partitions) - found.keys():
+            ends = self._offsets.of(missing)
+            found.update({tp: CommittedOffset(ends[tp].log_start) for tp in missing})
+        return found
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         self._connection.check_open()

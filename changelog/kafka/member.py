@@ -141,12 +141,16 @@ class Member:
                 self._number += 1
                 self._changed.notify_all()
 
+    def held(self) -> frozenset[TopicPartition]:
+        """What it may commit offsets of: also what it is to give up, until it has. Raises MemberFenced."""
+        with self._changed:
+            self._check()
+            return self._may_hold | (self._gives_up & self._holds)
+
     def metadata_for(self, partitions: Collection[TopicPartition]) -> Any:
         """Who it is, for offsets of these in a transaction. Raises MemberFenced if it holds not all."""
         with self._changed:
-            self._check()
-            held = self._may_hold | (self._gives_up & self._holds)
-            if foreign := set(partitions) - held:
+            if foreign := set(partitions) - self.held():
                 raise MemberFenced(
                     f"{self._where}: {self.member_id} does not hold "
                     f"{', '.join(map(str, sorted(foreign)))}; another member may"

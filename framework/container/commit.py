@@ -124,9 +124,11 @@ def _append_alone(
     work: Committing, batches: Sequence[Outgoing]
 ) -> dict[TopicPartition, BatchMetadata]:
     """Append in a transaction without offsets; refused if others may hold the partitions by now."""
+    if not batches:
+        return {}
     work.producer.begin_transaction()
-    work.producer.send_offsets_to_transaction({}, work.member)
     appended = _append(work, batches)
+    work.producer.send_offsets_to_transaction({}, work.member)
     _commit_transaction(work.producer)
     return appended
 

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from changelog.log import Log
+from changelog.records import TopicPartition
 from tests.exactly_once.apps import worker
 from tests.exactly_once.victim import ASLEEP, STATUS
 from tests.kafka.apps import Totals
 from tests.systems import System
 from tests.workers.processes import Process, ending
+from tests.workers.threads import InThread
 
 ONCE, TWICE, NEVER = [1, 2], [1, 2, 3], [1]
 """What is sent when the second record is handled so often."""
@@ -59,11 +62,14 @@ class Case:
     """One app, whose first worker is struck at a point."""
 
     def __init__(self, system: System, url: str, folder: Path, guarantee: str, point: str) -> None:
-        self.name = f"{system.prefix}{point.replace(' ', '-')}"
+        self.name = f"{system.prefix}{guarantee}-{point.replace(' ', '-')}"
         state = system.state if url == system.url else Path(url) / "state"
         self.worker: Callable[[], Totals] = partial(worker, self.name, url, state, guarantee)
         self._arguments = [url, self.name, str(state), guarantee, point]
         self._said = folder / f"{self.name}.txt"
+
+    def victim(self, fate: str) -> Process:
+        return Process(["tests.exactly_once.victim", *self._arguments, fate], self._said)
 
     def begin(self, fate: str) -> Process:
         """One record is committed, a second one is there, and the victim begins."""
@@ -72,7 +78,7 @@ class Case:
             made.words.append([("a", 1)])
             made.app.run(until="idle", progress=False)
             made.words.append([("a", 2)])
-        return Process(["tests.exactly_once.victim", *self._arguments, fate], self._said)
+        return self.victim(fate)
 
     def go_on(self) -> int:
         """By another worker; how many records there were for it."""
@@ -133,9 +139,7 @@ def test_a_worker_sleeps_in_its_commit_and_wakes_when_another_has_gone_on(
             eventually(lambda: ASLEEP in victim.text(), what="its sleep")
             handled = case.go_on()
             eventually(lambda: not log.broker.describe_group(case.name).members, what="its end")
-            victim.thaw()
-            assert victim.ended() == 0, victim.text()
-        assert "this worker was fenced" in victim.text()
+            wakes(victim, eventually)
         sums = case.sums()
         assert handled == (0 if sums == NEVER else 1)
         return sums
@@ -145,6 +149,59 @@ def test_a_worker_sleeps_in_its_commit_and_wakes_when_another_has_gone_on(
         point: Case(system, system.url, tmp_path, guarantee, point) for point in SLEEPERS[guarantee]
     }
     assert at_once(told, cases) == SLEEPERS[guarantee]
+
+
+def test_one_that_sleeps_writes_nothing_where_nobody_has_got_its_slot(
+    system: System, tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    """Its producer is not fenced then; only that it is no member any more keeps it from committing."""
+    log = system.open()
+    given = [(key, 1) for key in "abcdefgh"]
+
+    def told(case: Case) -> list[int]:
+        made = case.worker()
+        with made.app:
+            made.app.prepare()
+            other = InThread(made.app, "count")
+            eventually(lambda: other.numbers == [0, 1], what="work")
+            victim = case.victim("sleeps")
+            with ending([victim]):
+                eventually(lambda: shares(log, case.name) == [1, 1], what="sharing")
+                made.words.append(given)
+                eventually(lambda: ASLEEP in victim.text(), what="its sleep")
+                eventually(lambda: other.numbers == [0, 1], what="its end")
+                eventually(lambda: is_done(log, made), what="the rest")
+                wakes(victim, eventually)
+            other.stop()
+            sent = made.sent()
+            assert made.app.query(made.seen).to_dict() == dict.fromkeys(sent, 1)
+        return sorted({len(sent.get(key, [])) for key, _ in given})
+
+    cases = {
+        guarantee: Case(system, system.url, tmp_path, guarantee, "before append")
+        for guarantee in SLEEPERS
+    }
+    found = at_once(told, cases)
+    assert found == {"exactly_once": [1], "at_least_once": [1], "at_most_once": [0, 1]}
+
+
+def wakes(victim: Process, eventually: Callable[..., None]) -> None:
+    """It finds out that it was taken for dead, goes on as another, and ends in order."""
+    victim.thaw()
+    eventually(lambda: "this worker was fenced" in victim.text(), what="its fencing")
+    assert victim.end() == 0, victim.text()
+
+
+def shares(log: Log, group: str) -> list[int]:
+    return [len(member.held) for member in log.broker.describe_group(group).members]
+
+
+def is_done(log: Log, made: Totals) -> bool:
+    """Whether all input is committed."""
+    inputs = [TopicPartition(made.words.name, number) for number in range(2)]
+    committed = log.broker.committed(made.app.name, inputs, require_stable=False)
+    ends = log.broker.offsets(inputs)
+    return all(tp in committed and committed[tp].offset == ends[tp].high_watermark for tp in inputs)
 
 
 @pytest.mark.parametrize("guarantee", DEATHS)

@@ -3,7 +3,7 @@
     python -m tests.exactly_once.victim LOG NAME STATE GUARANTEE POINT FATE
 
 POINT is "before" or "after" a step: one of the log's calls, or "checkpoint". FATE is "dies" or "sleeps".
-Should it wake up, it goes on until there is nothing to do.
+Should it wake up, it goes on until it is told to stop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     made = made_of(name, url, Path(state), guarantee)
     with made.app:
         strike(made, *point.split(), fate=die if fate == "dies" else sleep)
-        made.app.run(until="idle", progress=False)
+        made.app.run(progress=False)
 
 
 def die() -> None:
