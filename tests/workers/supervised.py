@@ -8,8 +8,8 @@ from tests.workers.pipeline import pipeline
 
 app = pipeline(
     os.environ.get("STRANDLINE_LOG", "data/pipeline"),
-    prefix=os.environ["PREFIX"],
-    state_dir=os.environ["STATE"],
+    prefix=os.environ.get("PREFIX", ""),
+    state_dir=os.environ.get("STATE"),
     commit_interval_ms=20,
     session_timeout_ms=2_000,
     durability="os",
