@@ -24,6 +24,7 @@ from confluent_kafka.admin import (
 from changelog.config import check_partitions, check_topic_name, topic_settings
 from changelog.errors import (
     InvalidTopic,
+    TopicExists,
     UnknownPartition,
     UnknownTopic,
 )
@@ -69,7 +70,13 @@ class Topics:
         factor = self._connection.cluster.replication_factor
         topic = NewTopic(name, partitions, factor, config=settings.to_kafka(config))
         doing = f"creating topic {name!r}"
-        self._one(self._connection.admin.create_topics([topic], request_timeout=DEADLINE_S), doing)
+        try:
+            self._one(
+                self._connection.admin.create_topics([topic], request_timeout=DEADLINE_S), doing
+            )
+        except TopicExists:
+            self._shown(name, 1, doing)  # another may be making it just now
+            raise
         return self._shown(name, partitions, doing)
 
     def delete(self, name: str) -> None:

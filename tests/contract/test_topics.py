@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
 import pyarrow as pa
 import pytest
 
@@ -22,6 +26,24 @@ def test_a_topic_is_described_as_it_was_made(log: Log, name: str) -> None:
 
 def test_every_client_sees_it(system: System, log: Log, topic: str) -> None:
     assert system.open().topic(topic) == log.topic(topic)
+
+
+def test_whoever_hears_that_it_exists_sees_it(system: System, name: str) -> None:
+    """Also when others are making it just now: so workers begin that are started at once."""
+    logs = [system.open() for _ in range(4)]
+    together = threading.Barrier(len(logs))
+    seen: list[int] = []
+
+    def make(log: Log) -> None:
+        for number in range(3):
+            together.wait(10)
+            with suppress(TopicExists):
+                log.create_topic(f"{name}-{number}", 40)
+            seen.append(log.topic(f"{name}-{number}").partitions)
+
+    with ThreadPoolExecutor(len(logs)) as pool:
+        list(pool.map(make, logs))
+    assert seen == [40] * 3 * len(logs)
 
 
 def test_a_topic_exists_once(log: Log, topic: str) -> None:
