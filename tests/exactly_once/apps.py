@@ -4,30 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from framework.testing import CRASH, TestDriver
-from tests.kafka.apps import Totals, totals
-
-SESSION_MS = 1_000
-"""After which a worker that is not heard of is gone."""
+from tests.kafka.apps import totals
 
 
 def running_totals(**options: Any) -> tuple[Any, Any, Any]:
     """Counts per key and sends each count, so that every loss and repeat shows; for a TestDriver."""
     made = totals("app", **{"partitions": 3, **options})
     return made.app, made.out, made.seen
-
-
-def worker(name: str, url: str, state: Path, guarantee: Any = "exactly_once") -> Totals:
-    """The same, for one of several workers on a real log."""
-    return totals(
-        *(name, url, state),
-        processing_guarantee=guarantee,
-        session_timeout_ms=SESSION_MS,
-        transaction_timeout_ms=3 * SESSION_MS,
-    )
 
 
 def totals_sent(driver: TestDriver, out: Any) -> dict[str, list[int]]:

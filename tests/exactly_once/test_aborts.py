@@ -14,9 +14,9 @@ import strandline as sl
 from changelog.errors import Fenced, OwnerUnavailable, ProducerFenced, TransactionAborted
 from framework.container import seat
 from framework.testing import TestDriver
-from tests.exactly_once.apps import expected, running_totals, totals_sent, worker
+from tests.exactly_once.apps import expected, running_totals, totals_sent
 from tests.exactly_once.flaky import Flaky
-from tests.kafka.apps import Totals
+from tests.kafka.apps import Totals, worker
 from tests.systems import System
 
 Plan = Mapping[str, Sequence[Any]]

@@ -18,8 +18,8 @@ from typing import Any
 
 from framework.container import worker
 from framework.container.instance import TaskInstance
-from tests.exactly_once.apps import Totals
-from tests.exactly_once.apps import worker as made_of
+from tests.kafka.apps import Totals
+from tests.kafka.apps import worker as made_of
 
 STATUS = 9
 """With which it dies."""

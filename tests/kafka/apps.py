@@ -10,6 +10,9 @@ from typing import Any
 
 import strandline as sl
 
+SESSION_MS = 1_000
+"""Of workers that others are to take for gone."""
+
 
 @dataclass
 class Totals:
@@ -54,3 +57,13 @@ def totals(
         out.send(record.key, seen[record.key])
 
     return Totals(app, words, out, seen)
+
+
+def worker(name: str, log: str, state: Path, guarantee: Any = "exactly_once") -> Totals:
+    """The same, for one of several workers: the others notice soon that it is gone."""
+    return totals(
+        *(name, log, state),
+        processing_guarantee=guarantee,
+        session_timeout_ms=SESSION_MS,
+        transaction_timeout_ms=3 * SESSION_MS,
+    )

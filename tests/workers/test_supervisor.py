@@ -43,7 +43,7 @@ from tests.workers.processes import ROOT, Process, ending
 Eventually = Callable[..., None]
 PIPELINE = "tests.workers.supervised:app"
 on_a_folder = pytest.mark.parametrize("system", ["embedded"], indirect=True)
-"""Where it is about who owns the log."""
+"""Where it is about who owns the log, or about what no log has to do with."""
 
 
 class Supervised:
@@ -178,6 +178,7 @@ def test_workers_end_in_order_when_their_supervisor_is_killed(
     assert supervised.all_right()
 
 
+@on_a_folder  # that it ends so on Kafka, too, shows above
 def test_until_idle_ends_with_the_work_done_and_logs_in_files(
     supervised: Supervised, eventually: Eventually, tmp_path: Path
 ) -> None:
