@@ -24,6 +24,7 @@ from changelog.errors import (
 )
 from changelog.kafka.address import Cluster
 from changelog.kafka.failures import failure, failure_of
+from changelog.kafka.heard import Heard
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -52,6 +53,7 @@ class Connection:
         self.clock = clock
         self.closed = False
         self._pid = os.getpid()
+        self._heard = Heard(cluster.name, log, clock)
         self._trouble: StrandlineError | None = None
         """What went wrong last in the background."""
         with self.translated("connecting"):
@@ -60,8 +62,12 @@ class Connection:
             )
         try:
             self._meet()
-        except RequestTimedOut as error:
-            raise OwnerUnavailable(str(error)) from error
+        except (RequestTimedOut, OwnerUnavailable) as error:
+            raise OwnerUnavailable(
+                f"{self.where('no broker answers')}: {self.cause or error}; check the address and that "
+                f"the brokers run"
+            ) from error
+        self._heard.met = True
 
     def _meet(self) -> None:
         """Return when somebody has answered. Raises Unauthenticated as soon as one is refused."""
@@ -83,15 +89,29 @@ class Connection:
         """A client of librdkafka's with the cluster's properties and these. Raises InvalidConfig."""
         try:
             return kind(
-                {**self.cluster.properties, "error_cb": self._note, **properties}, logger=log
+                {**self.cluster.properties, "error_cb": self._note, **properties},
+                logger=self._heard,
             )
         except KafkaException as error:
             raise InvalidConfig(f"{self.cluster.name}: {error.args[0].str()}") from error
 
     def _note(self, error: KafkaError) -> None:
         """What goes on in the background: the calls that it concerns are told as well."""
-        log.debug("%s", error)
+        self._heard.event(error)
         self._trouble = failure(error, self.where("connecting"))
+
+    @property
+    def cause(self) -> str:
+        """What connections were in trouble with just now; empty if they were not."""
+        return self._heard.cause
+
+    def failure(self, error: KafkaError, doing: str) -> StrandlineError:
+        """What `error` is, with the trouble that brokers are in."""
+        return failure(error, self.where(doing), self.cause)
+
+    def failure_of(self, raised: Exception, doing: str) -> StrandlineError:
+        """The same of an exception that librdkafka's Python side raises."""
+        return failure_of(raised, self.where(doing), self.cause)
 
     def where(self, doing: str) -> str:
         """The beginning of a message."""
@@ -113,7 +133,7 @@ class Connection:
         try:
             yield
         except (KafkaException, ValueError, TypeError) as error:
-            raise failure_of(error, self.where(doing)) from error
+            raise self.failure_of(error, doing) from error
 
     def result(self, future: Future[T], doing: str) -> T:
         """What an admin call comes to."""
@@ -144,9 +164,12 @@ class Connection:
                 found, last = None, error
             if found is not None:
                 return found
+            self.admin.poll(0)  # for what it has to say of its connections
             pause()
+        why = str(last or "no answer")
+        why += f"; {self.cause}" if self.cause not in why else ""
         raise RequestTimedOut(
-            f"{self.where(doing)}: not done within {ANSWER_S:g} s ({last or 'no answer'})"
+            f"{self.where(doing)}: not done within {ANSWER_S:g} s ({why})"
         ) from last
 
 

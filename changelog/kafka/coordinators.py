@@ -19,7 +19,6 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from changelog.errors import CorruptLog, RequestTimedOut
 from changelog.kafka.connection import ATTEMPT_S, Connection
-from changelog.kafka.failures import failure
 from changelog.kafka.idle import Idle
 from changelog.kafka.units import Unit
 from changelog.records import Isolation
@@ -79,7 +78,7 @@ class Coordinators:
             found = self._connection.admin.list_groups(name, ATTEMPT_S)
         for one in found:
             if one.error is not None:
-                raise failure(one.error, self._connection.where(f"describing group {name!r}"))
+                raise self._connection.failure(one.error, f"describing group {name!r}")
             if one.state != "Dead":
                 members = [Told(m.id, m.client_id, assigned(m.assignment)) for m in one.members]
                 return ToldOfGroup(one.state, one.protocol, members)
@@ -107,7 +106,7 @@ class Coordinators:
         for one in answers:
             if one.error is not None:
                 where = f"{doing} in {one.topic}-{one.partition}"
-                raise failure(one.error, self._connection.where(where))
+                raise self._connection.failure(one.error, where)
         return list(answers)
 
 

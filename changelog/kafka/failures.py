@@ -32,6 +32,7 @@ from changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from changelog.kafka.heard import plain
 
 
 class SharedOutAnew(TransactionAborted):
@@ -163,14 +164,22 @@ def error_of(raised: BaseException) -> KafkaError | None:
     return inner if isinstance(inner, KafkaError) else None
 
 
-def failure(error: KafkaError, where: str) -> StrandlineError:
+_SILENCE = (OwnerUnavailable, RequestTimedOut)
+"""Errors that have their cause in a connection, and do not tell it."""
+
+
+def failure(error: KafkaError, where: str, cause: str = "") -> StrandlineError:
     """The error that says what `error` does; `where`: the cluster, and what was being done.
+
+    `cause` is what connections were last in trouble with, for errors that do not tell.
 
     >>> failure(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS), "kafka://h: creating topic 't'")
     TopicExists("kafka://h: creating topic 't': ...; choose another name, or use that topic")
     """
     said = error.str() or error.name()
     kind, fix = _BY_CODE.get(error.code(), (None, ""))
+    if kind in _SILENCE and cause and cause not in plain(said):
+        said = f"{said} ({cause})"
     if kind is not None:
         return kind(f"{where}: {said}; {fix}")
     if error.retriable():
@@ -178,13 +187,13 @@ def failure(error: KafkaError, where: str) -> StrandlineError:
     return StrandlineError(f"{where}: {said} ({error.name()}); see the logs of the brokers")
 
 
-def failure_of(raised: Exception, where: str) -> StrandlineError:
+def failure_of(raised: Exception, where: str, cause: str = "") -> StrandlineError:
     """The same, of an exception that librdkafka's Python side raises."""
     if isinstance(raised, StrandlineError):
         return raised
     error = error_of(raised)
     if error is not None:
-        return failure(error, where)
+        return failure(error, where, cause)
     if isinstance(raised, (ValueError, TypeError)):
         return InvalidRequest(f"{where}: {raised}")
     return StrandlineError(f"{where}: {raised} ({type(raised).__name__})")

@@ -33,7 +33,6 @@ from changelog.errors import (
 )
 from changelog.groups import Grant, Subscription
 from changelog.kafka.connection import DEADLINE_S, Connection
-from changelog.kafka.failures import failure
 from changelog.kafka.units import Unit
 from changelog.records import TopicPartition
 
@@ -68,7 +67,8 @@ class Member:
         self.subscription = subscription
         self._connection = connection
         self._partitions = partitions
-        self._where = connection.where(f"group {group!r}")
+        self._doing = f"group {group!r}"
+        self._where = connection.where(self._doing)
         self._cooperative = subscription.assignor == "cooperative-sticky"
         self._session_s = subscription.session_timeout_ms / 1000
         self._changed = threading.Condition()
@@ -86,7 +86,7 @@ class Member:
         self._over = threading.Event()
         self.member_id = ""
         self._consumer: Consumer = connection.client(Consumer, _properties(subscription, group))
-        with connection.translated(self._where):
+        with connection.translated(self._doing):
             self._consumer.subscribe(
                 list(subscribed),
                 on_assign=self._assigned,
@@ -179,7 +179,7 @@ class Member:
                 )
                 for one in done:
                     if one.error is not None:
-                        raise failure(one.error, self._connection.where(doing))
+                        raise self._connection.failure(one.error, doing)
             except TransactionAborted:  # the group was just shared out anew
                 return None
             return True
@@ -226,7 +226,7 @@ class Member:
                 self._answer()
                 self._check_silence()
         except KafkaException as error:
-            self._fail(failure(error.args[0], self._where))
+            self._fail(self._connection.failure(error.args[0], self._doing))
         except BaseException as error:
             self._fail(MemberFenced(f"{self._where}: {error!r}"))
             raise
@@ -239,7 +239,7 @@ class Member:
         """What went wrong: outages pass, and librdkafka goes on by itself."""
         error = message.error()
         if error is not None:
-            said = failure(error, self._where)
+            said = self._connection.failure(error, self._doing)
             # A topic that is not there may come.
             if not isinstance(said, Retriable) and error.code() not in _MAY_COME:
                 self._fail(said)

@@ -18,7 +18,6 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from changelog.errors import RequestTimedOut, Retriable
 from changelog.kafka.connection import DEADLINE_S, SLICE_S, Connection
-from changelog.kafka.failures import failure
 from changelog.kafka.messages import batches_of, uncollected
 from changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
 
@@ -196,7 +195,7 @@ class Reader:
                 tp = TopicPartition(message.topic(), message.partition())
                 self._heads[tp] = max(self._heads[tp], message.offset())
             elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # it is in none
-                said = failure(error, self._connection.where("fetching"))
+                said = self._connection.failure(error, "fetching")
                 if not isinstance(said, Retriable):
                     raise said
                 trouble = said

@@ -34,7 +34,7 @@ from changelog.errors import (
     StrandlineError,
 )
 from changelog.kafka.connection import DEADLINE_S, Connection
-from changelog.kafka.failures import error_of, failure, failure_of
+from changelog.kafka.failures import error_of, failure
 from changelog.records import Appended, TopicPartition
 
 DELIVERY_MS = 30_000
@@ -97,18 +97,19 @@ class Sending:
             except BaseException:
                 self.discard()
                 raise
-        return [one.outcome(self.fatal) for one in sent]
+        cause = self._connection.cause
+        return [one.outcome(self.fatal, cause) for one in sent]
 
     def _enqueue(self, batch: Outgoing) -> _Sent:
-        where = self._connection.where(f"appending to {batch.partition}")
-        sent = _Sent(batch, where)
+        doing = f"appending to {batch.partition}"
+        sent = _Sent(batch, self._connection.where(doing))
         if sent.refused is None:
             try:
                 self._produce(batch, sent)
             except (KafkaException, BufferError, ValueError, TypeError) as error:
                 # What was taken in of this batch, and of those before it in the wave, is still here.
                 self.discard()
-                sent.refused = failure_of(error, where)
+                sent.refused = self._connection.failure_of(error, doing)
         return sent
 
     def _produce(self, batch: Outgoing, sent: _Sent) -> None:
@@ -153,16 +154,17 @@ class _Sent:
         offset = message.offset()
         self._ends.append((error, -1 if offset is None else offset))
 
-    def outcome(self, fatal: KafkaError | None) -> Outcome:
+    def outcome(self, fatal: KafkaError | None, cause: str) -> Outcome:
+        """What came of it; `cause` is what connections were last in trouble with."""
         if self.refused is not None:
             return self.refused
         for error, _ in self._ends:
             if error is not None:
                 # What has ended the producer says why it was not even sent.
                 unsent = fatal is not None and error.code() == KafkaError._PURGE_QUEUE
-                return _failed(fatal if unsent else error, self._where)
+                return _failed(fatal if unsent else error, self._where, cause)
         if not self._ends and fatal is not None:
-            return _failed(fatal, self._where)
+            return _failed(fatal, self._where, cause)
         if not self._ends:
             return RequestTimedOut(f"{self._where}: no answer; whether it was written is not known")
         offsets = [offset for _, offset in self._ends]
@@ -217,10 +219,10 @@ def _refusal(batch: Outgoing, where: str) -> StrandlineError | None:
     return None
 
 
-def _failed(error: Any, where: str) -> StrandlineError:
+def _failed(error: Any, where: str, cause: str) -> StrandlineError:
     if error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
         return RequestTimedOut(f"{where}: given up before it was sent, or while it was")
-    return failure(error, where)
+    return failure(error, where, cause)
 
 
 def _delivery_ms(properties: Mapping[str, str]) -> int:

@@ -28,7 +28,7 @@ from changelog.errors import (
 )
 from changelog.kafka.caller import Caller
 from changelog.kafka.connection import DEADLINE_S, Connection
-from changelog.kafka.failures import asks_for_abort, failure_of, is_fatal
+from changelog.kafka.failures import asks_for_abort, is_fatal
 from changelog.kafka.groups import position_of
 from changelog.kafka.sending import Outcome, Outgoing, Sending
 from changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
@@ -201,7 +201,7 @@ class Transactions:
         try:
             self._in_time(call, seconds)
         except KafkaException as raised:
-            error = failure_of(raised, self._connection.where(self._doing(doing)))
+            error = self._connection.failure_of(raised, self._doing(doing))
             if isinstance(error, ProducerFenced) or is_fatal(raised):
                 self._dead = error
             elif asks_for_abort(raised):

@@ -18,6 +18,7 @@ from typing import Any
 
 from changelog.clock import Clock
 from changelog.errors import TaskFailed
+from changelog.rarely import Rarely
 from changelog.records import TopicPartition
 from framework import context
 from framework.container.decoding import Chunk, raw
@@ -25,7 +26,6 @@ from framework.container.failures import NOT_THE_RECORD, dead_letter_headers, de
 from framework.container.inputs import Input, next_run
 from framework.container.metrics import TaskCounters
 from framework.container.outbox import Outbox
-from framework.container.rarely import Rarely
 from framework.container.sampling import Sampling
 from framework.context import ClockName, TaskContext
 from framework.record import Record

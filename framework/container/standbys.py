@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from changelog.broker import Broker
 from changelog.clock import Clock
 from changelog.errors import StrandlineError
+from changelog.rarely import Rarely
 from changelog.records import TopicPartition
 from framework.container.folders import StoreFolders
-from framework.container.rarely import Rarely
 from statestore.restore import Progress
 from statestore.spec import AnySpec
 from statestore.store import AnyStore

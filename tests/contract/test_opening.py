@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
@@ -64,17 +65,27 @@ def test_a_property_that_there_is_not_is_named(kafka: str) -> None:
         changelog.open(f"{kafka}?no.such.thing=1")
 
 
-def test_where_nobody_answers_it_says_so_in_time(
-    kafka: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("servers", "why"),
+    [("127.0.0.1:1", "Connection refused"), ("nowhere.invalid:9092", "Failed to resolve")],
+)
+def test_where_nobody_answers_it_says_so_in_time_and_why(
+    kafka: str,
+    servers: str,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     from changelog.kafka import connection
 
     monkeypatch.setattr(connection, "MEET_S", 0.5)
     clock = SystemClock()
     begun = clock.monotonic()
-    with pytest.raises(OwnerUnavailable, match=r"kafka://127\.0\.0\.1:1: .*brokers run"):
-        changelog.open("kafka://127.0.0.1:1?sasl.password=hunter2")
+    said = rf"kafka://{servers}: no broker answers: {servers}: .*{why}.*brokers run"
+    with pytest.raises(OwnerUnavailable, match=said):
+        changelog.open(f"kafka://{servers}?sasl.password=hunter2")
     assert clock.monotonic() - begun < 5
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize(
