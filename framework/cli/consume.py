@@ -54,7 +54,7 @@ def consume(
     {"utf8": "…"} or {"base64": "…"}; --value-format says what else they are.
     """
     # What goes on for ever looks for Ctrl-C itself, lest it get lost (see signals).
-    with opened(log) as where, signals.awaited(*[signal.SIGINT] * follow) as came:
+    with opened(log, lasts=follow) as where, signals.awaited(*[signal.SIGINT] * follow) as came:
         chosen = partitions_of(where.broker, topic, partition)
         positions = starting_positions(where.broker, chosen, start, isolation)
         printed = 0

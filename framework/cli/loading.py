@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -15,6 +16,7 @@ import typer
 import changelog
 from changelog.embedded.names import FOLDER_META
 from changelog.errors import InvalidConfig
+from framework.cli import logs
 
 if TYPE_CHECKING:
     from changelog.log import Log
@@ -24,17 +26,19 @@ DEFAULT_LOG = "data"
 
 
 @contextmanager
-def opened(log: str | None, *, create: bool = False) -> Iterator[Log]:
+def opened(log: str | None, *, create: bool = False, lasts: bool = False) -> Iterator[Log]:
     """The log that `--log` means, attached to for as long as the command runs.
 
-    A folder that holds no log is refused unless it may be made. Raises InvalidConfig.
+    A folder that holds no log is refused unless it may be made. Unless it `lasts`, the command ends
+    with whatever befalls it, so nothing else is said of brokers. Raises InvalidConfig.
     """
     where = location(log, create=create)
-    attached = changelog.open(where, role="attach_or_spawn")
-    try:
-        yield attached
-    finally:
-        attached.close()
+    with contextlib.nullcontext() if lasts else logs.only_errors():
+        attached = changelog.open(where, role="attach_or_spawn")
+        try:
+            yield attached
+        finally:
+            attached.close()
 
 
 def location(log: str | None, *, create: bool = False) -> str:

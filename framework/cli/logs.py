@@ -24,6 +24,7 @@ Format = Literal["text", "json"]
 
 _log = logging.getLogger("strandline.cli")
 _OURS = logging.getLogger("strandline")
+_BROKERS = logging.getLogger("strandline.kafka")
 _active = False
 
 
@@ -45,6 +46,17 @@ def told_as(asked: str | None) -> Iterator[None]:
         raise SystemExit(2)
     with _environment(form), _json() if form == "json" else contextlib.nullcontext():
         yield
+
+
+@contextmanager
+def only_errors() -> Iterator[None]:
+    """Say no warnings of brokers while the block runs: its error tells what went wrong."""
+    before = _BROKERS.level
+    _BROKERS.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        _BROKERS.setLevel(before)
 
 
 def without_format(arguments: Sequence[str]) -> tuple[list[str], str | None]:

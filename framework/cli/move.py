@@ -14,7 +14,7 @@ from changelog import moving
 from changelog.errors import InvalidRequest
 from changelog.moving import Place, Report, Selection
 from changelog.records import TopicPartition
-from framework.cli import output
+from framework.cli import logs, output
 from framework.cli.loading import load_app, location
 from framework.cli.offline import ReadingBar
 from framework.cli.options import JsonOption
@@ -82,7 +82,7 @@ def _opened(source: str, target: str) -> Iterator[tuple[Place, Place]]:
     location(source)
     if _same(source, target):
         raise InvalidRequest(f"{source} and {target} are the same log; name another to move to")
-    with ExitStack() as closing:
+    with logs.only_errors(), ExitStack() as closing:
         here, there = (closing.enter_context(changelog.open(url)) for url in (source, target))
         yield Place(source, here.broker), Place(target, there.broker)
 
