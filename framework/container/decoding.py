@@ -25,7 +25,7 @@ class Chunk:
     end: int
     """The offset behind its last record."""
     error: InvalidRecord | None = None
-    """Why the one record in it has no key and value."""
+    """Why the one record in it is not decoded: it has its raw key, and no value."""
     at: int = 0
     """How many of its records have been handled."""
 
@@ -87,6 +87,7 @@ def _headers(batch: Batch) -> Iterator[tuple[tuple[str, bytes | None], ...]]:
 
 
 def _undecoded(batch: Batch) -> Record[Any, Any]:
-    """A record without key and value, for messages and the dead-letter topic."""
+    """A record with its key as it was stored, and without value: for messages and the dead-letter topic."""
     timestamp = batch.columns.column("timestamp")[0].as_py()
-    return Record(None, None, timestamp, (), batch.topic, batch.partition, batch.last_offset)
+    key = batch.columns.column("key")[0].as_py()
+    return Record(key, None, timestamp, (), batch.topic, batch.partition, batch.last_offset)
