@@ -97,6 +97,7 @@ def run(
 def _run_supervised(target: str, until: Until | None, metrics: str | None, descriptor: int) -> None:
     """Be a worker of the supervisor at the other end of this socket."""
     from framework.cli.application import FAILED, debug_option
+    from framework.container.outage import patiently
     from framework.container.running import readings
     from framework.supervisor.reporter import FOR_GOOD, Reporter
 
@@ -108,8 +109,11 @@ def _run_supervised(target: str, until: Until | None, metrics: str | None, descr
             raise
         try:
             told = serving_metrics(metrics, partial(readings, app))
-            with told, app, reporter.following(app):
-                app.run(_limit(until), progress=reporter.restoring)
+            with told, app:
+                with reporter.opening():
+                    patiently(lambda: app.broker)
+                with reporter.following(app):
+                    app.run(_limit(until), progress=reporter.restoring)
         except FOR_GOOD as error:
             reporter.failed(error)
             if debug_option():

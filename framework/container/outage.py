@@ -69,14 +69,14 @@ class Outage:
 def patiently(call: Callable[[], T], ended: Callable[[], bool] = bool) -> T:
     """Repeat a call that raises Retriable, for PATIENCE_SECONDS; not once `ended` says so.
 
-    Says that it waits, and when that is over. Raises the call's last error.
+    Says that it waits, again every minute, and when that is over. Raises the call's last error.
     """
     pause, clock = threading.Event(), SystemClock()
-    begun, seconds, told = clock.monotonic(), FIRST_PAUSE / 2, False
+    begun, seconds, say_at = clock.monotonic(), FIRST_PAUSE / 2, SAID_AFTER
     while True:
         try:
             result = call()
-            if told:
+            if say_at > SAID_AFTER:
                 waited = clock.monotonic() - begun
                 _log.warning("the log answers again after %.0f s: the app goes on", waited)
             return result
@@ -84,12 +84,12 @@ def patiently(call: Callable[[], T], ended: Callable[[], bool] = bool) -> T:
             waited = clock.monotonic() - begun
             if ended() or waited >= PATIENCE_SECONDS:
                 raise
-            if not told and waited >= SAID_AFTER:
-                told = True
+            if waited >= say_at:
+                say_at = waited + REPEAT_SECONDS
                 said = {"error": error, "seconds": round(waited, 3)}
                 _log.warning(
-                    "the app waits for the log, and tries again for %g s: %s",
-                    *(PATIENCE_SECONDS, error),
+                    "the app waits for the log (for %.0f s by now), and tries again for another %.0f s: %s",
+                    *(waited, PATIENCE_SECONDS - waited, error),
                     extra=said,
                 )
         pause.wait(seconds)

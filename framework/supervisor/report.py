@@ -18,7 +18,7 @@ class Report(msgspec.Struct, frozen=True):
     """A worker at one moment."""
 
     state: str = "starting"
-    """starting, joining, restoring, running, waiting for disk, or ended."""
+    """starting, joining, restoring, running, waiting for disk, waiting for the log, or ended."""
     handled: int = 0
     """Records handled and committed since the process began."""
     commits: int = 0
@@ -26,6 +26,8 @@ class Report(msgspec.Struct, frozen=True):
     """The input partitions it holds, as `orders-3`."""
     lag: dict[str, int] = {}
     """By input topic: from what it has committed to the end of what is committed there."""
+    silent: float = 0.0
+    """For how many seconds the log has not answered it; 0 if it does. The lag is not known then."""
     restoring: Restoring | None = None
     error: str = ""
     """What it ends with, if it would end so however often it is started."""

@@ -14,12 +14,10 @@ import os
 import socket
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from changelog.broker import Broker
 from changelog.clock import SystemClock
 from changelog.errors import (
     FutureFormat,
@@ -27,11 +25,11 @@ from changelog.errors import (
     InvalidTopic,
     MissingDependency,
     SchemaMismatch,
-    StrandlineError,
     Unauthenticated,
 )
+from changelog.records import TopicPartition
 from framework.container.restore import RestoreProgress
-from framework.container.status import WorkerStatus, lags
+from framework.supervisor.behind import SILENT_SECONDS, Behind, Positions
 from framework.supervisor.report import Report, Restoring, encoded
 
 if TYPE_CHECKING:
@@ -41,8 +39,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("strandline")
 
 REPORT_SECONDS = 0.5
-LAG_SECONDS = 1.0
-"""How often the log is asked for the ends of the inputs, at most."""
+LAST_SECONDS = 1.0
+"""How long the last report before its last figures may take."""
 ORPHAN_SECONDS = 30.0
 """How long a worker may take to end when the supervisor is gone."""
 STOP_SECONDS = 0.1
@@ -57,6 +55,7 @@ FOR_GOOD = (
 """Errors that come again however often a worker is started. Of others, as UnknownTopic, the cause may go away."""
 STOPPED_LATE = 70
 """Exit status of a worker that had to be ended (BSD's EX_SOFTWARE)."""
+WAITING = "waiting for the log"
 
 
 class Reporter:
@@ -70,8 +69,9 @@ class Reporter:
         self._app: App | None = None
         self._worker: Worker | None = None
         self._restoring: Restoring | None = None
-        self._lag: dict[str, int] = {}
-        self._ask_at = 0.0
+        self._behind: Behind | None = None
+        self._opening: float | None = None
+        """Since when the log is being opened."""
         self._error = ""
         self._supervisor = os.getppid()
         self._reporting = threading.Thread(target=self._report, name="strandline-report")
@@ -90,16 +90,26 @@ class Reporter:
     def following(self, app: App) -> Iterator[None]:
         """Report on this app, whose log is to be open until the end of `with`."""
         self._app = app
+        inputs = [TopicPartition(task.inputs[0].name, 0) for task in app.declared.tasks.values()]
+        self._behind = Behind(app.broker, self._positions, inputs[:1], self._clock)
         try:
             yield
         finally:
+            self._behind.close()
             self._end()
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Report meanwhile that the log is opened, which takes as long as it takes to answer."""
+        self._opening = self._clock.monotonic()
+        yield
+        self._opening = None
 
     def _end(self) -> None:
         """Say the last figures; harmless when repeated."""
         if not self._over.is_set():
             self._over.set()
-            self._reporting.join(LAG_SECONDS)
+            self._reporting.join(LAST_SECONDS)
             self._send(self._now())
 
     def restoring(self, progress: RestoreProgress) -> None:
@@ -156,40 +166,35 @@ class Reporter:
     def _now(self) -> Report:
         app = self._app
         self._notice_worker()
-        if app is None or self._worker is None:
-            return Report(error=self._error)
-        status = self._worker.status()
         over = self._over.is_set()
+        silent = 0.0 if over else self._silent()
+        waits = WAITING if silent else ""
+        if app is None or self._behind is None or self._worker is None:
+            return Report(waits or "starting", silent=silent, error=self._error)
+        status = self._worker.status()
+        if status.state == "waiting for disk":
+            waits = ""
         return Report(
-            "ended" if over else status.state,
+            "ended" if over else waits or status.state,
             status.handled,
             status.commits,
             tuple(sorted(map(str, status.positions))),
-            {} if over else self._lags(app.broker, status),
+            {} if over else self._behind.lag(),
+            silent,
             self._restoring if status.state == "restoring" else None,
             self._error,
         )
 
-    def _lags(self, broker: Broker, status: WorkerStatus) -> dict[str, int]:
-        """How far it is behind; asked anew once in a while, and the last answer if there is none."""
-        now = self._clock.monotonic()
-        if now >= self._ask_at:
-            self._ask_at = now + LAG_SECONDS
-            try:
-                self._lag = by_topic(broker, status)
-            except StrandlineError:
-                """The worker meets it too, and says so."""
-        return self._lag
+    def _silent(self) -> float:
+        """For how many seconds the log has not answered; 0 if it does."""
+        if self._behind is not None:
+            return self._behind.silent()
+        since = self._opening
+        seconds = 0.0 if since is None else self._clock.monotonic() - since
+        return seconds if seconds > SILENT_SECONDS else 0.0
 
-
-def by_topic(broker: Broker, status: WorkerStatus) -> dict[str, int]:
-    """By topic, how many offsets are between what is committed and the stable end."""
-    ends = broker.offsets([tp for tp, offset in status.positions.items() if offset is not None])
-    behind: defaultdict[str, int] = defaultdict(int)
-    stable = {tp: end.last_stable_offset for tp, end in ends.items()}
-    for tp, lag in lags(status.positions, stable).items():
-        behind[tp.topic] += lag
-    return dict(behind)
+    def _positions(self) -> Positions:
+        return {} if self._worker is None else self._worker.status().positions
 
 
 def _outlive_the_reader() -> None:

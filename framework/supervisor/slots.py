@@ -33,6 +33,8 @@ class Row(msgspec.Struct, frozen=True):
     lag: dict[str, int]
     restarts: int
     restoring: Restoring | None
+    silent_s: float = 0.0
+    """For how long the log has not answered it; its lag is not known then."""
 
 
 class WorkerSlot:
@@ -135,6 +137,7 @@ class WorkerSlot:
             report.lag,
             max(0, self._starts - 1),
             report.restoring,
+            report.silent,
         )
 
     @property

@@ -6,6 +6,7 @@ All of it goes to standard error, but for JSON: one document a line, on standard
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -73,9 +74,7 @@ class Summaries:
         self._out = out or to_stderr
 
     def show(self, rows: Sequence[Row]) -> None:
-        running = sum(row.state == "running" for row in rows)
-        states = f"{running} of {len(rows)} workers running"
-        self.lines([f"app {self._app}: {states}, {_figures(rows)}"])
+        self.lines([f"app {self._app}: {_states(rows)}, {_figures(rows)}"])
 
     def lines(self, lines: Sequence[str]) -> None:
         self._out(lines)
@@ -152,7 +151,7 @@ class LiveTable:
         table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
         table.add_column("worker", justify="right")
         table.add_column("pid", justify="right")
-        table.add_column("state", min_width=len("waiting for disk"))
+        table.add_column("state", min_width=len("waiting for the log"))
         for name in ("partitions", "records/s", "lag", "restarts"):
             table.add_column(name, justify="right")
         for row in rows:
@@ -167,22 +166,48 @@ def _cells(row: Row) -> list[str]:
         _state(row),
         f"{len(row.partitions):,}",
         f"{row.records_per_s:,.0f}",
-        f"{sum(row.lag.values()):,}",
+        "–" if row.silent_s else f"{sum(row.lag.values()):,}",
         f"{row.restarts:,}",
     ]
 
 
+def _states(rows: Sequence[Row]) -> str:
+    """How many run, and what the others do.
+
+    >>> at_work = Row(0, 41, "running", (), 0, 0.0, 0, {}, 0, None)
+    >>> waiting = Row(1, 42, "waiting for the log", (), 0, 0.0, 0, {}, 0, None, 12.3)
+    >>> _states([at_work, waiting])
+    '1 of 2 workers running, 1 waiting for the log (12 s)'
+    """
+    others = Counter(row.state for row in rows if row.state != "running")
+    running = f"{len(rows) - others.total()} of {len(rows)} workers running"
+    return ", ".join([running, *(f"{n} {_since(state, rows)}" for state, n in others.items())])
+
+
+def _since(state: str, rows: Sequence[Row]) -> str:
+    """A state, with how long the log has been silent for those in it."""
+    silent = max(row.silent_s for row in rows if row.state == state)
+    return f"{state} ({silent:.0f} s)" if silent else state
+
+
 def _state(row: Row) -> str:
     if row.state != "restoring" or row.restoring is None:
-        return row.state
+        return _since(row.state, [row])
     done, left = row.restoring.records, row.restoring.remaining
     return f"restoring {done:,} of {done + left:,}"
 
 
 def _figures(rows: Sequence[Row]) -> str:
-    behind = ", ".join(f"{topic} {lag:,}" for topic, lag in _lag(rows).items())
     records, rate = sum(r.records for r in rows), sum(r.records_per_s for r in rows)
-    return f"{records:,} records, {rate:,.0f} a second, lag {behind or 'not known'}"
+    return f"{records:,} records, {rate:,.0f} a second, lag {_behind(rows)}"
+
+
+def _behind(rows: Sequence[Row]) -> str:
+    """The lag by topic; that of some workers would look like less than it is."""
+    silent = max(row.silent_s for row in rows)
+    if silent:
+        return f"not known for {silent:.0f} s"
+    return ", ".join(f"{topic} {lag:,}" for topic, lag in _lag(rows).items()) or "not known"
 
 
 def _lag(rows: Sequence[Row]) -> dict[str, int]:

@@ -38,6 +38,17 @@ def test_it_asks_until_there_is_an_answer_and_says_so(
     assert "the log answers again" in caplog.text
 
 
+def test_it_is_said_again_now_and_then_since_when_and_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outage, "SAID_AFTER", 0.0)
+    monkeypatch.setattr(outage, "REPEAT_SECONDS", 0.0)
+    patiently(Away(4))
+    told = [record.getMessage() for record in caplog.records]
+    waits = "the app waits for the log (for 0 s by now), and tries again for another 300 s: away"
+    assert told == [waits] * 3 + ["the log answers again after 0 s: the app goes on"]
+
+
 def test_a_short_one_is_not_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
     assert patiently(Away(2)) == 2
     assert not caplog.text

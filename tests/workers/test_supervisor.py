@@ -542,8 +542,29 @@ def test_the_table_shows_each_worker_and_the_lines_stay_above() -> None:
 
 def test_without_a_terminal_it_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     Summaries("shop").show(ROWS)
-    said = "app shop: 1 of 3 workers running, 1,500 records, 240 a second, lag sales 7\n"
+    said = (
+        "app shop: 1 of 3 workers running, 1 restoring, 1 starts in 4 s, 1,500 records, 240 a "
+        "second, lag sales 7\n"
+    )
     assert capsys.readouterr().err == said
+
+
+def test_a_log_that_does_not_answer_is_told_and_no_lag(capsys: pytest.CaptureFixture[str]) -> None:
+    silent = [
+        Row(n, 41 + n, "waiting for the log", (), 0, 0.0, 0, {}, 0, None, 12.0) for n in range(2)
+    ]
+    Summaries("shop").show(silent)
+    Summaries("shop").show([ROWS[0], silent[0]])
+    waiting, one = capsys.readouterr().err.splitlines()
+    assert "0 of 2 workers running, 2 waiting for the log (12 s), " in waiting
+    assert waiting.endswith("lag not known for 12 s")
+    assert "1 of 2 workers running, 1 waiting for the log (12 s), " in one
+    assert one.endswith("lag not known for 12 s")
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    table = LiveTable("shop", console)
+    table.show(silent)
+    assert re.search(r"42 +waiting for the log \(12 s\) +0 +0 +– ", console.file.getvalue())  # type: ignore[attr-defined]
+    table.close()
 
 
 def test_a_log_file_begins_anew_and_one_before_it_is_kept(
