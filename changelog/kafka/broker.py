@@ -14,12 +14,11 @@ import pyarrow as pa
 from changelog.cleaning import CleaningStatus
 from changelog.clock import Clock, SystemClock
 from changelog.config import check_client_name
-from changelog.errors import InvalidRequest, TransactionAborted
+from changelog.errors import InvalidRequest, SharedOutAnew, TransactionAborted
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.kafka.address import parse_url
 from changelog.kafka.connection import Connection
 from changelog.kafka.coordinators import Coordinators
-from changelog.kafka.failures import SharedOutAnew
 from changelog.kafka.fetching import Fetching
 from changelog.kafka.groups import Groups
 from changelog.kafka.members import Members
@@ -189,9 +188,11 @@ class KafkaBroker:
         try:
             transactions.add_offsets(producer, group, offsets, metadata)
         except TransactionAborted as error:
-            if member and SharedOutAnew in (type(error), type(error.__cause__)):
-                member.wait_for_another(metadata)  # until then the next commit ends likewise
-            raise
+            cause = error if isinstance(error, SharedOutAnew) else error.__cause__
+            if member is None or not isinstance(cause, SharedOutAnew):
+                raise
+            member.wait_for_another(metadata)  # until then the next commit ends likewise
+            raise SharedOutAnew(str(error)) from error
 
     def _standing(
         self, group: str, partitions: Collection[TopicPartition]

@@ -24,6 +24,7 @@ from changelog.errors import (
     RecordTooLarge,
     RequestTimedOut,
     Retriable,
+    SharedOutAnew,
     StorageFailed,
     StrandlineError,
     TopicExists,
@@ -33,11 +34,6 @@ from changelog.errors import (
     UnknownTopic,
 )
 from changelog.kafka.heard import plain
-
-
-class SharedOutAnew(TransactionAborted):
-    """The group is in another generation than the member that commits knows of yet."""
-
 
 _TYPES: tuple[tuple[type[StrandlineError], str, str], ...] = (
     (

@@ -27,6 +27,7 @@ from changelog.errors import (
     MemberFenced,
     ProducerFenced,
     Retriable,
+    SharedOutAnew,
     TransactionAborted,
 )
 from changelog.metrics import Reading
@@ -415,7 +416,13 @@ class Worker:
         if self._aborted_in_a_row > GIVE_UP:
             raise error
         said = {"app": self.app, "records": self._since_commit, "error": error}
-        _log.warning("a commit was aborted, going back to the last one: %s", error, extra=said)
+        if isinstance(error, SharedOutAnew):
+            # Kafka lets it happen whenever a worker comes or goes: it is nobody's failure.
+            _log.info(
+                "partitions were shared out anew during a commit: it is done again", extra=said
+            )
+        else:
+            _log.warning("a commit was aborted, going back to the last one: %s", error, extra=said)
         self._go_back()
 
     def _go_back(self) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 import strandline as sl
+from changelog.errors import SharedOutAnew
 from changelog.records import TopicPartition
 from framework.testing import CRASH, TestDriver
 
@@ -185,3 +187,32 @@ def test_edits_of_mutable_values_are_undone() -> None:
             raise ValueError
 
     assert TestDriver(app).run([1, -1, 2]).store(seen) == {"all": [1, 2]}
+
+
+def test_a_group_that_is_shared_out_anew_during_a_commit_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = sl.App("app")
+    words = app.topic("words", value=int)
+    seen = app.store("seen", value=int, default=0)
+
+    @app.task(words, stores=[seen])
+    def count(record: sl.Record[str, int]) -> None:
+        seen["n"] += record.value
+
+    driver = TestDriver(app)
+    add_offsets, refused = driver.owner.add_offsets, [SharedOutAnew("another generation")]
+
+    def once_refused(*arguments: Any, **options: Any) -> None:
+        if refused:
+            raise refused.pop()
+        add_offsets(*arguments, **options)
+
+    monkeypatch.setattr(driver.owner, "add_offsets", once_refused)
+    caplog.set_level(logging.INFO, "strandline")
+    driver.run([1, 2])
+    assert driver.store(seen) == {"n": 3}
+    assert not refused
+    told = [record for record in caplog.records if "shared out anew" in record.getMessage()]
+    assert [record.levelname for record in told] == ["INFO"]
+    assert "aborted" not in caplog.text

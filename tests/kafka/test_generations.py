@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import changelog
-from changelog.errors import TransactionAborted
+from changelog.errors import SharedOutAnew, TransactionAborted
 from changelog.groups import Subscription
-from changelog.kafka.failures import SharedOutAnew
 from changelog.kafka.transactions import Transactions
 from changelog.records import CommittedOffset, TopicPartition
 
@@ -44,7 +43,7 @@ def test_it_is_aborted_when_the_member_knows_the_new_one(
         second = threading.Thread(target=join)
         second.start()
         producer = log.broker.init_producer(name)
-        with pytest.raises(TransactionAborted):
+        with pytest.raises(SharedOutAnew):
             log.broker.add_offsets(
                 producer,
                 name,
