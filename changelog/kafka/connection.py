@@ -100,6 +100,10 @@ class Connection:
         self._heard.event(error)
         self._trouble = failure(error, self.where("connecting"))
 
+    def answered(self) -> None:
+        """Note that a broker has, outside of the admin client's calls."""
+        self._heard.answered()
+
     @property
     def cause(self) -> str:
         """What connections were in trouble with just now; empty if they were not."""
@@ -138,7 +142,9 @@ class Connection:
     def result(self, future: Future[T], doing: str) -> T:
         """What an admin call comes to."""
         with self.translated(doing):
-            return future.result(DEADLINE_S * 2)
+            result = future.result(DEADLINE_S * 2)
+        self._heard.answered()
+        return result
 
     def results(self, futures: Mapping[K, Future[T]], doing: str) -> dict[K, T]:
         """What several come to; the first error is raised."""

@@ -23,6 +23,8 @@ from changelog.clock import Clock
 from changelog.rarely import Rarely
 
 EVERY_SECONDS = 30.0
+QUIET_SECONDS = 3.0
+"""So soon after an answer `no broker answers` is old: a client that was not in use hands it out late."""
 CAUSE_SECONDS = 40.0
 """So long a trouble counts as the cause of what fails: librdkafka repeats one that lasts every 30 s."""
 
@@ -63,9 +65,12 @@ class Heard:
         self._by_kind: dict[object, Rarely] = {}
         self._cause = ""
         self._cause_at = 0.0
+        self._answered_at = -QUIET_SECONDS
 
     def log(self, level: int, _form: str, kind: str, client: str, text: str) -> None:
         """Take a line, as the `logger` of a client of confluent-kafka's."""
+        if kind == "FAIL":
+            self._is_cause(text)
         is_own = kind in _ITS_OWN and level < logging.CRITICAL
         if is_own or not self.met:
             level = min(level, logging.INFO)
@@ -76,18 +81,27 @@ class Heard:
         """Take an event, as the `error_cb` of a client."""
         code = error.code()
         if code != KafkaError._ALL_BROKERS_DOWN:
-            self._cause, self._cause_at = plain(error.str()), self._clock.monotonic()
+            self._is_cause(error.str())
+        elif self._clock.monotonic() - self._answered_at < QUIET_SECONDS:
+            return
         what = _FATAL if error.fatal() else _FOR_SOMEBODY.get(code, "")
         if what and self.met:
             cause = self.cause
             said = f"{self._name}: {what}{f': {cause}' if cause else ''}"
             self._note(code, said, logging.WARNING, error=error.name())
 
+    def answered(self) -> None:
+        """Note that a broker has."""
+        self._answered_at = self._clock.monotonic()
+
     @property
     def cause(self) -> str:
         """What a broker was in trouble with just now; empty if none was."""
         is_fresh = self._clock.monotonic() - self._cause_at <= CAUSE_SECONDS
         return self._cause if is_fresh else ""
+
+    def _is_cause(self, text: str) -> None:
+        self._cause, self._cause_at = plain(text), self._clock.monotonic()
 
     def _note(self, kind: object, text: str, level: int, **fields: object) -> None:
         with self._lock:

@@ -98,7 +98,10 @@ class Sending:
                 self.discard()
                 raise
         cause = self._connection.cause
-        return [one.outcome(self.fatal, cause) for one in sent]
+        outcomes = [one.outcome(self.fatal, cause) for one in sent]
+        if any(isinstance(outcome, Appended) for outcome in outcomes):
+            self._connection.answered()
+        return outcomes
 
     def _enqueue(self, batch: Outgoing) -> _Sent:
         doing = f"appending to {batch.partition}"

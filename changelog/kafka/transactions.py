@@ -200,6 +200,7 @@ class Transactions:
         """Ask librdkafka; what it refuses says what is left of the transaction, and the producer."""
         try:
             self._in_time(call, seconds)
+            self._connection.answered()
         except KafkaException as raised:
             error = self._connection.failure_of(raised, self._doing(doing))
             if isinstance(error, ProducerFenced) or is_fatal(raised):

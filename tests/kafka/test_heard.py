@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError
 from changelog.clock import ManualClock
 from changelog.errors import InvalidTopic, RequestTimedOut
 from changelog.kafka.failures import failure
-from changelog.kafka.heard import CAUSE_SECONDS, EVERY_SECONDS, Heard
+from changelog.kafka.heard import CAUSE_SECONDS, EVERY_SECONDS, QUIET_SECONDS, Heard
 
 REFUSED = (
     "db:9092/bootstrap: Connect to ipv4#10.0.0.7:9092 failed: Connection refused (after 0ms in "
@@ -84,6 +84,18 @@ def test_that_no_broker_answers_is_a_warning_with_its_cause(
             ),
         )
     ]
+
+
+def test_that_no_broker_answers_is_old_when_one_has_just_now(
+    heard: Heard, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that was not in use hands out what befell it long ago."""
+    heard.answered()
+    heard.event(DOWN)
+    assert said(caplog) == []
+    clock.advance(int(QUIET_SECONDS * 1000))
+    heard.event(DOWN)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 @pytest.mark.parametrize("code", [KafkaError._AUTHENTICATION, KafkaError._SSL])
