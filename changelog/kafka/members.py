@@ -15,11 +15,12 @@ from changelog.errors import (
     InvalidConfig,
     MemberFenced,
     RequestTimedOut,
+    Retriable,
     StrandlineError,
     UnknownTopic,
 )
 from changelog.groups import Grant, GroupInfo, GroupMember, MemberInfo, Subscription
-from changelog.kafka.connection import Connection
+from changelog.kafka.connection import Connection, log
 from changelog.kafka.coordinators import Coordinators, Told, ToldOfGroup
 from changelog.kafka.member import Member
 from changelog.kafka.roster import Entry, Roll, Roster, holders, is_mine, lowest_free
@@ -29,6 +30,8 @@ from changelog.records import TopicPartition
 
 JOIN_S = 60.0
 """A group that has lost a member is shared out anew only when that member's time is over."""
+SAID_AFTER_S = 2.0
+"""After this it is said what a worker that joins waits for."""
 WAIT_S = 1.0
 """So long a consumer is kept waiting: it may be others in its own thread that have to give up."""
 STABLE = "Stable"
@@ -149,6 +152,8 @@ class Members:
 
         Raises RequestTimedOut, and InvalidConfig if others share out otherwise.
         """
+        if not member.join(SAID_AFTER_S):
+            self._say_who_is_waited_for(member)
         if not member.join(JOIN_S):
             raise RequestTimedOut(
                 f"{self._connection.where(f'group {member.group!r}')}: not a member after {JOIN_S:g} s; "
@@ -173,6 +178,20 @@ class Members:
                 subscription.instance,
             )
             self._roster.say(member.group, {mine: entry})
+
+    def _say_who_is_waited_for(self, member: Member) -> None:
+        """That members from before hold it up, if there are any: Kafka does not say which of them live."""
+        with contextlib.suppress(Retriable):
+            before = self._alive(member.group) & self._roster.read(member.group).keys()
+            if before and not member.member_id:
+                log.warning(
+                    "%s waits for %d from before: one that has died holds it up until its session "
+                    "timeout is over (session_timeout_ms, %g s here), one that works until its next commit",
+                    self._connection.where(f"group {member.group!r}"),
+                    len(before),
+                    member.subscription.session_timeout_ms / 1000,
+                    extra={"group": member.group, "members": sorted(before)},
+                )
 
     def _alive(self, group: str) -> set[str]:
         described = self._described(group)

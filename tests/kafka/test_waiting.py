@@ -1,0 +1,46 @@
+"""A group that waits for a member which has died: who joins meanwhile says what it waits for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import changelog
+from changelog.groups import Subscription
+from changelog.kafka import members
+from tests.workers.processes import ROOT
+
+SESSION_MS = 4_000
+DYING = """
+import os, sys
+import changelog
+from changelog.groups import Subscription
+url, name = sys.argv[1:]
+log = changelog.open(url)
+log.broker.join_group(name, Subscription((name,), together=[[name]], session_timeout_ms={session}))
+os._exit(9)
+"""
+
+
+def test_it_is_said_once_and_only_if_somebody_is_waited_for(
+    kafka: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(members, "SAID_AFTER_S", 0.0)
+    how = Subscription((name,), together=[[name]], session_timeout_ms=SESSION_MS)
+    with changelog.open(kafka) as log:
+        log.create_topic(name, 2)
+        log.broker.leave_group(log.broker.join_group(name, how))
+        assert "from before" not in caplog.text, "it was the only one"
+        subprocess.run(
+            [sys.executable, "-c", DYING.format(session=SESSION_MS), kafka, name],
+            cwd=ROOT,
+            timeout=60,
+            check=False,
+        )
+        log.broker.join_group(name, how)
+    told = [record.getMessage() for record in caplog.records if "before" in record.getMessage()]
+    assert len(told) == 1
+    assert f"group {name!r} waits for 1 from before" in told[0]
+    assert "(session_timeout_ms, 4 s here)" in told[0]
