@@ -301,6 +301,8 @@ class Worker:
             allowed = place.allowed()
         except MemberFenced as error:
             self._lost(error)
+            if not self._stopping:
+                self._seat.take()  # in the same breath: the loss does not say that the log answers
             return
         held = self._tasks.held
         if surplus := held - allowed:

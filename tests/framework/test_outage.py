@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from changelog.errors import InvalidRequest, OwnerUnavailable
+import strandline as sl
+from changelog.errors import InvalidRequest, MemberFenced, OwnerUnavailable
+from changelog.records import TopicPartition
 from framework.container import outage
 from framework.container.outage import patiently
+from framework.testing import TestDriver
 
 
 class Away:
@@ -71,3 +74,42 @@ def test_a_stop_ends_it_and_other_errors_are_not_repeated() -> None:
 
     with pytest.raises(InvalidRequest):
         patiently(refused)
+
+
+class LostPlace:
+    """Of a member that was put out, as it finds out by itself."""
+
+    def allowed(self) -> frozenset[TopicPartition]:
+        raise MemberFenced("put out")
+
+
+class LostSeat:
+    """Taken once; then the log is away."""
+
+    def __init__(self) -> None:
+        self.place: LostPlace | None = LostPlace()
+
+    def take(self) -> LostPlace:
+        if self.place is None:
+            raise OwnerUnavailable("away")
+        return self.place
+
+    def lost(self, _error: Exception, _dropped: int) -> None:
+        self.place = None
+
+    def leave(self) -> None:
+        """There is nothing to leave."""
+
+
+def test_to_have_lost_its_place_does_not_mean_that_the_log_answers() -> None:
+    """Or an outage that outlasts the session would be over, and begin anew, in its middle."""
+    app = sl.App("app")
+    words = app.topic("words", value=int)
+    app.task(words, name="count")(lambda record: None)
+    worker = TestDriver(app).worker
+    worker._seat = LostSeat()  # type: ignore[assignment]
+    with pytest.raises(OwnerUnavailable):
+        worker.cycle()
+    worker._seat = LostSeat()  # type: ignore[assignment]
+    worker.stop()
+    assert worker.cycle() == 0, "who is to end joins no more"
