@@ -3,7 +3,7 @@
 `broker.connect("kafka://host:9092")` gives a `changelog.broker.Broker`. Nothing of librdkafka
 leaves this folder: its exceptions become those of `changelog.errors` (failures.py). Read in this order:
 
-    address, connection     a URL, and what all parts share
+    address, connection     a URL, and what all parts share; heard: what librdkafka says of itself
     topics, settings        topics, by Kafka's names
     sending, producers      a batch of ours is one of Kafka's; what was written already
     transactions            of one producer
