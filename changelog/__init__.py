@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from changelog import errors
-from changelog.errors import InvalidConfig, MissingDependency, StrandlineError
+from changelog import errors, location
+from changelog.errors import MissingDependency, StrandlineError
 from changelog.records import (
     Batch,
     CommittedOffset,
@@ -78,13 +78,8 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
         return Log(_kafka(text, clock), clock=clock)
     from changelog.flight import address, attach
 
-    if address.is_remote(text):
+    if location.is_served(text):
         return Log(address.connect(text, token=token, clock=clock), clock=clock)
-    if "://" in text:
-        raise InvalidConfig(
-            f"{text}: a log is a folder, strandline://host:port (strandline+tls:// with TLS), or "
-            "kafka://host:port"
-        )
     broker = attach.attach_or_own(text, role=role, durability=durability, clock=clock)
     return Log(broker, clock=clock)
 

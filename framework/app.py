@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
+from changelog import location
 from changelog.broker import Broker
 from changelog.clock import Clock, SystemClock
 from changelog.errors import InvalidConfig
@@ -96,6 +97,8 @@ class App:
     ) -> None:
         self.declared = Declarations(name)
         self.log = os.environ.get("STRANDLINE_LOG") or (DEFAULT_LOG if log is None else log)
+        if isinstance(self.log, str | os.PathLike):
+            location.check(self.log)
         self.registry = registry_of(os.environ.get("STRANDLINE_SCHEMA_REGISTRY") or registry)
         self.options = Options(
             processing_guarantee=processing_guarantee,

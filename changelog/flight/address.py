@@ -22,36 +22,9 @@ from changelog.flight.connection import Target
 from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.flight.failover import FailoverBroker, Link
 from changelog.hosts import bracketed
+from changelog.location import SERVED
 
 DEFAULT_PORT = 7361
-
-_SCHEMES = {
-    "strandline": "grpc+tcp",
-    "grpc": "grpc+tcp",
-    "grpc+tcp": "grpc+tcp",
-    "strandline+tls": "grpc+tls",
-    "grpc+tls": "grpc+tls",
-}
-
-
-def is_remote(url: str) -> bool:
-    """Whether `url` names a log on the network that speaks our protocol.
-
-    >>> is_remote("strandline://db:7361"), is_remote("./data"), is_remote("kafka://x:9092")
-    (True, False, False)
-    """
-    return url.partition("://")[0] in _SCHEMES and "://" in url
-
-
-def without_token(log: str) -> str:
-    """A folder, or a URL without its options, of which the token is one: as it may be shown.
-
-    >>> without_token("strandline://db?token=secret"), without_token("./data")
-    ('strandline://db', './data')
-    >>> without_token("kafka://db:9092?sasl.password=secret")
-    'kafka://db:9092'
-    """
-    return log.partition("?")[0] if "://" in log else log
 
 
 def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Target:
@@ -65,9 +38,9 @@ def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Target:
     token = options.pop("token", "") or environment.get(TOKEN_VARIABLE, "")
     ca = options.pop("ca", None)
     try:
-        location = f"{_SCHEMES[parts.scheme]}://{host_port(parts.netloc)}"
+        location = f"{SERVED[parts.scheme]}://{host_port(parts.netloc)}"
     except KeyError:
-        raise InvalidConfig(f"{parts.scheme}:// is not one of {', '.join(_SCHEMES)}") from None
+        raise InvalidConfig(f"{parts.scheme}:// is not one of {', '.join(SERVED)}") from None
     if options or parts.path.strip("/") or (ca and not location.startswith("grpc+tls")):
         raise InvalidConfig(
             f"expected {parts.scheme}://host:port?token=…, with ca=… for TLS (strandline+tls://); "

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
+from changelog import location
 from changelog.clock import Clock, SystemClock
 from changelog.embedded import filesystem
 from changelog.embedded.environment import Durability
@@ -50,10 +51,11 @@ def attach_or_own(
     `durability` is the owner's to choose; one that attaches gets what the owner chose.
     `deadline`: seconds for a call, and for opening. `idle`: seconds after which a background
     owner that this call starts leaves. Raises LogLocked (role "own"), OwnerUnavailable,
-    StorageFailed on a network file system, and what opening the log raises.
+    InvalidConfig for what is meant as a URL, StorageFailed on a network file system, and what opening the log raises.
     """
     if role not in get_args(Role):
         raise InvalidConfig(f"role is one of {', '.join(get_args(Role))}; got {role!r}")
+    location.check_folder(path)
     folder = Path(os.path.abspath(path))
     filesystem.check_local(folder)
     found = _Folder(folder, durability, clock or SystemClock(), idle, deadline)

@@ -30,7 +30,7 @@ def check(folder: FolderArgument, json: JsonOption = False) -> None:
     from framework.cli.application import explained
 
     with explained(UNCHECKED), held(folder) as storage:
-        report = checked(storage, folder)[0].report
+        report = checked(storage, Path(folder))[0].report
         if json:
             output.document(as_json(report))
         else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from changelog.broker import Broker
-from changelog.flight.address import without_token
+from changelog.location import is_url, shown
 from framework.cli import groups, output
 from framework.cli.loading import load_app, location, opened
 from framework.cli.options import JsonOption, LogOption
@@ -42,7 +42,7 @@ def describe(
 def _is_log(target: str) -> bool:
     if target.partition(":")[0].endswith(".py"):
         return False
-    return "://" in target or Path(target).is_dir() or os.sep in target.rstrip(os.sep)
+    return is_url(target) or Path(target).is_dir() or os.sep in target.rstrip(os.sep)
 
 
 def command_of(app: App) -> Callable[..., None]:
@@ -57,13 +57,13 @@ def command_of(app: App) -> Callable[..., None]:
 
 def describe_app(app: App, *, json: bool) -> None:
     """Print what an app declares; it opens no log."""
-    log = without_token(str(app.log))
+    log = shown(str(app.log))
     described: dict[str, Any] = app.describe() | {"log": log, "stores": _stores(app)}
     if json:
         output.document(described)
         return
-    shown = ("app", "log", "processing_guarantee", "commit_interval_ms")
-    output.facts([(name.replace("_", " "), described[name]) for name in shown])
+    facts = ("app", "log", "processing_guarantee", "commit_interval_ms")
+    output.facts([(name.replace("_", " "), described[name]) for name in facts])
     _listing("tasks", ("name", "inputs", "stores", "on_error", "handler"), described["tasks"])
     _listing("topics", ("name", "partitions", "key", "columns"), described["topics"])
     _listing("stores", ("name", "task", "key", "value", "changelog"), described["stores"])
@@ -73,7 +73,7 @@ def describe_log(log: LogOption, *, json: bool) -> None:
     """Print what a log holds: its apps and their stores, and its topics."""
     with opened(log) as where:
         described: dict[str, Any] = {
-            "log": log and without_token(log),
+            "log": log and shown(log),
             "groups": _groups(where.broker),
             "topics": [_topic(info.name, info.partitions) for info in where.broker.topics()],
         }

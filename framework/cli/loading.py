@@ -16,6 +16,8 @@ import typer
 import changelog
 from changelog.embedded.names import FOLDER_META
 from changelog.errors import InvalidConfig
+from changelog.kafka.address import is_kafka
+from changelog.location import check, is_url, shown
 from framework.cli import logs
 
 if TYPE_CHECKING:
@@ -49,20 +51,31 @@ def location(log: str | None, *, create: bool = False) -> str:
                 "which log? Give --log DIR|URL, or set STRANDLINE_LOG (there is no ./data here)"
             )
         log = DEFAULT_LOG
-    if "://" not in log and not create:
+    check(log)
+    if not is_url(log) and not create:
         _check_folder(Path(log))
     return log
 
 
 def folder(log: str | None) -> Path:
     """The folder that `--log` means, for what is only to be seen there. Raises InvalidConfig."""
-    where = location(log)
-    if "://" in where:
+    return local(location(log))
+
+
+def local(log: str) -> Path:
+    """The folder `log`, for commands that read its files. Raises InvalidConfig for a URL."""
+    check(log)
+    if is_kafka(log):
         raise InvalidConfig(
-            f"{where} is served by another process; this needs the folder itself: run it where "
-            "the log is, with --log DIR"
+            f"{shown(log)} is a Kafka cluster, and this is about the files of an embedded log. A "
+            "cluster looks after its own: see kafka-log-dirs.sh and kafka-topics.sh --describe"
         )
-    return Path(where)
+    if is_url(log):
+        raise InvalidConfig(
+            f"{shown(log)} is served by another process; this needs the folder itself: run it "
+            "where the log is, with --log DIR"
+        )
+    return Path(log)
 
 
 def load_app(target: str) -> App:

@@ -12,6 +12,7 @@ import typer
 import changelog
 from changelog import moving
 from changelog.errors import InvalidRequest
+from changelog.location import check, is_url
 from changelog.moving import Place, Report, Selection
 from changelog.records import TopicPartition
 from framework.cli import logs, output
@@ -80,6 +81,7 @@ def move(
 @contextmanager
 def _opened(source: str, target: str) -> Iterator[tuple[Place, Place]]:
     location(source)
+    check(target)
     if _same(source, target):
         raise InvalidRequest(f"{source} and {target} are the same log; name another to move to")
     with logs.only_errors(), ExitStack() as closing:
@@ -88,7 +90,7 @@ def _opened(source: str, target: str) -> Iterator[tuple[Place, Place]]:
 
 
 def _same(source: str, target: str) -> bool:
-    if "://" in source or "://" in target:
+    if is_url(source) or is_url(target):
         return source == target
     return Path(source).resolve() == Path(target).resolve()
 

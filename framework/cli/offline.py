@@ -19,6 +19,7 @@ from changelog.flight import background
 from changelog.flight.background import IDLE
 from changelog.storage import LocalStorage, Lock
 from framework.cli import output
+from framework.cli.loading import local
 
 T = TypeVar("T")
 
@@ -26,18 +27,15 @@ LEAVING, POLL = 5.0, 0.1
 """Seconds that an owner may take to close the log; and after which its lock is tried again."""
 
 FolderArgument = Annotated[
-    Path,
+    str,
     typer.Argument(metavar="DIR", envvar="STRANDLINE_LOG", help="The folder of the log."),
 ]
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[LocalStorage]:
+def held(log: str) -> Iterator[LocalStorage]:
     """The files of a log folder, with its lock. Raises InvalidConfig, LogLocked."""
-    if ":/" in str(folder):
-        raise InvalidConfig(
-            f"{folder} is the URL of a log; this needs its folder: run it on the machine that has it"
-        )
+    folder = local(log)
     if not any((folder / name).exists() for name in (FOLDER_META, CATALOG, TOPICS)):
         raise InvalidConfig(f"{folder} holds no log; give the folder of one")
     storage = LocalStorage(folder)

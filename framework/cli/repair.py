@@ -6,6 +6,7 @@ what is found afterwards, or for what is there now if it was not agreed to.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -30,7 +31,7 @@ def repair(folder: FolderArgument, yes: YesOption = False, json: JsonOption = Fa
     from framework.cli.application import explained
 
     with explained(UNCHECKED), held(folder) as storage:
-        log, stores = checked(storage, folder)
+        log, stores = checked(storage, Path(folder))
         plan = plan_of(log, storage, SystemClock(), stores.reaches)
         add_stores(plan, stores)
         report = log.report
@@ -40,7 +41,7 @@ def repair(folder: FolderArgument, yes: YesOption = False, json: JsonOption = Fa
         kept = None
         if agreed:
             kept = carry_out(plan, storage, SystemClock())
-            report = checked(storage, folder)[0].report
+            report = checked(storage, Path(folder))[0].report
         if json:
             output.document(_as_json(plan, report, kept))
         else:

@@ -15,6 +15,7 @@ import typer
 
 from changelog.broker import Broker
 from changelog.errors import InvalidRequest
+from changelog.location import is_url
 from changelog.records import TopicPartition
 from framework.cli import output
 from framework.cli.loading import location, opened
@@ -112,7 +113,7 @@ def plan_for(broker: Broker, app: str, log: str) -> Plan:
     """All that the app of that name has left. Raises InvalidRequest if that is nothing."""
     check_app_name(app)  # it is about to name a folder that is removed
     groups = broker.groups()
-    root = Path("state") if "://" in log else Path(log) / "state"
+    root = Path("state") if is_url(log) else Path(log) / "state"
     state = root / app
     plan = Plan(
         app,

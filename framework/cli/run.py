@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from changelog.flight.address import without_token
+from changelog.location import shown
 from framework.cli import logs, output
 from framework.cli.loading import load_app
 from framework.cli.metrics import MetricsOption, serving_metrics
@@ -161,9 +161,7 @@ def run_app(
 
     begun = time.perf_counter()
     with serving_metrics(metrics, partial(readings, app)), app:
-        output.note(
-            f"app {app.name} runs on {without_token(str(app.log))}; Ctrl-C commits and ends it"
-        )
+        output.note(f"app {app.name} runs on {shown(str(app.log))}; Ctrl-C commits and ends it")
         handled = app.run(_limit(until), count=count, timeout=timeout, progress=_Restoring())
     seconds = time.perf_counter() - begun
     said = f"{handled:,} records handled in {seconds:.1f} s"

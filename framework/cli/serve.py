@@ -11,6 +11,8 @@ import typer
 
 from changelog import signals
 from changelog.embedded.environment import Durability
+from changelog.errors import InvalidConfig
+from changelog.location import check, is_url, shown
 from framework.cli import output
 from framework.cli.metrics import MetricsOption, serving_metrics
 from framework.cli.options import JsonOption
@@ -19,9 +21,7 @@ from framework.metrics import Collect
 
 def serve(
     context: typer.Context,
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The log's folder; made if absent.")
-    ],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The log's folder; made if absent.")],
     listen: Annotated[
         str | None,
         typer.Option(
@@ -55,6 +55,7 @@ def serve(
     json: JsonOption = False,
 ) -> None:
     """Serve a log until Ctrl-C or SIGTERM. Clients open the URL it prints, with the token."""
+    _check_folder(folder)
     if listen is None:
         # A token in the environment is for those that are served elsewhere.
         source = context.get_parameter_source("token")
@@ -85,20 +86,29 @@ def serve(
         log.close()
 
 
-def _serve_here(folder: Path, durability: Durability, metrics: str | None, *, json: bool) -> None:
+def _check_folder(log: str) -> None:
+    check(log)
+    if is_url(log):
+        raise InvalidConfig(
+            f"{shown(log)} is served already: clients open this URL themselves (--log, or "
+            "STRANDLINE_LOG). `serve` is for a folder"
+        )
+
+
+def _serve_here(folder: str, durability: Durability, metrics: str | None, *, json: bool) -> None:
     from changelog.flight.attach import attach_or_own
 
     log = attach_or_own(folder, role="own", durability=durability)
     try:
-        _tell(folder, str(folder), None, json=json)
+        _tell(folder, folder, None, json=json)
         _wait(metrics, log.metrics)
     finally:
         log.close()
 
 
-def _tell(folder: Path, url: str, made: str | None, *, json: bool) -> None:
+def _tell(folder: str, url: str, made: str | None, *, json: bool) -> None:
     if json:
-        output.document({"log": str(folder), "url": url, "token": made})
+        output.document({"log": folder, "url": url, "token": made})
         sys.stdout.flush()
         return
     output.note(f"serving {folder} at {url}; Ctrl-C ends it")

@@ -17,9 +17,9 @@ import typer
 from changelog import signals
 from changelog.clock import SystemClock
 from changelog.errors import LogLocked
-from changelog.flight.address import without_token
 from changelog.flight.attach import attach_or_own
 from changelog.flight.background import environment
+from changelog.location import is_url, shown
 from changelog.metrics import measured
 from framework.cli import logs, output
 from framework.cli.application import FAILED, INTERRUPTED, debug_option
@@ -60,7 +60,7 @@ def run_workers(
         serving_metrics(metrics, lambda: measured(log)),
         _files(log_dir, workers) as files,
     ):
-        where = without_token(needs.log) if needs.log else "a log of its own"
+        where = shown(needs.log) if needs.log else "a log of its own"
         output.note(
             f"app {needs.app} runs on {where} in {workers} workers; Ctrl-C commits and ends them"
         )
@@ -80,7 +80,7 @@ def run_workers(
 
 def _log_of(needs: Needs) -> AbstractContextManager[object]:
     """The log, if it is a folder: owned by this process, or kept open if another has it."""
-    if needs.log is None or "://" in needs.log:
+    if needs.log is None or is_url(needs.log):
         return contextlib.nullcontext()
     open_log = partial(attach_or_own, needs.log, durability=needs.durability)
     own = partial(open_log, role="own")

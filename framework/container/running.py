@@ -24,6 +24,7 @@ from changelog.errors import (
     out_of_memory,
 )
 from changelog.flight.endpoint import TOKEN_VARIABLE
+from changelog.location import is_url
 from changelog.metrics import Reading, measured
 from framework.container.folders import StoreFolders
 from framework.container.manager import TaskManager
@@ -187,7 +188,7 @@ def worker_on(
 
 def _folder_of(app: App) -> Path | None:
     """The folder of the app's log, if it is known and on this machine."""
-    if not isinstance(app.log, str | Path) or "://" in str(app.log):
+    if not isinstance(app.log, str | Path) or is_url(app.log):
         return None
     return Path(app.log)
 

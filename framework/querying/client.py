@@ -21,6 +21,7 @@ from changelog.broker import Broker
 from changelog.clock import Clock, SystemClock
 from changelog.errors import InvalidRequest, UnknownTopic
 from changelog.flight.endpoint import TOKEN_VARIABLE
+from changelog.location import is_served
 from changelog.log import Log
 from framework.querying.committed import Committed, entries
 from framework.querying.connections import Connections
@@ -59,7 +60,7 @@ def connect(
 
     workers = Connections(token or os.environ.get(TOKEN_VARIABLE, ""))
     if isinstance(log, str | os.PathLike):
-        if address.is_remote(os.fspath(log)):
+        if is_served(os.fspath(log)):
             served = address.parse_url(os.fspath(log))
             workers = Connections(token or served.token, served.ca)
         opened = changelog.open(log, role="attach_or_spawn", token=token, clock=clock)

@@ -29,6 +29,7 @@ from typing import Literal
 
 import msgspec
 
+from changelog import location
 from changelog.errors import InvalidConfig
 
 EARLIEST = -2
@@ -172,7 +173,9 @@ def _known(name: str) -> str:
 def _path(path: str | None) -> str:
     if not path:
         raise InvalidConfig("say where the log is: .load('path/of/the/log')")
-    return path if "://" in path else os.path.abspath(path.removeprefix("file:"))
+    path = path.removeprefix("file:")
+    location.check(path)
+    return path if location.is_url(path) else os.path.abspath(path)
 
 
 def _topics(text: str) -> tuple[str, ...]:

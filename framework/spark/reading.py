@@ -12,6 +12,7 @@ import changelog
 from changelog.broker import Broker
 from changelog.clock import SystemClock
 from changelog.errors import InvalidConfig, OffsetOutOfRange, UnknownPin
+from changelog.location import is_url
 from changelog.pins import PinName, there
 from changelog.records import Batch, Fetched, PartitionOffsets, TopicInfo, TopicPartition
 from framework.spark.planning import Ends, OffsetRange
@@ -35,7 +36,7 @@ def open_log(path: str) -> Log:
     when it is idle: neither a planner nor a task lives long enough to own a log. Raises
     InvalidConfig for a folder that is not there, which opening would make.
     """
-    if "://" not in path and not os.path.isdir(path):
+    if not is_url(path) and not os.path.isdir(path):
         raise InvalidConfig(f"there is no log at {path} (on {os.uname().nodename})")
     return changelog.open(path, role="attach_or_spawn")
 

@@ -10,9 +10,10 @@ import pytest
 
 import changelog
 from changelog.errors import InvalidConfig, OwnerUnavailable, StrandlineError, Unauthenticated
-from changelog.flight.address import TOKEN_VARIABLE, connect, is_remote, parse_url
+from changelog.flight.address import TOKEN_VARIABLE, connect, parse_url
 from changelog.flight.attach import attach_or_own
 from changelog.flight.serve import serve
+from changelog.location import is_served
 from changelog.records import Append, TopicPartition
 
 TOKEN = "a token that is long enough"
@@ -151,7 +152,7 @@ def test_tls(tmp_path):
     ],
 )
 def test_urls(url, location):
-    assert is_remote(url)
+    assert is_served(url)
     assert parse_url(url, {}).location == location
 
 
@@ -179,6 +180,7 @@ from changelog.errors import OwnerUnavailable
 from changelog.flight.connection import Connection, Target
 from changelog.flight.requests import (Topics)
 from changelog.flight.serve import serve
+from changelog.location import is_served
 
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 served = serve(sys.argv[1], listen="127.0.0.1:0")

@@ -11,8 +11,8 @@ import pytest
 import changelog
 from changelog.clock import SystemClock
 from changelog.errors import InvalidConfig, MissingDependency, OwnerUnavailable
-from changelog.flight.address import without_token
 from changelog.kafka.address import parse_url
+from changelog.location import shown
 
 
 def test_a_url_names_servers_and_properties() -> None:
@@ -49,7 +49,7 @@ def test_a_url_that_cannot_be_meant_is_refused(url: str) -> None:
 def test_what_is_secret_is_not_shown() -> None:
     url = "kafka://a?sasl.password=hunter2"
     assert "hunter2" not in repr(parse_url(url))
-    assert without_token(url) == "kafka://a"
+    assert shown(url) == "kafka://a"
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

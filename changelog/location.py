@@ -1,0 +1,92 @@
+"""Where a log is, as users write it: a folder, or the URL of a log that is somewhere else.
+
+    data/log                                the folder of an embedded log
+    kafka://host:port                       an Apache Kafka cluster (changelog/kafka/address.py)
+    strandline://host:port, grpc://…        a served log (changelog/flight/address.py)
+
+What begins with `word:/` and is none of these is a slip, or meant for another program. It is refused
+everywhere, for taken as a folder it would be made, with its passwords in its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from changelog.errors import InvalidConfig
+
+KAFKA = "kafka"
+SERVED = {
+    "strandline": "grpc+tcp",
+    "grpc": "grpc+tcp",
+    "grpc+tcp": "grpc+tcp",
+    "strandline+tls": "grpc+tls",
+    "grpc+tls": "grpc+tls",
+}
+"""Schemes of served logs, and Flight's name for each."""
+
+_URL = re.compile(r"([a-z][\w+.-]*)://", re.IGNORECASE)
+_LIKE_URL = re.compile(r"([a-z][\w+.-]*):/+", re.IGNORECASE)
+_USER = re.compile(r"(:/+)[^/]*@")
+
+
+def is_url(log: str | os.PathLike[str]) -> bool:
+    """Whether it is a URL rather than a folder.
+
+    >>> is_url("kafka://db"), is_url("./data"), is_url("data/a://b")
+    (True, False, False)
+    """
+    return _URL.match(os.fspath(log)) is not None
+
+
+def is_served(log: str) -> bool:
+    """Whether it names a log on the network that speaks our protocol.
+
+    >>> is_served("strandline://db:7361"), is_served("./data"), is_served("kafka://x:9092")
+    (True, False, False)
+    """
+    found = _URL.match(log)
+    return found is not None and found[1] in SERVED
+
+
+def shown(log: str) -> str:
+    """As it may be shown: without what is secret, the options of a URL and who calls.
+
+    >>> shown("strandline://db?token=secret"), shown("./data"), shown("./what?")
+    ('strandline://db', './data', './what?')
+    >>> shown("kafka://db:9092?sasl.password=secret"), shown("http://me:secret@db")
+    ('kafka://db:9092', 'http://db')
+    """
+    return _USER.sub(r"\1", log.partition("?")[0]) if _LIKE_URL.match(log) else log
+
+
+def check(log: str | os.PathLike[str]) -> None:
+    """Raise InvalidConfig if it is neither a folder nor the URL of a log."""
+    text = os.fspath(log)
+    found = _URL.match(text)
+    if found is None or found[1] not in {KAFKA, *SERVED}:
+        check_folder(text)
+
+
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Raise InvalidConfig if it can only be meant as a URL.
+
+    >>> check_folder("data"), check_folder("./kafka:/data")
+    (None, None)
+    """
+    text = os.fspath(path)
+    found = _LIKE_URL.match(text)
+    if found is None:
+        return
+    name, scheme = shown(text), found[1].lower()
+    url = f"{scheme}://{name[found.end() :]}"
+    if scheme not in {KAFKA, *SERVED}:
+        why = (
+            "a log is a folder, strandline://host:port (strandline+tls:// with TLS), or "
+            "kafka://host:port"
+        )
+    elif name == url:
+        why = "this is the URL of a log that is elsewhere, and the folder of one is needed"
+    else:
+        why = f"the URL is written {url}, as text (a Path takes the second slash away)"
+    raise InvalidConfig(f"{name}: {why}; a folder of that name is ./{found[1]}:/…")

@@ -1,0 +1,104 @@
+"""What `--log` and its like may be: folders and URLs, and nothing that is made by a slip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import changelog
+import strandline as sl
+from changelog.errors import InvalidConfig
+from changelog.flight.serve import serve
+from tests.cli.conftest import Command
+
+SLIPS = [
+    "kafka:/h:9092?sasl.password=hunter2",
+    "strandline:/h",
+    "http://me:hunter2@h",
+    "s3://bucket",
+]
+COMMANDS = [
+    ("topics", "list", "--log"),
+    ("topics", "create", "t", "--log"),
+    ("produce", "t", "--log"),
+    ("segments", "t", "--log"),
+    ("reset", "shop", "--yes", "--log"),
+    ("describe",),
+    ("serve",),
+    ("serve", "--listen", "127.0.0.1:0"),
+    ("check",),
+    ("repair",),
+    ("move",),
+]
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The current folder, in which nothing may be made."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_slip_is_no_folder_to_any_command(
+    command: tuple[str, ...], slip: str, strandline: Command
+) -> None:
+    given = (*command, slip, *(["elsewhere"] if command == ("move",) else []))
+    outcome = strandline(*given)
+    assert outcome.code in (1, 3)
+    assert "a folder of that name is ./" in outcome.err
+    assert "hunter2" not in outcome.err
+
+
+def test_what_is_moved_to_is_looked_at_before_anything_is_made(strandline: Command) -> None:
+    assert "kafka://h" in strandline("move", "kafka:/h", "there").err
+    assert "a folder of that name is" in strandline("move", "strandline://h", "kafka:/h").err
+
+
+@pytest.mark.parametrize(
+    "open_",
+    [
+        changelog.open,
+        lambda log: sl.App("shop", log=log),
+        lambda log: serve(log, listen="127.0.0.1:0"),
+    ],
+    ids=["changelog.open", "App", "serve"],
+)
+def test_nor_to_python(open_: Callable[[Any], object]) -> None:
+    with pytest.raises(InvalidConfig, match=r"kafka:/h: the URL is written kafka://h, as text"):
+        open_(Path("kafka://h"))
+    with pytest.raises(InvalidConfig, match=r"s3:/b: a log is a folder, strandline://host:port"):
+        open_("s3:/b")
+
+
+def test_nor_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRANDLINE_LOG", "kafka:/h")
+    with pytest.raises(InvalidConfig, match="the URL is written kafka://h"):
+        sl.App("shop")
+
+
+@pytest.mark.parametrize("listen", [(), ("--listen", "127.0.0.1:0")])
+@pytest.mark.parametrize("url", ["kafka://h:9092?sasl.password=hunter2", "strandline://h"])
+def test_what_is_elsewhere_serves_itself(
+    url: str, listen: tuple[str, ...], strandline: Command
+) -> None:
+    outcome = strandline("serve", url, *listen)
+    assert outcome.code == 1
+    assert f"{url.partition('?')[0]} is served already" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [(("segments", "t", "--log"), 1), (("check",), 3), (("repair",), 3)]
+)
+def test_a_cluster_has_no_files_to_look_into(
+    command: tuple[str, ...], code: int, strandline: Command
+) -> None:
+    outcome = strandline(*command, "kafka://h:9092?sasl.password=hunter2")
+    assert outcome.code == code
+    assert "kafka://h:9092 is a Kafka cluster, and this is about the files" in outcome.err
+    assert "hunter2" not in outcome.err
