@@ -27,6 +27,7 @@ from framework.cli.metrics import options_behind, serving_metrics
 from framework.cli.needs import COMMAND, Needs, ask
 from framework.cli.offline import in_place_of
 from framework.supervisor.logs import LogFiles
+from framework.supervisor.metrics import Workers
 from framework.supervisor.process import WorkerProcess
 from framework.supervisor.supervisor import Outcome, Supervisor, ends
 from framework.supervisor.view import view_for
@@ -53,11 +54,11 @@ def run_workers(
     limits = ["--until", "idle"] if until_idle else []
     command = [*COMMAND, "run", target, *limits, *debug_option()]
     behind = options_behind(metrics, workers)
-    clock = SystemClock()
+    clock, seen = SystemClock(), Workers(needs.app, workers)
     with (
         signals.awaited(*ends()) as came,
         _log_of(needs) as log,
-        serving_metrics(metrics, lambda: measured(log)),
+        serving_metrics(metrics, lambda: [*seen.metrics(), *measured(log)]),
         _files(log_dir, workers) as files,
     ):
         where = shown(needs.log) if needs.log else "a log of its own"
@@ -74,6 +75,7 @@ def run_workers(
             until_idle=until_idle,
             timeout=timeout,
             logs=files,
+            note=seen.note,
         ).run(came)
     _conclude(outcome, workers, time.perf_counter() - begun)
 

@@ -37,6 +37,15 @@ class Row(msgspec.Struct, frozen=True):
     """For how long the log has not answered it; its lag is not known then."""
 
 
+def lag_of(rows: Sequence[Row]) -> dict[str, int]:
+    """What all workers together are behind, by topic."""
+    total: dict[str, int] = {}
+    for row in rows:
+        for topic, lag in row.lag.items():
+            total[topic] = total.get(topic, 0) + lag
+    return dict(sorted(total.items()))
+
+
 class WorkerSlot:
     """Worker `number`."""
 

@@ -17,7 +17,7 @@ import errno
 import math
 import selectors
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -25,7 +25,7 @@ from changelog.clock import Clock
 from framework.supervisor.backoff import Backoff
 from framework.supervisor.logs import LogFiles
 from framework.supervisor.process import Lines, WorkerProcess
-from framework.supervisor.slots import Start, WorkerSlot
+from framework.supervisor.slots import Row, Start, WorkerSlot
 from framework.supervisor.view import Nothing, View
 
 TICK_SECONDS = 0.1
@@ -52,7 +52,8 @@ class Supervisor:
     """Keeps `workers` processes at work.
 
     `until_idle`: a worker that ends with 0 has done its work. `timeout`: seconds after which all
-    are ended. `logs`: where their lines go instead of the view.
+    are ended. `logs`: where their lines go instead of the view. `note` is told at every tick how the
+    workers are.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Supervisor:
         timeout: float | None = None,
         logs: LogFiles | None = None,
         backoff: Backoff | None = None,
+        note: Callable[[Sequence[Row]], None] = lambda _rows: None,
     ) -> None:
         self._backoff = backoff or Backoff()
         self._slots = [WorkerSlot(n, start, clock, self._backoff) for n in range(workers)]
@@ -74,6 +76,7 @@ class Supervisor:
         self._until_idle = until_idle
         self._end_at = math.inf if timeout is None else clock.monotonic() + timeout
         self._logs = logs
+        self._note = note
         self._selector = selectors.DefaultSelector()
         self._lines: list[str] = []
         """What is to be shown next."""
@@ -241,6 +244,8 @@ class Supervisor:
 
     def _show(self) -> None:
         """The lines that have come; and now and then all workers."""
+        rows = [slot.row() for slot in self._slots]
+        self._note(rows)
         lines, self._lines = self._lines, []
         now = self._clock.monotonic()
         with self._as_far_as_possible():
@@ -248,7 +253,7 @@ class Supervisor:
                 self._view.lines(lines)
             if now >= self._show_at:
                 self._show_at = now + self._view.every
-                self._view.show([slot.row() for slot in self._slots])
+                self._view.show(rows)
 
     @contextlib.contextmanager
     def _as_far_as_possible(self) -> Iterator[None]:

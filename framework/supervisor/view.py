@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from changelog.clock import Clock
-from framework.supervisor.slots import Row
+from framework.supervisor.slots import Row, lag_of
 
 TABLE_SECONDS, JSON_SECONDS, SUMMARY_SECONDS = 0.5, 1.0, 10.0
 
@@ -98,7 +98,7 @@ class JsonLines(Summaries):
             "time": self._clock.now_ms(),
             "records": sum(row.records for row in rows),
             "records_per_s": sum(row.records_per_s for row in rows),
-            "lag": _lag(rows),
+            "lag": lag_of(rows),
             "workers": rows,
         }
         sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
@@ -207,13 +207,4 @@ def _behind(rows: Sequence[Row]) -> str:
     silent = max(row.silent_s for row in rows)
     if silent:
         return f"not known for {silent:.0f} s"
-    return ", ".join(f"{topic} {lag:,}" for topic, lag in _lag(rows).items()) or "not known"
-
-
-def _lag(rows: Sequence[Row]) -> dict[str, int]:
-    """By topic, over all workers."""
-    total: dict[str, int] = {}
-    for row in rows:
-        for topic, lag in row.lag.items():
-            total[topic] = total.get(topic, 0) + lag
-    return dict(sorted(total.items()))
+    return ", ".join(f"{topic} {lag:,}" for topic, lag in lag_of(rows).items()) or "not known"

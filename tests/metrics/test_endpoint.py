@@ -24,6 +24,9 @@ from changelog.flight.serve import serve
 from changelog.metrics import Metric, exposition
 from framework import metrics as endpoints
 from framework.container import gauges, metrics
+from framework.supervisor import metrics as of_workers
+from framework.supervisor.metrics import Workers
+from framework.supervisor.slots import Row
 from tests.metrics.running import running
 from tests.metrics.scraping import Family, parsed, scrape
 from tests.workers.processes import Process, ending
@@ -32,7 +35,7 @@ Eventually = Callable[..., None]
 PAGE = Path(__file__).parents[2] / "docs/guide/operating.md"
 ALL: tuple[Metric, ...] = (
     *(*of_the_log.METRICS, *schedule.METRICS, *of_the_part.METRICS),
-    *(*metrics.METRICS, *gauges.METRICS),
+    *(*metrics.METRICS, *gauges.METRICS, *of_workers.METRICS),
 )
 ROW = re.compile(r"\| `(strandline_\w+)` \| (\w+) \| ([\w, ]*)\| [^|]+ \| [^|]+ \|")
 ANY = "127.0.0.1:0"
@@ -69,7 +72,10 @@ def test_every_documented_metric_is_told_and_no_other(
             eventually(partial(tells, 4, "strandline_partitions", state="standby"))
             eventually(partial(tells, 0, "strandline_lag_records"))
             eventually(partial(tells, 0, "strandline_standby_lag_records"))
-        for seen in (one.told(), two.told(), parsed(exposition(served.metrics()))):
+        workers = Workers("words", 2)
+        workers.note([Row(0, 1, "running", (), 1, 0.0, 1, {"words": 0}, 0, None)])
+        of_others = [*served.metrics(), *workers.metrics()]
+        for seen in (one.told(), two.told(), parsed(exposition(of_others))):
             told |= seen.families
     page = documented()
     assert told.keys() == page.keys()
@@ -309,6 +315,24 @@ def test_a_supervisor_tells_of_the_log_and_each_worker_of_itself(
     eventually(lambda: sum(worker(handled) for worker in workers) == 500)
     assert log("strandline_log_appended_records_total", topic="sales") == 500
     assert [each("strandline_log_owned") for each in (log, *workers)] == [1, 0, 0]
+    tells = partial(is_at, log)
+    for state in ("wanted", "alive", "running"):
+        eventually(partial(tells, 2, "strandline_workers", state=state))
+    eventually(partial(tells, 500, "strandline_workers_records_total", app="shop"))
+    eventually(partial(tells, 0, "strandline_workers_lag_records", topic="sales"))
+    assert supervisor.end() == 0
+
+
+def test_a_supervisor_on_kafka_tells_of_its_workers(
+    commands: Commands, kafka: str, name: str, tmp_path: Path, eventually: Eventually
+) -> None:
+    shop = SHOP.replace('"shop"', f"{name!r}, log={kafka!r}, state_dir={str(tmp_path)!r}")
+    (tmp_path / "shop.py").write_text(shop.replace('sales"', f'{name}-sales"'))
+    supervisor = commands.start("run", f"{tmp_path}/shop.py:app", "--workers", "2")
+    tells = partial(is_at, partial(told, supervisor))
+    for state in ("wanted", "alive", "running"):
+        eventually(partial(tells, 2, "strandline_workers", app=name, state=state))
+    assert not [one for one in scrape(url_of(supervisor)).families if "_log_" in one]
     assert supervisor.end() == 0
 
 

@@ -28,14 +28,17 @@ from changelog.flight import endpoint as endpoints
 from changelog.flight.background import ask_to_leave
 from changelog.flight.serve import serve
 from changelog.log import Log
+from changelog.metrics import exposition
 from framework.supervisor.backoff import Backoff
 from framework.supervisor.logs import LogFiles
+from framework.supervisor.metrics import Workers
 from framework.supervisor.process import WorkerProcess
 from framework.supervisor.report import Report, Restoring
 from framework.supervisor.reporter import Reporter
 from framework.supervisor.slots import Rate, Row
 from framework.supervisor.supervisor import Outcome, Supervisor
 from framework.supervisor.view import LiveTable, Summaries
+from tests.metrics.scraping import parsed
 from tests.systems import System
 from tests.workers.pipeline import PARTITIONS, Pipeline, judge, pipeline, some
 from tests.workers.processes import ROOT, Process, ending
@@ -383,6 +386,19 @@ def test_workers_that_die_at_once_are_started_less_and_less_often_and_then_given
     assert len(said) >= 4
     pauses = [float(line.split()[-2]) for line in said]
     assert pauses == sorted(pauses)
+
+
+def test_what_it_knows_of_its_workers_is_told() -> None:
+    seen = Workers("some", 2)
+    supervise("import sys; sys.exit(3)", backoff=Backoff(first=0.01), note=seen.note)
+    told = parsed(exposition(seen.metrics()))
+    assert [
+        told("strandline_workers", app="some", state=state)
+        for state in ("wanted", "alive", "running")
+    ] == [2, 0, 0]
+    for worker in (0, 1):
+        assert told("strandline_worker_restarts_total", app="some", worker=worker) >= 3
+    assert told("strandline_workers_records_total", app="some") == 0
 
 
 FAILING = """

@@ -1,0 +1,56 @@
+"""What a supervisor tells of its workers (docs/guide/operating.md, Metrics)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from changelog.metrics import Metric, Reading
+from framework.supervisor.slots import Row, lag_of
+
+WORKERS = Metric(
+    "strandline_workers", "gauge", "Worker processes of this supervisor.", ("app", "state")
+)
+RESTARTS = Metric(
+    "strandline_worker_restarts_total",
+    "counter",
+    "Times a worker that had ended was started again.",
+    ("app", "worker"),
+)
+RECORDS = Metric(
+    "strandline_workers_records_total",
+    "counter",
+    "Records handled and committed by all workers, those that have ended included.",
+    ("app",),
+)
+LAG = Metric(
+    "strandline_workers_lag_records",
+    "gauge",
+    "Offsets from what workers have committed to the end of the input, as they said last.",
+    ("app", "topic"),
+)
+METRICS = (WORKERS, RESTARTS, RECORDS, LAG)
+
+
+class Workers:
+    """`wanted` workers, as they were at the last `note`; asked from any thread."""
+
+    def __init__(self, app: str, wanted: int) -> None:
+        self._app = app
+        self._wanted = wanted
+        self._rows: Sequence[Row] = ()
+
+    def note(self, rows: Sequence[Row]) -> None:
+        """So they are now."""
+        self._rows = rows
+
+    def metrics(self) -> list[Reading]:
+        """What there is to tell."""
+        app, rows = self._app, self._rows
+        return [
+            Reading(WORKERS, (app, "wanted"), self._wanted),
+            Reading(WORKERS, (app, "alive"), sum(row.pid is not None for row in rows)),
+            Reading(WORKERS, (app, "running"), sum(row.state == "running" for row in rows)),
+            *(Reading(RESTARTS, (app, str(row.worker)), row.restarts) for row in rows),
+            Reading(RECORDS, (app,), sum(row.records for row in rows)),
+            *(Reading(LAG, (app, topic), lag) for topic, lag in lag_of(rows).items()),
+        ]
