@@ -140,7 +140,8 @@ def chosen(plan: Plan, *, offsets: bool, state: bool, changelogs: bool) -> Plan:
 
 
 def carry_out(broker: Broker, plan: Plan, *, yes: bool, json: bool) -> None:
-    """Show a plan, ask, and do it."""
+    """Show a plan, ask, and do it. Raises InvalidRequest, before it shows anything, if the app runs."""
+    check_at_rest(broker, plan.app)
     if not json:
         output.note(f"resetting {plan.app} would" if not yes else f"resetting {plan.app}:")
         for step in plan.steps:
@@ -149,7 +150,8 @@ def carry_out(broker: Broker, plan: Plan, *, yes: bool, json: bool) -> None:
             output.note(f"note: {plan.warning}")
     agreed = confirmed("Do it?", yes=yes)
     if agreed:
-        check_at_rest(broker, plan.app)
+        if not yes:
+            check_at_rest(broker, plan.app)  # answering has taken a while
         _do(broker, plan)
     if json:
         output.document({"app": plan.app, "done": agreed, "steps": plan.steps})

@@ -240,7 +240,8 @@ def check_at_rest(broker: Broker, app: str) -> None:
         who = ", ".join(sorted(member.client or member.member_id for member in members))
         raise InvalidRequest(
             f"app {app!r} is running ({who}); stop it first. A worker that was killed is gone at "
-            "once, a static one (STRANDLINE_INSTANCE) after its session timeout"
+            "once in a folder; on Kafka, as a static one (STRANDLINE_INSTANCE) anywhere, after its "
+            "session timeout"
         )
 
 
