@@ -227,7 +227,11 @@ class TopicInfo:
     """1, 2, 3 … for each version of the schema; 0 for bytes."""
     internal: bool = False
     defaults: Mapping[str, str] = field(default_factory=dict)
-    """What is set for the log as a whole, by the same names: where `config` says nothing."""
+    """What is set for the log as a whole, by the same names: where `config` says nothing. Of a Kafka
+    cluster also its built-in values."""
+    told: tuple[Setting, ...] = ()
+    """Its settings as the system itself tells them, where that is not this package: a cluster has other
+    values, and other built-in ones."""
 
     @property
     def effective(self) -> TopicConfig:
@@ -236,7 +240,7 @@ class TopicInfo:
 
     def settings(self) -> list[Setting]:
         """Every setting, with its value and where that comes from."""
-        return [
+        return list(self.told) or [
             Setting(
                 name,
                 value,

@@ -2,18 +2,22 @@
 
 The names are the same. Of the values only one differs: a log without compression is `none` here
 and `uncompressed` there. Kafka has settings that only a cluster needs (min.insync.replicas, …): they
-are passed on when they are set, and are not shown, since `TopicConfig` does not have them.
+are passed on when they are set, and are shown then, though `TopicConfig` does not have them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from confluent_kafka.admin import CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG
+from confluent_kafka.admin import (
+    CONFIG_SOURCE_DEFAULT_CONFIG,
+    CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG,
+)
 
 from changelog.config import TopicConfig, topic_settings
 from changelog.errors import InvalidConfig
+from changelog.settings import Setting, Source
 
 COMPRESSION = "compression.type"
 _TO_KAFKA = {"none": "uncompressed"}
@@ -36,16 +40,35 @@ def to_kafka(config: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def from_kafka(entries: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """What was set on the topic, and what counts where nothing was, of described entries."""
-    own: dict[str, str] = {}
-    others: dict[str, str] = {}
-    for name, entry in entries.items():
+class Described(NamedTuple):
+    """A topic's settings, as the cluster describes them."""
+
+    own: dict[str, str]
+    """What was set on the topic, as `TopicConfig` takes it."""
+    others: dict[str, str]
+    """What counts where nothing was, likewise."""
+    told: list[Setting]
+    """Those that `TopicConfig` has, and those that were set on the topic, by Kafka's values."""
+
+
+def from_kafka(entries: Mapping[str, Any]) -> Described:
+    """Described entries."""
+    found = Described({}, {}, [])
+    for name, entry in sorted(entries.items()):
+        source = _source(int(entry.source))
+        if entry.value is not None and (source == "topic" or name in topic_settings.names):
+            shown = "none" if entry.value == _TO_KAFKA["none"] else entry.value
+            found.told.append(Setting(name, shown, source))
         value = _ours(name, entry.value)
         if value is not None:
-            is_own = int(entry.source) == CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG
-            (own if is_own else others)[name] = value
-    return own, others
+            (found.own if source == "topic" else found.others)[name] = value
+    return found
+
+
+def _source(kafkas: int) -> Source:
+    if kafkas == CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG:
+        return "topic"
+    return "default" if kafkas == CONFIG_SOURCE_DEFAULT_CONFIG else "log"
 
 
 def _ours(name: str, value: str | None) -> str | None:

@@ -126,7 +126,7 @@ class Topics:
 
         def is_shown() -> bool | None:
             # Kafka may write a value differently; that it is set, or not any more, is enough.
-            entries, _ = self._settings([present.name])[present.name]
+            entries = self._settings([present.name])[present.name].own
             shown = all(
                 (key not in entries) if key in wanted else (entries.get(key) == config[key])
                 for key in config
@@ -203,11 +203,12 @@ class Topics:
                 name,
                 hexadecimal(described[name].topic_id),
                 len(described[name].partitions),
-                own,
+                of.own,
                 internal=described[name].is_internal or name.startswith("__"),
-                defaults=others,
+                defaults=of.others,
+                told=tuple(of.told),
             )
-            for name, (own, others) in found.items()
+            for name, of in found.items()
         ]
 
     def shape(self, name: str) -> Shape:
@@ -259,8 +260,8 @@ class Topics:
 
     def _settings(
         self, names: list[str], *, gone_is_fine: bool = False
-    ) -> dict[str, tuple[dict[str, str], dict[str, str]]]:
-        """By topic: what was set on it, and what counts where nothing was."""
+    ) -> dict[str, settings.Described]:
+        """By topic."""
         if not names:
             return {}
         doing = "describing the settings of"

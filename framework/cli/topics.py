@@ -165,11 +165,19 @@ def _summary(broker: Broker, info: TopicInfo) -> dict[str, Any]:
 def _described(info: TopicInfo, ends: dict[TopicPartition, PartitionOffsets]) -> dict[str, Any]:
     names = ("partition", "log_start", "high_watermark", "last_stable_offset", "leader_epoch")
     rows = [_ends_row(tp, end) for tp, end in sorted(ends.items())]
+    shown = info.settings()
     return _plain(info) | {
-        "log_defaults": dict(info.defaults),
-        "effective_config": info.effective.as_strings(),
+        "log_defaults": _log_defaults(info),
+        "effective_config": {name: value for name, value, _ in shown},
         "partition_offsets": [dict(zip(names, row, strict=True)) for row in rows],
     }
+
+
+def _log_defaults(info: TopicInfo) -> dict[str, str]:
+    """What is set for the log as a whole; of a cluster, as far as the topic does not say otherwise."""
+    if info.told:
+        return {name: value for name, value, source in info.told if source == "log"}
+    return dict(info.defaults)
 
 
 def _plain(info: TopicInfo) -> dict[str, Any]:

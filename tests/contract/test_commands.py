@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +38,75 @@ def test_reset_tells_what_it_does_only_if_nobody_is_at_work(
     eventually(lambda: not log.broker.describe_group(name).members, what="its leaving")
     done = strandline("reset", name, "--yes")
     assert (done.code, f"forget 1 committed offsets in {first.topic}" in done.err) == (0, True)
+
+
+def shown(command: Command, topic: str) -> dict[str, tuple[str, str]]:
+    """Value and source of each setting."""
+    rows = command("config", "show", topic, "--json").json
+    return {row["name"]: (row["value"], row["source"]) for row in rows}
+
+
+def test_a_setting_is_shown_with_where_it_is_from(
+    strandline: Command, log: Log, system: System, topic: str
+) -> None:
+    strandline("topics", "alter", topic, "--config", "retention.ms=86400000")
+    rows = shown(strandline, topic)
+    assert rows["retention.ms"] == ("86400000", "topic")
+    assert {source for _, source in rows.values()} == {"topic", "default"}
+    default = "producer" if system.name == "kafka" else "none"
+    assert rows["compression.type"] == (default, "default")
+    described = strandline("topics", "describe", topic, "--json").json
+    assert described["effective_config"]["compression.type"] == default
+    assert (described["config"], described["log_defaults"]) == ({"retention.ms": "86400000"}, {})
+    strandline("topics", "alter", topic, "--config", "compression.type=none")
+    assert shown(strandline, topic)["compression.type"] == ("none", "topic")
+
+
+def test_what_is_set_for_all_brokers_is_from_the_log(
+    strandline: Command, system: System, log: Log, topic: str, eventually: Callable[..., None]
+) -> None:
+    if system.name == "embedded":
+        log.alter_config({"log.cleaner.delete.retention.ms": "1000"})
+        assert shown(strandline, topic)["delete.retention.ms"] == ("1000", "log")
+        return
+    with set_for_all_brokers(system.url, "log.cleaner.delete.retention.ms", "1000"):
+        eventually(lambda: shown(strandline, topic)["delete.retention.ms"] == ("1000", "log"))
+
+
+@contextmanager
+def set_for_all_brokers(url: str, name: str, value: str) -> Iterator[None]:
+    """A cluster-wide setting, for a while."""
+    from confluent_kafka.admin import (
+        AdminClient,
+        AlterConfigOpType,
+        ConfigEntry,
+        ConfigResource,
+        ResourceType,
+    )
+
+    admin = AdminClient({"bootstrap.servers": url.removeprefix("kafka://")})
+
+    def alter(operation: Any, value: str | None) -> None:
+        entry = ConfigEntry(name, value, incremental_operation=operation)
+        brokers = [
+            ConfigResource(ResourceType.BROKER, str(number), incremental_configs=[entry])
+            for number in admin.list_topics(timeout=30).brokers
+        ]
+        for done in admin.incremental_alter_configs(brokers).values():
+            done.result(30)
+
+    alter(AlterConfigOpType.SET, value)
+    try:
+        yield
+    finally:
+        alter(AlterConfigOpType.DELETE, None)
+
+
+def test_what_only_a_cluster_has_is_shown_once_it_is_set(
+    strandline: Command, system: System, topic: str
+) -> None:
+    outcome = strandline("topics", "alter", topic, "--config", "min.insync.replicas=1")
+    if system.name == "embedded":
+        assert "no topic setting is called 'min.insync.replicas'" in outcome.err
+    else:
+        assert shown(strandline, topic)["min.insync.replicas"] == ("1", "topic")
