@@ -102,8 +102,12 @@ class OpenBatch:
 class Target:
     """A topic as a producer sees it: its description, limits and keyless records' partition."""
 
-    def __init__(self, info: TopicInfo, batch_bytes: int, seed: str) -> None:
+    def __init__(
+        self, info: TopicInfo, batch_bytes: int, seed: str, *, earliest_ms: int = 0
+    ) -> None:
         self.info = info
+        self.earliest_ms = earliest_ms
+        """The first time that a record may have."""
         self.config = info.effective
         self._required = [] if info.schema is None else required(info.schema)
         self.frame_bytes = min(MAX_FRAME_BYTES, self.config.max_message_bytes)
@@ -150,8 +154,10 @@ class Target:
         where = f"topic {self.info.name!r}"
         if key is None and self.config.compact:
             raise InvalidRecord(f"{where} is compacted, so every record needs a key, got None")
-        if timestamp < 0:
-            raise InvalidRecord(f"{where}: a timestamp is ms since 1970, got {timestamp}")
+        if timestamp < self.earliest_ms:
+            raise InvalidRecord(
+                f"{where}: a timestamp is ms since 1970, from {self.earliest_ms} on, got {timestamp}"
+            )
         if size > self.config.max_message_bytes:
             raise _too_large(where, size, self.config.max_message_bytes)
 

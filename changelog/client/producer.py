@@ -404,7 +404,8 @@ class Producer:
             return known
         info = self._broker.topic(topic)
         if known is None or known.info != info:
-            known = Target(info, self._batch_bytes, self._seed)
+            earliest_ms = getattr(self._broker, "earliest_ms", 0)
+            known = Target(info, self._batch_bytes, self._seed, earliest_ms=earliest_ms)
         self._targets[topic] = (known, now)
         return known
 

@@ -25,6 +25,7 @@ from changelog.kafka.members import Members
 from changelog.kafka.offsets import Offsets
 from changelog.kafka.producers import Producers
 from changelog.kafka.roster import Roster
+from changelog.kafka.sending import EARLIEST_MS
 from changelog.kafka.topics import Topics
 from changelog.records import (
     Append,
@@ -55,6 +56,8 @@ class KafkaBroker:
 
     holds_columns = False
     """Its topics have no schema: values are bytes."""
+    earliest_ms = EARLIEST_MS
+    """The first time that a record may have."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -43,6 +43,8 @@ FLUSH_S = 0.5
 """How long Python is away in one call: so long Ctrl-C has to wait."""
 MAX_RECORDS = 1_000_000
 """Of a batch: librdkafka's limit."""
+EARLIEST_MS = 1
+"""Of a record's time: 0 is now, to librdkafka."""
 MAX_BYTES = 900 << 20
 """Likewise, with room for what Kafka adds to each record."""
 
@@ -214,10 +216,10 @@ def _refusal(batch: Outgoing, where: str) -> StrandlineError | None:
             f"{columns.num_rows} and {columns.nbytes}; send smaller batches"
         )
     earliest = pc.min(columns.column("timestamp")).as_py()
-    if earliest is not None and earliest < 1:
+    if earliest is not None and earliest < EARLIEST_MS:
         return InvalidRecord(
             f"{where}: timestamps are milliseconds since 1970, and librdkafka takes 0 for `now`; "
-            f"got {earliest}, use 1 or later"
+            f"got {earliest}, use {EARLIEST_MS} or later"
         )
     return None
 

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -66,13 +66,37 @@ def produce(
         info = where.broker.topic(topic)
         lines = _Lines(info, key_column, key_format, value_format)
         sent = 0
-        for future in _acknowledged(lines.send(producer, sys.stdin.buffer)):
+        for done in _acknowledged(lines.send(producer, sys.stdin.buffer)):
             sent += 1
             if json:
-                done = future.result()
                 output.document({"partition": done.partition, "offset": done.offset})
     if not json:
         output.note(f"{sent:,} record{'' if sent == 1 else 's'} to {topic}")
+
+
+class _Sent(NamedTuple):
+    """A line, and what becomes of it."""
+
+    number: int
+    outcome: Future[RecordMetadata] | StrandlineError
+    """What the log will say of it, or why it was not sent."""
+
+    @property
+    def is_known(self) -> bool:
+        return not isinstance(self.outcome, Future) or self.outcome.done()
+
+    def done(self) -> RecordMetadata:
+        """Where it went. Raises why it did not; the lines before it must be in."""
+        where = f"line {self.number}"
+        try:
+            if isinstance(self.outcome, Future):
+                # The log refuses records by the batch, and does not say for which of them.
+                where += ", or one sent with it"
+                return self.outcome.result()
+            raise self.outcome
+        except StrandlineError as error:
+            before = " (the lines before it are in)" if self.number > 1 else ""
+            raise type(error)(f"{where}: {error}{before}") from error
 
 
 class _Lines:
@@ -91,17 +115,18 @@ class _Lines:
         self._key_form: KeyForm = key_form
         self._value_form: ValueForm = value_form
 
-    def send(self, producer: Producer, lines: Iterable[bytes]) -> Iterator[Future[RecordMetadata]]:
-        """Send every line; an error names the line and how many records are in the log."""
+    def send(self, producer: Producer, lines: Iterable[bytes]) -> Iterator[_Sent]:
+        """Send every line, up to one that cannot be sent."""
         for number, text in enumerate(lines, 1):
             if not text.strip():
                 continue
             try:
-                yield self._send(producer, text)
+                sent = _Sent(number, self._send(producer, text))
             except StrandlineError as error:
-                producer.flush()
-                before = " (the lines before it are in)" if number > 1 else ""
-                raise type(error)(f"line {number}: {error}{before}") from error
+                sent = _Sent(number, error)
+            yield sent
+            if isinstance(sent.outcome, StrandlineError):
+                return
 
     def _send(self, producer: Producer, text: bytes) -> Future[RecordMetadata]:
         line = _parse(text)
@@ -127,21 +152,17 @@ class _Lines:
         return parse_value(value, self._value_form)
 
 
-def _acknowledged(
-    futures: Iterable[Future[RecordMetadata]], most: int = 10_000
-) -> Iterator[Future[RecordMetadata]]:
-    """Futures that are done, in order, `most` on their way; raises what one of them raised."""
-    pending: deque[Future[RecordMetadata]] = deque()
-    for future in futures:
-        pending.append(future)
-        while pending and (pending[0].done() or len(pending) >= most):
-            yield _done(pending.popleft())
-    yield from map(_done, pending)
+def _acknowledged(sent: Iterable[_Sent], most: int = 10_000) -> Iterator[RecordMetadata]:
+    """Where each line went, in order, `most` on their way.
 
-
-def _done(future: Future[RecordMetadata]) -> Future[RecordMetadata]:
-    future.result()
-    return future
+    Raises what one of them raised, which names the line: those before it are in the log.
+    """
+    pending: deque[_Sent] = deque()
+    for one in sent:
+        pending.append(one)
+        while pending and (pending[0].is_known or len(pending) >= most):
+            yield pending.popleft().done()
+    yield from (one.done() for one in pending)
 
 
 _decode = msgspec.json.Decoder(Line).decode

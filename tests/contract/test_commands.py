@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from changelog.log import Log
@@ -110,3 +111,32 @@ def test_what_only_a_cluster_has_is_shown_once_it_is_set(
         assert "no topic setting is called 'min.insync.replicas'" in outcome.err
     else:
         assert shown(strandline, topic)["min.insync.replicas"] == ("1", "topic")
+
+
+def record(**fields: object) -> str:
+    return msgspec.json.encode({"value": "x", **fields}).decode()
+
+
+def test_produce_names_a_line_that_cannot_be_sent_and_those_before_it_are_in(
+    strandline: Command, log: Log, system: System, topic: str, now: int
+) -> None:
+    wrong = 0 if system.name == "kafka" else -1
+    lines = [record(timestamp=now), record(timestamp=wrong), record(timestamp=now)]
+    outcome = strandline("produce", topic, stdin="\n".join(lines))
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"InvalidRecord: line 2: topic {topic!r}: a timestamp is ms")
+    assert f"got {wrong} (the lines before it are in)" in outcome.err
+    assert len(log.read(topic)) == 1
+
+
+def test_produce_names_the_first_line_that_the_log_does_not_take(
+    strandline: Command, log: Log, topic: str, now: int
+) -> None:
+    strandline("topics", "alter", topic, "--config", "message.timestamp.after.max.ms=3600000")
+    far = record(timestamp=now + 86_400_000, partition=1)
+    lines = [record(timestamp=now, partition=0), far, record(timestamp=now, partition=0)]
+    outcome = strandline("produce", topic, stdin="\n".join(lines))
+    assert outcome.code == 1
+    assert outcome.err.startswith("InvalidRecord: line 2, or one sent with it: ")
+    assert "(the lines before it are in)" in outcome.err
+    assert len(log.read(topic)) == 2
