@@ -1,12 +1,13 @@
 """The URLs of Kafka clusters, `kafka://host:port[,host:port…][?property=value&…]`.
 
 A property is any of librdkafka's (security.protocol, sasl.username, ssl.ca.location, …), except
-those by which this package keeps its promises. Besides there is `replication.factor`, of topics
+those that this package sets. Besides there is `replication.factor`, of topics
 that are created (default: the cluster's).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
@@ -18,21 +19,45 @@ SCHEME = "kafka://"
 DEFAULT_PORT = 9092
 REPLICATION_FACTOR = "replication.factor"
 
-OURS = (
-    "acks",
-    "auto.offset.reset",
-    "batch.num.messages",
-    "batch.size",
-    "bootstrap.servers",
-    "enable.auto.commit",
-    "enable.idempotence",
-    "enable.partition.eof",
-    "isolation.level",
-    "linger.ms",
-    "transaction.timeout.ms",
-    "transactional.id",
-)
-"""Properties that are not the user's to choose: order, atomicity and isolation stand on them."""
+_PROMISES = "order, atomicity and isolation stand on it, so it is not to be chosen"
+_LIMITS = "how much is sent and fetched at once is seen to already"
+_MEMBER = "log.consumer(group=…, {}=…), and App(…) likewise"
+_SESSION = _MEMBER.format("session_timeout_ms")
+
+OURS = {
+    "acks": _PROMISES,
+    "auto.offset.reset": "log.consumer(auto_offset_reset=…)",
+    "batch.num.messages": _LIMITS,
+    "batch.size": _LIMITS,
+    "bootstrap.servers": "the hosts in the URL",
+    "enable.auto.commit": _PROMISES,
+    "enable.auto.offset.store": _PROMISES,
+    "enable.idempotence": _PROMISES,
+    "enable.partition.eof": _PROMISES,
+    "fetch.message.max.bytes": _LIMITS,
+    "fetch.wait.max.ms": _LIMITS,
+    "group.id": "the name of the app is its group, or log.consumer(group=…)",
+    "group.instance.id": "STRANDLINE_INSTANCE, or log.consumer(group=…, instance=…)",
+    "heartbeat.interval.ms": _SESSION,
+    "isolation.level": "log.consumer(isolation=…)",
+    "linger.ms": "log.producer(linger_ms=…)",
+    "max.partition.fetch.bytes": _LIMITS,
+    "max.poll.interval.ms": _MEMBER.format("max_poll_interval_ms"),
+    "message.max.bytes": "max.message.bytes of the topic",
+    "metadata.broker.list": "the hosts in the URL",
+    "partition.assignment.strategy": "log.consumer(group=…, assignor=…)",
+    "queue.buffering.max.kbytes": _LIMITS,
+    "queue.buffering.max.messages": _LIMITS,
+    "queue.buffering.max.ms": "log.producer(linger_ms=…)",
+    "queued.max.messages.kbytes": _LIMITS,
+    "queued.min.messages": _LIMITS,
+    "request.required.acks": _PROMISES,
+    "session.timeout.ms": _SESSION,
+    "topic.metadata.refresh.interval.ms": _LIMITS,
+    "transaction.timeout.ms": "App(transaction_timeout_ms=…), or log.producer(…) likewise",
+    "transactional.id": "log.producer(transactional_id=…)",
+}
+"""Properties that this package sets, so that they would have no effect: why, or what to say instead."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +92,26 @@ def parse_url(url: str) -> Cluster:
     name = f"{SCHEME}{servers}"
     # Not by urlsplit: it does not know several hosts in one URL.
     properties = dict(parse_qsl(query, keep_blank_values=True))
-    for taken in OURS:
+    for taken, instead in OURS.items():
         if taken in properties:
             raise InvalidConfig(
-                f"{name}: the property {taken} is set by this package, since its promises depend on "
-                f"it; leave it out of the URL"
+                f"{name}: the property {taken} is set by this package; leave it out of the URL "
+                f"({instead})"
             )
     factor = _replication_factor(properties.pop(REPLICATION_FACTOR, "-1"), name)
     properties["bootstrap.servers"] = ",".join(_server(one) for one in servers.split(","))
     return Cluster(name, properties, factor)
+
+
+def check_files(cluster: Cluster) -> None:
+    """Raise InvalidConfig for a certificate or key that is not there: librdkafka does not say which."""
+    for name, path in cluster.properties.items():
+        is_path = name.startswith(("ssl.", "https.")) and name.endswith(".location")
+        if is_path and path != "probe" and not os.access(path, os.R_OK):
+            what = "cannot be read" if os.path.exists(path) else "is not there"
+            raise InvalidConfig(
+                f"{cluster.name}: {name} names {path}, which {what} (in {os.getcwd()})"
+            )
 
 
 def _replication_factor(text: str, name: str) -> int:

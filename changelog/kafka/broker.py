@@ -16,7 +16,7 @@ from changelog.clock import Clock, SystemClock
 from changelog.config import check_client_name
 from changelog.errors import InvalidRequest, SharedOutAnew, TransactionAborted
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
-from changelog.kafka.address import parse_url
+from changelog.kafka.address import check_files, parse_url
 from changelog.kafka.connection import Connection
 from changelog.kafka.coordinators import Coordinators
 from changelog.kafka.fetching import Fetching
@@ -48,7 +48,9 @@ def connect(url: str, *, clock: Clock | None = None) -> KafkaBroker:
 
     Raises InvalidConfig, Unauthenticated, and OwnerUnavailable if nobody answers.
     """
-    return KafkaBroker(Connection(parse_url(url), clock or SystemClock()))
+    cluster = parse_url(url)
+    check_files(cluster)
+    return KafkaBroker(Connection(cluster, clock or SystemClock()))
 
 
 class KafkaBroker:

@@ -51,7 +51,7 @@ class Reader:
         self._consumer: Consumer = connection.client(
             Consumer,
             {
-                "group.id": connection.cluster.properties.get("group.id", "strandline"),
+                "group.id": "strandline",
                 "queued.max.messages.kbytes": 64 << 10,
                 "queued.min.messages": 1_000_000,
                 "fetch.message.max.bytes": 4 << 20,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import changelog
 from changelog.clock import SystemClock
 from changelog.errors import InvalidConfig, MissingDependency, OwnerUnavailable
-from changelog.kafka.address import parse_url
+from changelog.kafka.address import OURS, parse_url
 from changelog.location import shown
 
 
@@ -38,12 +39,68 @@ def test_a_url_names_servers_and_properties() -> None:
         "kafka://a?linger.ms=5",
         "kafka://a?enable.idempotence=false",
         "kafka://a?replication.factor=none",
+        "kafka://a?group.id=shop",
     ],
 )
 def test_a_url_that_cannot_be_meant_is_refused(url: str) -> None:
     with pytest.raises(InvalidConfig) as refused:
         parse_url(url)
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("group.id=foo", r"group\.id is set .*the name of the app is its group"),
+        ("session.timeout.ms=9", r"session_timeout_ms=…\), and App\(…\) likewise"),
+        ("acks=1", "order, atomicity and isolation stand on it"),
+    ],
+)
+def test_a_property_that_is_set_already_is_refused_with_what_to_say_instead(
+    given: str, says: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=says):
+        parse_url(f"kafka://a?{given}")
+
+
+def test_no_property_of_the_url_is_overruled_in_silence(
+    kafka: str, name: str, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    """What clients are made with, beside what the URL says, the URL cannot say."""
+    from changelog.kafka import connection
+
+    own: set[str] = set()
+    made = connection.Connection.client
+
+    def client(self: connection.Connection, kind: Any, properties: Any) -> Any:
+        own.update(properties)
+        return made(self, kind, properties)
+
+    monkeypatch.setattr(connection.Connection, "client", client)
+    with changelog.open(kafka) as log:
+        log.create_topic(name)
+        log.append(name, [{"value": b"a"}])
+        with (
+            log.consumer(group=name, instance="one") as consumer,
+            log.producer(transactional_id=name) as producer,
+        ):
+            consumer.subscribe(name)
+            eventually(lambda: [consumer.poll(0), consumer.assignment][1])
+            with producer.transaction():
+                producer.send(name, b"b")
+                producer.send_offsets_to_transaction(consumer.positions(), consumer.member)
+            consumer.commit()
+    passed_on = {"message.timeout.ms", "client.id"}
+    assert own - passed_on <= set(OURS)
+    assert own >= {"group.id", "group.instance.id", "transactional.id", "linger.ms"}
+
+
+@pytest.mark.parametrize("which", ["ssl.ca.location", "ssl.certificate.location"])
+def test_a_file_that_is_not_there_is_named(which: str) -> None:
+    with pytest.raises(
+        InvalidConfig, match=rf"kafka://a: {which} names no/such\.pem, which is not"
+    ):
+        changelog.open(f"kafka://a?security.protocol=SSL&{which}=no/such.pem")
 
 
 def test_what_is_secret_is_not_shown() -> None:
