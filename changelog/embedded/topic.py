@@ -175,8 +175,8 @@ class Catalog:
             return self._topics[name]
         except KeyError:
             raise UnknownTopic(
-                f"there is no topic {name!r}; create it first, or check the spelling "
-                f"(topics: {', '.join(sorted(self._topics)) or 'none'})"
+                f"there is no topic {name!r}; check the spelling, or create it if there shall be "
+                f"one (topics: {', '.join(sorted(self._topics)) or 'none'})"
             ) from None
 
     def has(self, name: str) -> bool:

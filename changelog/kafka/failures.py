@@ -39,7 +39,7 @@ _TYPES: tuple[tuple[type[StrandlineError], str, str], ...] = (
     (
         UnknownTopic,
         "UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC UNKNOWN_TOPIC_ID",
-        "create it first, or check the spelling",
+        "check the spelling, or create it if there shall be one",
     ),
     (UnknownPartition, "_UNKNOWN_PARTITION", "the topic has fewer partitions"),
     (TopicExists, "TOPIC_ALREADY_EXISTS", "choose another name, or use that topic"),

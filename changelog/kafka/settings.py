@@ -17,9 +17,12 @@ from confluent_kafka.admin import (
 
 from changelog.config import TopicConfig, topic_settings
 from changelog.errors import InvalidConfig
+from changelog.kafka.address import REPLICATION_FACTOR
 from changelog.settings import Setting, Source
 
 COMPRESSION = "compression.type"
+_KAFKAS = {"segment.bytes"}
+"""What Kafka allows here depends on its version (from 4.1 on 1 MiB at least), so it is left to judge."""
 _TO_KAFKA = {"none": "uncompressed"}
 _FROM_KAFKA = {
     "uncompressed": "none",
@@ -29,8 +32,13 @@ _FROM_KAFKA = {
 
 def to_kafka(config: Mapping[str, str]) -> dict[str, str]:
     """Settings as Kafka takes them. Raises InvalidConfig for values of ours that are not allowed."""
-    known = {name: value for name, value in config.items() if name in topic_settings.names}
-    TopicConfig.parse(known)
+    if REPLICATION_FACTOR in config:
+        raise InvalidConfig(
+            f"{REPLICATION_FACTOR} is no setting of a topic: give it in the URL, as "
+            f"kafka://host?{REPLICATION_FACTOR}={config[REPLICATION_FACTOR]}, for topics that are made"
+        )
+    ours = set(topic_settings.names) - _KAFKAS
+    TopicConfig.parse({name: value for name, value in config.items() if name in ours})
     for name, value in config.items():
         if not isinstance(value, str):
             raise InvalidConfig(f"{name} must be a string: write {str(value)!r}, got {value!r}")

@@ -140,3 +140,29 @@ def test_produce_names_the_first_line_that_the_log_does_not_take(
     assert outcome.err.startswith("InvalidRecord: line 2, or one sent with it: ")
     assert "(the lines before it are in)" in outcome.err
     assert len(log.read(topic)) == 2
+
+
+def test_settings_that_are_given_to_a_cluster_in_another_way(
+    strandline: Command, system: System, name: str
+) -> None:
+    def refusal(setting: str) -> str:
+        outcome = strandline("topics", "create", name, "--config", setting)
+        assert outcome.code == 1
+        return outcome.err
+
+    if system.name == "kafka":
+        assert "give it in the URL, as kafka://host?replication.factor=1" in refusal(
+            "replication.factor=1"
+        )
+        assert "at least 1048576" in refusal("segment.bytes=1000")
+    else:
+        assert "no topic setting is called" in refusal("replication.factor=1")
+        assert "from 4096" in refusal("segment.bytes=1000")
+
+
+def test_a_topic_that_there_is_not_need_not_be_created_to_be_deleted(
+    strandline: Command, log: Log, name: str
+) -> None:
+    outcome = strandline("topics", "delete", name, "--yes")
+    assert outcome.code == 1
+    assert "check the spelling, or create it if there shall be one" in outcome.err
