@@ -5,6 +5,7 @@ A block of code is one of
     ```python              runs, after those above it, in one namespace and one folder
     ```python spark        the same, where there is a Spark
     ```python kafka        the same, where there is a Kafka, for which kafka://localhost:9092 stands
+    ```python spark kafka  the same, where there are both
     ```python              whose first line is `# name.py`: that file
     ```console             lines `$ …` run, to exit with 0 or as `# exit code 1` behind them says; the
                            others are what they print

@@ -203,18 +203,35 @@ def test_the_commands_of_a_page_print_what_it_shows(
 def test_the_kafka_page_runs(namespace: types.ModuleType, kafka: str) -> None:
     for block in blocks_of(ROOT / "docs/guide/kafka.md"):
         if block.kind == "python kafka":
-            here = block.text.replace("kafka://localhost:9092", kafka)
-            run_block(replace(block, text=here), namespace)
+            run_block(at(kafka, block), namespace)
     assert "add" in vars(namespace)
+
+
+def at(kafka: str, block: Block) -> Block:
+    """A block whose cluster is that of the tests."""
+    return replace(block, text=block.text.replace("kafka://localhost:9092", kafka))
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_spark_page_runs(namespace: types.ModuleType, spark: SparkSession) -> None:
     for block in blocks_of(ROOT / "docs/spark.md"):
-        if block.kind.startswith("python"):
+        if block.kind in ("python", "python spark"):
             run_block(block, namespace)
     assert namespace.__dict__["spark"] is spark
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_spark_page_runs_on_kafka(
+    namespace: types.ModuleType, spark: SparkSession, kafka: str
+) -> None:
+    """What it does on a cluster, behind what it begins with."""
+    first, session, *others = blocks_of(ROOT / "docs/spark.md")
+    on_kafka = [block for block in others if block.kind == "python spark kafka"]
+    for block in (first, session, *(at(kafka, block) for block in on_kafka)):
+        run_block(block, namespace)
+    assert on_kafka
 
 
 @pytest.fixture
