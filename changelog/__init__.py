@@ -59,7 +59,7 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
     survives a power cut) or "os" (it survives `kill -9`), and the owner's to choose. `token` is what
     a log at a strandline:// URL asks for, by default that of the URL or of STRANDLINE_TOKEN. On an
     Apache Kafka cluster, with librdkafka's properties in the URL (kafka://host:9092?client.id=me), these
-    three mean nothing; it needs the package confluent-kafka (`pip install strandline[kafka]`).
+    three mean nothing; it needs the package confluent-kafka (the extra `kafka`).
 
     Raises LogLocked, OwnerUnavailable, Unauthenticated, CorruptLog, FutureFormat,
     StorageFailed, InvalidConfig, MissingDependency.
@@ -90,6 +90,6 @@ def _kafka(url: str, clock: Clock | None) -> Broker:
     except ModuleNotFoundError as error:
         raise MissingDependency(
             "a log on a Kafka cluster needs the package confluent-kafka: "
-            "pip install 'strandline[kafka]'"
+            "pip install 'strandline[kafka]', in a checkout pip install '.[kafka]'"
         ) from error
     return connect(url, clock=clock)
