@@ -47,7 +47,7 @@ def test_a_little_work_is_not_interrupted() -> None:
         assert worked(0, traffic) == 0
 
 
-def test_it_waits_no_longer_than_it_has_worked_three_times() -> None:
+def test_it_waits_no_longer_than_so_many_times_as_it_has_worked() -> None:
     traffic = Traffic()
     with traffic:
         assert abs(worked(20, traffic) - PATIENCE * 20) <= 1
