@@ -134,13 +134,14 @@ class _StoreCheck:
     ) -> None:
         with ExitStack() as closing:
             fold = _Fold(self._fold_bytes, closing)
-            fold.add(_clipped(changelog, 0, position.offset), position)
+            fold.add(self._clipped(changelog, 0, position.offset), position)
             plan = plan_restore(position, _offsets(changelog), fold.epoch_before(position.offset))
             if plan.action == "rebuild":
                 self._note(f"is made anew when its app starts: {plan.reason}")
                 return
             later = _Fold(self._fold_bytes, closing)
-            cleaned = _clipped(changelog, position.offset, changelog.manifest.superseding_end)
+            superseding_end = changelog.manifest.superseding_end
+            cleaned = self._clipped(changelog, position.offset, superseding_end)
             later.add(map(_keys_only, cleaned), position)
             partial = changelog.manifest.log_start > 0
             difference = _difference(
@@ -150,6 +151,20 @@ class _StoreCheck:
             )
         if difference is not None:
             self._bad(f"differs from its changelog up to offset {position.offset}: {difference}")
+
+    def _clipped(self, changelog: ScannedPartition, start: int, end: int) -> Iterator[Batch]:
+        """The committed records with offsets in [`start`, `end`); cleaning makes one batch of several.
+
+        The store may have come further than a transaction that nobody has ended yet.
+        """
+        place = (changelog.meta.topic_id, changelog.number)
+
+        def is_live(producer_id: int, epoch: int) -> bool:
+            return self._checked.transactions.is_live(producer_id, epoch, place)
+
+        committed = changelog.committed_when_opened(end, is_live)
+        clipped = (batch.clip(start, end) for batch in committed)
+        return (batch for batch in clipped if len(batch))
 
     def _bad(self, what: str) -> None:
         self._stores.bad[self._name] = what
@@ -238,12 +253,6 @@ def _offsets(changelog: ScannedPartition) -> PartitionOffsets:
         manifest.clean_end,
         manifest.superseding_end,
     )
-
-
-def _clipped(changelog: ScannedPartition, start: int, end: int) -> Iterator[Batch]:
-    """The committed records with offsets in [`start`, `end`); cleaning makes one batch of several."""
-    clipped = (batch.clip(start, end) for batch in changelog.committed(end))
-    return (batch for batch in clipped if len(batch))
 
 
 def _keys_only(batch: Batch) -> Batch:

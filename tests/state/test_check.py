@@ -11,7 +11,7 @@ from changelog.clock import ManualClock
 from changelog.embedded.checking.findings import Finding, Report
 from changelog.embedded.checking.folder import check_log
 from changelog.embedded.owner import Owner
-from changelog.records import TopicPartition
+from changelog.records import Append, TopicPartition
 from changelog.storage import LocalStorage
 from statestore import StoreSpec
 from statestore.checking import check_stores
@@ -19,7 +19,7 @@ from statestore.engine import Position
 from statestore.engines.rocksdb import RocksEngine
 from statestore.ordered import encode_str
 from tests.cleaning import clean, close_segment
-from tests.state.kit import Changelog
+from tests.state.kit import Changelog, columns
 
 pytestmark = pytest.mark.damages
 
@@ -240,3 +240,20 @@ def test_the_folder_beside_a_locked_one_is_checked_too(shop: Shop) -> None:
     store.close()
     said = shop.report()
     assert (said.stores, said.findings) == (2, [])
+
+
+def test_what_was_committed_behind_a_transaction_that_nobody_has_ended_counts(shop: Shop) -> None:
+    """A worker has died in a commit, and another one has gone on; nobody has opened the log since."""
+    dead = shop.owner.init_producer("app-1")
+    left = columns([encode_str("k1")], [b"\x07"])
+    shop.owner.append([Append(*shop.partition, left, dead, 0, transactional=True)])
+    store = shop.open(SPEC, shop.folder)
+    store["k2"] = 99
+    shop.commit(store)
+    store.checkpoint()
+    store.close()
+    (note,) = shop.report().findings
+    assert (note.severity.name, note.kind) == ("NOTE", "open transaction")
+    shop.change([encode_str("k4")], [b"\x63"])
+    _, finding = shop.report().findings
+    assert "another value for the key 'k4'" in finding.what

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from changelog.embedded.aborted import AbortedTransactions
@@ -16,6 +16,9 @@ from changelog.embedded.segment import LocatedFrame, Segment
 from changelog.embedded.topic import TopicMeta
 from changelog.records import Batch, TopicPartition
 from changelog.schema import ValueSchemas
+
+IsLive = Callable[[int, int], bool]
+"""Whether opening the log completes the transaction of a producer id and epoch."""
 
 
 @dataclass(eq=False)
@@ -160,11 +163,28 @@ class ScannedPartition:
     def committed(self, end: int | None = None) -> Iterator[Batch]:
         """What a reader of committed records would get, up to `end`. Raises CorruptLog."""
         limit = self.last_stable_offset if end is None else min(end, self.last_stable_offset)
+        return self._batches(limit, self._shows)
+
+    def committed_when_opened(self, end: int, is_live: IsLive) -> Iterator[Batch]:
+        """The same once the log has been opened, which commits what `is_live` of what is open, and aborts the rest.
+
+        Raises CorruptLog.
+        """
+
+        def shows(header: FrameHeader) -> bool:
+            open_since = self.producers.open_since(header.producer_id)
+            is_open = header.transactional and 0 <= open_since <= header.base_offset
+            shown = not is_open or is_live(header.producer_id, header.producer_epoch)
+            return shown and self._shows(header)
+
+        return self._batches(end, shows)
+
+    def _batches(self, limit: int, shows: Callable[[FrameHeader], bool]) -> Iterator[Batch]:
         for frame in self.frames():
             header = frame.header
             if header.base_offset >= limit:
                 return
-            if header.last_offset >= self.manifest.log_start and self._shows(header):
+            if header.last_offset >= self.manifest.log_start and shows(header):
                 yield batch_of(frame, self.topic_partition, self.schemas)
 
     def _shows(self, header: FrameHeader) -> bool:
