@@ -14,8 +14,8 @@ from changelog.clock import Clock
 
 SLICE_S = 0.001
 """Work of less than this is not interrupted."""
-PATIENCE = 9
-"""How many times as long as it has worked who gives way waits at most: it has a tenth of the time."""
+PATIENCE = 3
+"""How many times as long as it has worked who gives way waits at most: it has a quarter of the time."""
 LOOK_S = 0.001
 """Who gives way looks so often whether it still has to; so it does not slip between two calls."""
 
