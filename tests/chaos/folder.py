@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import changelog
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
+from changelog.embedded.checking.findings import Finding, Severity
+from changelog.embedded.checking.folder import Checked, check_log
 from changelog.errors import StrandlineError
 from changelog.records import TopicPartition
 from changelog.storage import LocalStorage
 from statestore.checking import check_stores
+from statestore.engines.inspection import inspected
+from statestore.engines.rocksdb import DATABASE
 from tests.chaos.blows import FREEZE, PAUSES, Blows, pause
 from tests.chaos.field import INPUTS, OUTPUTS, Field, wait_for
 from tests.chaos.report import Report
@@ -75,7 +77,27 @@ class FolderField(Field):
         for machine in self.machines():
             check_stores(machine, checked)
         findings = checked.report.findings
-        return [f"{f.file}: {f.what}" for f in findings if f.severity > Severity.NOTE]
+        return [
+            f"{f.file}: {f.what}{self._circumstances(f, checked)}"
+            for f in findings
+            if f.severity > Severity.NOTE
+        ]
+
+    def _circumstances(self, finding: Finding, checked: Checked) -> str:
+        """Of a store that is wrong: where each machine's copy is, and how far its changelog was cleaned."""
+        scanned = checked.named(*finding.partition) if finding.partition else None
+        if scanned is None or finding.kind != "store":
+            return ""
+        found, manifest = [], scanned.manifest
+        for machine in self.machines():
+            if (machine / finding.file / DATABASE).is_dir():
+                with inspected(machine / finding.file) as content:
+                    found.append(f"{machine.name}: {content.position()}")
+        return (
+            f" ({'; '.join(found)}; changelog from {manifest.log_start} to {scanned.end}, stable to "
+            f"{scanned.last_stable_offset}, clean to {manifest.clean_end}, superseding to "
+            f"{manifest.superseding_end}, purged to {manifest.purged_end})"
+        )
 
     # The owner, the cleaner, the disk -------------------------------------------------
 
