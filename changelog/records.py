@@ -170,6 +170,9 @@ class PartitionOffsets:
     """Below it no key has two records."""
     superseding_end: int = 0
     """Who stops before it may lack values that later ones have replaced: read on to here."""
+    committed_end: int = 0
+    """Below it is all that was committed by now. An open transaction may hide some of it: then the
+    last stable offset is lower, and comes here once that has ended. On Kafka the high watermark."""
 
     @property
     def settled_end(self) -> int:

@@ -6,7 +6,9 @@
        after each fetch: is a deletion missing from it? before any of it is kept
     4  look at the changelog once more: what was decided must still hold
 
-What does not hold begins again. The end is where the reader's position arrives, not a record's
+What does not hold begins again. The end lies behind all that was committed when it was captured: whoever
+asked for the committed offsets before has every change that was committed with them, even if someone who died
+has left a transaction open before it; the replay then waits until that is aborted. The end is where the reader's position arrives, not a record's
 offset: the last records before it may be markers, aborted, or compacted away. Each chunk is
 reduced to the last record of each key, sorted, and written together with the position it reaches,
 so a restore that is cut short goes on from there. Writing a chunk, sorting the next and reading
@@ -53,6 +55,12 @@ PIECE = 2_000
 
 STALLED_POLLS = 30
 """After so many long polls of a second without progress a restore gives up."""
+
+OPEN_POLLS = 16 * 60
+"""And after so many if it waits for a transaction to end: transaction.max.timeout.ms, and a minute."""
+
+SAID_POLLS = 3
+"""After so many it says that it waits for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +163,13 @@ def restore(
     progress: OnProgress | None = None,
     *,
     clock: Clock | None = None,
+    wait: bool = True,
 ) -> Restored:
-    """Bring `state` up to the last stable offset of its changelog partition.
+    """Bring `state` up to the end of what is committed in its changelog partition.
 
-    Whoever wrote that partition before must have been fenced. Raises CorruptLog,
-    RequestTimedOut (the log stands still), and what the broker raises.
+    Where open transactions hide some of it this waits for them; without `wait` it ends before them, and
+    the state is good for reading only. Whoever wrote that partition before must have been fenced.
+    Raises CorruptLog, RequestTimedOut (the log stands still), and what the broker raises.
     """
     clock = clock or SystemClock()
     begun = clock.monotonic()
@@ -173,7 +183,8 @@ def restore(
             said = {"partition": str(partition), "reason": plan.reason}
             _log.info("the store of %s is made anew: %s", partition, plan.reason, extra=said)
             state.wipe()
-        replay = _Replay(broker, partition, _origin(state, plan, log), log, progress, clock)
+        end = max(log.last_stable_offset, log.committed_end if wait else 0)
+        replay = _Replay(broker, partition, _origin(state, plan, log), end, progress, clock)
         try:
             with closing(_ahead(replay.chunks())) as chunks:
                 state.refill(chunks)
@@ -215,7 +226,7 @@ class _Overtaken(Exception):
 
 
 class _Replay:
-    """Reads a changelog partition from a position to the end of `log`.
+    """Reads a changelog partition from a position to `end`.
 
     And on to the log's `superseding_end`: what was removed because of records behind the end is
     missing before it, and with those records it is right again.
@@ -226,14 +237,14 @@ class _Replay:
         broker: Broker,
         partition: TopicPartition,
         origin: Position,
-        log: PartitionOffsets,
+        end: int,
         progress: OnProgress | None,
         clock: Clock,
     ) -> None:
         self._broker = broker
         self._partition = partition
         self._origin = origin
-        self._end = log.last_stable_offset
+        self._end = end
         self._progress = progress
         self._clock = clock
         self._begun = clock.monotonic()
@@ -264,19 +275,39 @@ class _Replay:
 
     def _fetch(self) -> list[Batch]:
         at = {self._partition: self.position}
-        for attempt in range(STALLED_POLLS + 1):
+        stalled, waited = 0, 0
+        while stalled <= STALLED_POLLS and waited <= OPEN_POLLS:
             # The end is further on, so there is no need to wait; and where only markers are
             # left, a fetch that waits for records would wait in vain.
-            wait = 1.0 if attempt else 0.0
-            fetched = self._broker.fetch(at, max_bytes=FETCH_BYTES, timeout=wait)[self._partition]
+            timeout = 1.0 if stalled or waited else 0.0
+            fetched = self._broker.fetch(at, max_bytes=FETCH_BYTES, timeout=timeout)[
+                self._partition
+            ]
             if fetched.next_offset > self.position:
                 self._check_complete()
                 self.position = fetched.next_offset
                 return fetched.batches
+            if fetched.last_stable_offset > self.position:
+                stalled += 1
+            else:
+                waited += 1
+                self._say_open(waited)
+        why = "a transaction is open there" if waited > OPEN_POLLS else "is the log's owner alive?"
         raise RequestTimedOut(
             f"restoring {self._partition} stands still at offset {self.position}, before its "
-            f"end {self._end}; is the log's owner alive?"
+            f"end {self._end}; {why}"
         )
+
+    def _say_open(self, waited: int) -> None:
+        self._report(self.position)  # who listens may have it end here
+        if waited == SAID_POLLS:
+            said = {"partition": str(self._partition), "offset": self.position}
+            _log.warning(
+                "restoring %s waits for a transaction that is open from offset %d on: it is aborted when "
+                "a worker takes the place of the one that left it, or by its timeout",
+                *(self._partition, self.position),
+                extra=said,
+            )
 
     def _check_complete(self) -> None:
         """Whether what was fetched from `position` lacks nothing that the state needs."""

@@ -390,13 +390,17 @@ class PartitionStore(Unsized, Generic[K, V]):
         return CommittedReader(self._committed, self._values)
 
     def restore(
-        self, broker: Broker, changelog: TopicPartition, progress: OnProgress | None = None
+        self,
+        broker: Broker,
+        changelog: TopicPartition,
+        progress: OnProgress | None = None,
+        *,
+        wait: bool = True,
     ) -> Restored:
-        """Bring the state up to the changelog's stable end; see `statestore.restore`."""
+        """Bring the state up to what is committed in the changelog; see `statestore.restore`."""
         self.discard()
-        restored = restore(self._committed, broker, changelog, progress, clock=self._clock)
         self._cool()
-        return restored
+        return restore(self._committed, broker, changelog, progress, clock=self._clock, wait=wait)
 
     def close(self) -> None:
         """Let go of the engine; scans end. What was not committed is gone."""

@@ -18,7 +18,7 @@ from enum import Enum
 
 from changelog.config import check_client_name
 from changelog.embedded.environment import Environment
-from changelog.embedded.group_commit import GroupCommit, Stage, Ticket
+from changelog.embedded.group_commit import Ended, GroupCommit, Stage, Ticket
 from changelog.embedded.partition import Partition, sync_all
 from changelog.embedded.transaction_log import TransactionLog, TransactionRecord
 from changelog.errors import (
@@ -82,20 +82,14 @@ class Transaction:
         return self.state is State.ONGOING and now > self.deadline
 
 
-Ended = Callable[[int, bool], None]
-"""Called with the producer id and whether it committed, once a transaction has ended."""
-
-
 class Coordinator:
     """The transactions of one log."""
 
-    def __init__(
-        self, environment: Environment, log: TransactionLog, ended: Ended = lambda *_: None
-    ) -> None:
+    def __init__(self, environment: Environment, log: TransactionLog, ended: Ended) -> None:
         self._environment = environment
         self._log = log
         self._ended = ended
-        self._commits = GroupCommit(environment, log)
+        self._commits = GroupCommit(environment, log, ended)
         self._lock = threading.Lock()
         self._by_id: dict[str, Transaction] = {}
         self._by_producer: dict[int, Transaction] = {}
@@ -275,7 +269,8 @@ class Coordinator:
         transaction.state = State.EMPTY
         transaction.producer = successor
         self._environment.counters.ended(committed=committed)
-        self._ended(ended.producer_id, committed)
+        if not committed:  # of a commit GroupCommit tells, when the last marker is there
+            self._ended(ended, commit=False)
         if successor.epoch >= MAX_EPOCH:
             self._renew(transaction)
 

@@ -6,7 +6,8 @@ absence loses or halves a transaction in a power cut.
 A marker for which there is no room is *owed*. The Prepare is durable, so the transaction is
 committed, and until its marker is there its partition shows no records from its first one on. Owed markers are
 written as soon as there is room: by every tick, and whenever the producer asks. Until then the producer
-may not begin its next transaction, since the marker would end that one too.
+may not begin its next transaction, since the marker would end that one too; and the transaction's offsets
+are not shown, since who sees them may take it that all the rest is there.
 """
 
 from __future__ import annotations
@@ -14,12 +15,19 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from changelog.embedded.environment import Environment
 from changelog.embedded.partition import Partition, sync_all
 from changelog.embedded.transaction_log import PreparedPartition, TransactionLog, TransactionRecord
 from changelog.errors import UNDONE, StorageFailed, StrandlineError
 from changelog.records import ProducerIdentity
+
+
+class Ended(Protocol):
+    """Told who wrote a transaction that has ended in every partition; perhaps late, or repeatedly."""
+
+    def __call__(self, producer: ProducerIdentity, *, commit: bool) -> None: ...
 
 
 class Stage(Enum):
@@ -45,6 +53,11 @@ class Ticket:
     error: BaseException | None = None
     markers: dict[Partition, int] = field(default_factory=dict)
     """Offsets of the markers written."""
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether it has ended in every partition."""
+        return all(p in self.markers or p.retired for p in self.partitions)
 
     @property
     def owed(self) -> list[Partition]:
@@ -85,6 +98,7 @@ class GroupCommit:
 
     environment: Environment
     log: TransactionLog
+    ended: Ended
     _waiting: list[Ticket] = field(default_factory=list)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _round: threading.Lock = field(default_factory=threading.Lock)
@@ -206,6 +220,7 @@ class GroupCommit:
                 if not visible:
                     hidden.add(partition)
         failed = sync_all(self.environment, hidden)
+        self._tell(tickets)
         for ticket in tickets:
             found = next((failed[p] for p in ticket.partitions if p in failed), None)
             ticket.error = errors.get(ticket, found)
@@ -214,6 +229,12 @@ class GroupCommit:
         owing = [ticket for ticket in tickets if ticket.owed]
         if owing:
             self._mark(owing)
+        self._tell(tickets)  # again, since a partition that was owed one may be gone
+
+    def _tell(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            if ticket.is_marked:
+                self.ended(ticket.producer, commit=True)
 
     def _owing(self, transactional_id: str) -> list[Ticket]:
         return [t for t in self._unsettled if t.transactional_id == transactional_id and t.owed]

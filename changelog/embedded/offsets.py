@@ -55,8 +55,8 @@ class GroupOffsets:
         self._lock = threading.Lock()
         self._loading = True
         self._committed: dict[GroupPartition, Change] = {}
-        self._pending: dict[int, dict[GroupPartition, Change]] = {}
-        """By producer id: what its open transaction will commit."""
+        self._pending: dict[ProducerIdentity, dict[GroupPartition, Change]] = {}
+        """By who writes a transaction: what it will commit. Each transaction has an epoch of its own."""
 
     def load(self) -> None:
         """Fill the cache from the topic; until then every call raises CoordinatorLoading."""
@@ -88,13 +88,13 @@ class GroupOffsets:
         self._check_loaded()
         changes = self._write(group, offsets, producer)
         with self._lock:
-            self._pending.setdefault(producer.producer_id, {}).update(changes)
+            self._pending.setdefault(producer, {}).update(changes)
 
-    def ended(self, producer_id: int, committed: bool) -> None:
-        """The producer's transaction has ended."""
+    def ended(self, producer: ProducerIdentity, *, commit: bool) -> None:
+        """The transaction has ended, in every partition; harmless when repeated."""
         with self._lock:
-            for key, change in self._pending.pop(producer_id, {}).items():
-                if committed:
+            for key, change in self._pending.pop(producer, {}).items():
+                if commit:
                     self._apply(key, change)
 
     def committed(
@@ -161,8 +161,8 @@ class GroupOffsets:
             for owner, tp in changes:
                 if owner == group and (wanted is None or tp in wanted):
                     raise CoordinatorLoading(
-                        f"an open transaction is about to change the offset of group {group!r} in "
-                        f"{tp}; ask again when it has ended"
+                        f"an open transaction, or one whose end not every partition has yet, changes "
+                        f"the offset of group {group!r} in {tp}; ask again when it has ended"
                     )
 
     def _check_loaded(self) -> None:

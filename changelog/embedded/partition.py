@@ -83,6 +83,9 @@ class Partition:
         self.log_end = 0
         self.high_watermark = 0
         self.synced_end = 0
+        self.committed_end = 0
+        """Behind the last thing that counts whatever becomes of the transactions that are open: a plain
+        batch, or the marker of a commit. 0 after opening, when none is."""
         self.lock = threading.RLock()
         self._sync_lock = threading.Lock()
         self.epoch_begun = False
@@ -138,6 +141,7 @@ class Partition:
                 self.manifest.purged_end,
                 self.manifest.clean_end,
                 self.manifest.superseding_end,
+                self.committed_end,
             )
 
     # Appending ------------------------------------------------------------------------
@@ -171,6 +175,8 @@ class Partition:
                 header = self._write(payload, producer, base_sequence, transactional=transactional)
                 self._note_producer(header)
                 self.written.add(header)
+                if not transactional:
+                    self.committed_end = self.log_end
                 self._publish_unsynced()
         return Appended(header.base_offset, header.last_offset, leader_epoch=header.leader_epoch)
 
@@ -194,8 +200,10 @@ class Partition:
                     ended = EndedTransaction(producer.producer_id, opened, header.base_offset)
                     self.aborted.add(ended)
                 self.producers.ended(producer, header.base_offset, self.environment.steady_ms())
-                if commit and nothing_waits:
-                    self.high_watermark = self.log_end
+                if commit:
+                    self.committed_end = self.log_end
+                    if nothing_waits:
+                        self.high_watermark = self.log_end
                 self._publish_unsynced()
             visible = self.high_watermark == self.log_end
         self.environment.signal.ring()

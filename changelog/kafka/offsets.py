@@ -30,16 +30,21 @@ class Offsets:
         self._topics = topics
 
     def of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
-        """See Broker.offsets. Of leader epochs only the last is known, of cleaning nothing."""
+        """See Broker.offsets. Of leader epochs only the last is known, of cleaning nothing.
+
+        Nor what was committed behind open transactions: perhaps everything.
+        """
         shapes = {tp: self._topics.check(tp) for tp in partitions}
         starts, ends, stable = self._asked(partitions, lambda: self._ends(partitions))
+        marks = {tp: max(ends[tp].offset, stable[tp].offset) for tp in partitions}
         return {
             tp: PartitionOffsets(
                 starts[tp].offset,
-                max(ends[tp].offset, stable[tp].offset),
+                marks[tp],
                 stable[tp].offset,
                 shapes[tp].topic_id,
                 max(0, ends[tp].leader_epoch or 0),
+                committed_end=marks[tp],
             )
             for tp in partitions
         }

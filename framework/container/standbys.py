@@ -111,7 +111,7 @@ class Standbys:
                 if copy is None:
                     store = self._folders.open_copy(spec, changelog.partition)
                     copy = self._copies[changelog] = Copy(store)
-                restored = copy.store.restore(self._broker, changelog, self._report())
+                restored = copy.store.restore(self._broker, changelog, self._report(), wait=False)
                 copy.offset = restored.position.offset
             except Interrupted:
                 return

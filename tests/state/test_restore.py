@@ -25,7 +25,7 @@ from changelog.errors import (
     RequestTimedOut,
     UnknownTopic,
 )
-from changelog.records import Append, PartitionOffsets, TopicPartition
+from changelog.records import Append, PartitionOffsets, ProducerIdentity, TopicPartition
 from statestore import (
     PartitionStore,
     Plan,
@@ -181,16 +181,73 @@ def test_a_tail_of_aborted_records_and_markers_does_not_hold_it_up(changelog: Ch
     assert store.position.offset == log.last_stable_offset == log.high_watermark
 
 
-def test_an_open_transaction_is_not_waited_for(changelog: Changelog) -> None:
+def left_open(changelog: Changelog) -> ProducerIdentity:
+    """Somebody who died has left a transaction in the changelog; how it can be ended."""
+    dead = changelog.owner.init_producer("app-1")
+    changes = columns([b"Qa"], [b"\x09"])
+    changelog.owner.append([Append(*changelog.partition, changes, dead, 0, True)])
+    return dead
+
+
+def test_an_open_transaction_with_nothing_behind_it_is_not_waited_for(changelog: Changelog) -> None:
     changelog.append([(b"Qa", b"\x01")])
-    changelog.owner.append([
-        Append(
-            *changelog.partition, columns([b"Qa"], [b"\x02"]), changelog.producer,
-            base_sequence=0, transactional=True,
-        )
-    ])  # fmt: skip
+    left_open(changelog)
+    changelog.append([(b"Qa", b"\x02")], commit=False)
     store = changelog.open(StoreSpec("s", engine="memory"))
     assert entries(store) == {"a": 1}
+
+
+def test_what_was_committed_behind_an_open_transaction_is_waited_for(
+    changelog: Changelog, caplog: pytest.LogCaptureFixture
+) -> None:
+    changelog.append([(b"Qa", b"\x01")])
+    dead = left_open(changelog)
+    changelog.append([(b"Qa", b"\x02"), (b"Qb", b"\x02")])
+    seen: list[Progress] = []
+    waits = restore_module.SAID_POLLS
+    end = Meanwhile(
+        changelog.owner,
+        *("fetch", waits + 3),
+        lambda: changelog.owner.end_transaction(dead, commit=False),
+    )
+    store = in_memory()
+    with caplog.at_level(logging.WARNING, logger="strandline"):
+        restored = store.restore(end, changelog.partition, seen.append)
+    assert entries(store) == {"a": 2, "b": 2}
+    assert (
+        restored.position.offset
+        == changelog.owner.offsets([changelog.partition])[changelog.partition].last_stable_offset
+    )
+    assert len(seen) > waits  # who listens could have ended it each time
+    [said] = caplog.records
+    assert "waits for a transaction that is open from offset 2 on" in said.getMessage()
+
+
+def test_a_copy_does_not_wait_for_what_others_have_left_open(changelog: Changelog) -> None:
+    changelog.append([(b"Qa", b"\x01")])
+    left_open(changelog)
+    changelog.append([(b"Qa", b"\x02")])
+    store = in_memory()
+    store.restore(changelog.owner, changelog.partition, wait=False)
+    assert entries(store) == {"a": 1}
+
+
+def test_a_transaction_that_never_ends_is_not_waited_for_for_ever(
+    changelog: Changelog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore_module, "OPEN_POLLS", 5)
+    left_open(changelog)
+    changelog.append([(b"Qa", b"\x02")])
+    with pytest.raises(RequestTimedOut, match="a transaction is open there"):
+        in_memory().restore(changelog.owner, changelog.partition)
+
+
+def test_a_plain_batch_behind_an_open_transaction_counts_as_committed(changelog: Changelog) -> None:
+    left_open(changelog)
+    plain = changelog.owner.init_producer()
+    changelog.owner.append([Append(*changelog.partition, columns([b"Qa"], [b"\x02"]), plain, 0)])
+    ends = changelog.owner.offsets([changelog.partition])[changelog.partition]
+    assert (ends.last_stable_offset, ends.committed_end, ends.high_watermark) == (0, 2, 2)
 
 
 def test_the_topic_made_anew_is_another_one(
