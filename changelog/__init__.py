@@ -74,7 +74,7 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
     from changelog.log import Log
 
     text = os.fspath(url)
-    if text.startswith("kafka://"):
+    if location.is_kafka(text):
         return Log(_kafka(text, clock), clock=clock)
     from changelog.flight import address, attach
 

@@ -39,6 +39,16 @@ def is_url(log: str | os.PathLike[str]) -> bool:
     return _URL.match(os.fspath(log)) is not None
 
 
+def is_kafka(log: str | os.PathLike[str]) -> bool:
+    """Whether it is a Kafka cluster.
+
+    >>> is_kafka("kafka://db:9092"), is_kafka("strandline://db"), is_kafka("./data")
+    (True, False, False)
+    """
+    found = _URL.match(os.fspath(log))
+    return found is not None and found[1] == KAFKA
+
+
 def is_served(log: str) -> bool:
     """Whether it names a log on the network that speaks our protocol.
 

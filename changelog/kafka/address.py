@@ -14,8 +14,9 @@ from urllib.parse import parse_qsl
 
 from changelog.errors import InvalidConfig
 from changelog.hosts import bracketed
+from changelog.location import KAFKA
 
-SCHEME = "kafka://"
+SCHEME = f"{KAFKA}://"
 DEFAULT_PORT = 9092
 REPLICATION_FACTOR = "replication.factor"
 
@@ -70,15 +71,6 @@ class Cluster:
     """For librdkafka, the servers included."""
     replication_factor: int = -1
     """Of new topics; -1: the cluster's default."""
-
-
-def is_kafka(url: str) -> bool:
-    """Whether `url` names a Kafka cluster.
-
-    >>> is_kafka("kafka://db:9092"), is_kafka("strandline://db"), is_kafka("./data")
-    (True, False, False)
-    """
-    return url.startswith(SCHEME)
 
 
 def parse_url(url: str) -> Cluster:

@@ -52,7 +52,7 @@ class Fetching:
             return {tp: _fetched([], at, ends[tp], isolation) for tp, at in positions.items()}
 
         def read(reader: Reader) -> dict[TopicPartition, Fetched]:
-            reader.go_to(positions, ends)
+            reader.note_ends(ends)
             reader.read(positions, ahead, timeout)
             return _answer(reader, positions)
 
@@ -61,7 +61,7 @@ class Fetching:
                 return read(there)
         # One that is elsewhere is not sent here: librdkafka takes up to a second for that, and some
         # milliseconds for a new one.
-        with self._used(Reader(self._connection, isolation)) as new:
+        with self._used(Reader(self._connection, positions, isolation)) as new:
             return read(new)
 
     def forget(self, topic: str) -> None:

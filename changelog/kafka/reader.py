@@ -33,14 +33,14 @@ AT_ONCE = 10_000
 
 
 class Reader:
-    """For one thread at a time."""
+    """For one thread at a time. It is never sent elsewhere."""
 
-    def __init__(self, connection: Connection, isolation: Isolation) -> None:
+    def __init__(self, connection: Connection, positions: Positions, isolation: Isolation) -> None:
         self._connection = connection
         self.isolation = isolation
-        self._positions: dict[TopicPartition, int] = {}
+        self._positions = dict(positions)
         """How far it has handed out."""
-        self._heads: dict[TopicPartition, int] = {}
+        self._heads = dict(positions)
         """How far it has read."""
         self._waiting: defaultdict[TopicPartition, list[Batch]] = defaultdict(list)
         self._sizes: defaultdict[TopicPartition, int] = defaultdict(int)
@@ -63,6 +63,12 @@ class Reader:
                 "enable.partition.eof": True,
             },
         )
+        try:
+            with connection.translated("fetching"):
+                self._consumer.assign([KafkaPartition(*tp, at) for tp, at in positions.items()])
+        except BaseException:
+            self.close()
+            raise
 
     def is_at(self, positions: Positions) -> bool:
         """Whether it goes on there, with all of these."""
@@ -72,14 +78,8 @@ class Reader:
         """Whether it is at a partition of it."""
         return any(tp.topic == topic for tp in self._positions)
 
-    def go_to(self, positions: Positions, ends: Ends) -> None:
-        """Read there from now on. `ends` are those of the partitions as they are now."""
-        if not self.is_at(positions):
-            with self._connection.translated("fetching"):
-                self._consumer.assign([KafkaPartition(*tp, at) for tp, at in positions.items()])
-            self._positions, self._heads = dict(positions), dict(positions)
-            for left in (self._waiting, self._sizes, self._paused, self._ends):
-                left.clear()
+    def note_ends(self, ends: Ends) -> None:
+        """The ends of partitions as they are now."""
         now = self._connection.clock.monotonic()
         self._ends.update((tp, (end, now)) for tp, end in ends.items())
 

@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from changelog.broker import Broker
 from changelog.errors import InvalidRequest, UnknownTopic
-from changelog.kafka.address import is_kafka, parse_url
+from changelog.kafka.address import parse_url
 from changelog.kafka.units import members_topic
+from changelog.location import is_kafka
 from changelog.records import TopicInfo
 
 Metadata = Callable[[str, Callable[[int], int]], str]

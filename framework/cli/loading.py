@@ -16,8 +16,7 @@ import typer
 import changelog
 from changelog.embedded.names import FOLDER_META
 from changelog.errors import InvalidConfig
-from changelog.kafka.address import is_kafka
-from changelog.location import check, is_url, shown
+from changelog.location import check, is_kafka, is_url, shown
 from framework.cli import logs
 
 if TYPE_CHECKING:

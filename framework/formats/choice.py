@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from changelog.broker import Broker
 from changelog.errors import InvalidConfig
+from changelog.location import is_kafka
 from framework.codecs import Codec, RowCodec, SerdeCodec, StrCodec
 from framework.formats.json import JsonSerde
 from framework.formats.msgpack import PackForm, untyped
@@ -56,7 +57,7 @@ def value_codec(
 def holds_columns(log: str | os.PathLike[str] | Broker) -> bool:
     """Whether the topics of what an app calls its log can be of columns; opens nothing."""
     if isinstance(log, str | os.PathLike):
-        return not os.fspath(log).startswith("kafka://")
+        return not is_kafka(log)
     return getattr(getattr(log, "broker", log), "holds_columns", True)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import strandline as sl
-from changelog.kafka.address import is_kafka
+from changelog.location import is_kafka
 from framework.container.decoding import decode
 from framework.looking import committed_batches
 
