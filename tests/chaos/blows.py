@@ -22,7 +22,15 @@ class Blows:
         self.field = on
         self.report = report
         self.chance = random.Random(seed)
-        self._kinds = [(weight, blow) for weight, blow in self.kinds() if only in blow.__name__]
+        wanted = only.split(",")
+        self._kinds = [
+            (weight, blow)
+            for weight, blow in self.kinds()
+            if any(part in blow.__name__ for part in wanted)
+        ]
+        if not self._kinds:
+            names = ", ".join(blow.__name__ for _, blow in self.kinds())
+            raise SystemExit(f"--only {only}: no blow has that in its name; there are {names}")
 
     def kinds(self) -> list[tuple[int, Callable[[], None]]]:
         """All there are, and how often each comes."""

@@ -168,7 +168,9 @@ def main() -> int:
     parser.add_argument("--guarantee", default="exactly_once")
     parser.add_argument("--kafka", action="store_true", help="on three brokers of Kafka's")
     parser.add_argument("--careless", action="store_true", help="workers overlook deletions")
-    parser.add_argument("--only", default="", help="blows whose names have this in them, as kill")
+    parser.add_argument(
+        "--only", default="", help="blows whose names have one of these in them, as kill,full"
+    )
     parser.add_argument("--said", help="an empty folder, to keep what workers say")
     parser.add_argument("--no-full-disk", action="store_true")
     parser.add_argument("--size", default="6g", help="of the small file system")
