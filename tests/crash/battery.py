@@ -34,7 +34,7 @@ from changelog.embedded.cleaning import rewriting
 from changelog.embedded.environment import Environment
 from framework.container import outage
 from tests.cleaning import little_memory
-from tests.crash.images import Image, Score, judge, promised
+from tests.crash.images import Image, Score, Tried, judge, promised
 from tests.crash.lives import FAILURES, FailingDisk, Failure, Share, filmed
 from tests.crash.oracle import Violation
 from tests.crash.points import AFTERMATH, POINTS
@@ -52,10 +52,12 @@ TWO_KEYS = 150
 
 def stops(share: Share, durability: str = "fsync") -> Score:
     """At each operation × deaths."""
-    score = Score()
+    score, tried, known = Score(), Tried(), list[object]()
     for number, image in enumerate(filmed(share.has, durability)):
-        for death in image.deaths(share.first + number, durability):
-            judge(score, image, death, durability)
+        if image.past.marks() != known:
+            tried, known = Tried(), image.past.marks()
+        for death in image.deaths(share.first + share.part + number, durability):
+            judge(score, image, death, durability, tried)
     return score
 
 
@@ -169,6 +171,8 @@ PARTS: dict[str, Callable[[Share], Score]] = {
 }
 CHUNKS = 6
 """Shares of a part for each process."""
+BLOCKS = {"stops": 32, "stops, os": 32, "torn": 512, "recoveries, all points": 16}
+"""How many cases that follow one another are in one share, where that spares some of them."""
 
 
 @contextmanager
@@ -201,12 +205,15 @@ def run(part: str, share: Share) -> Score:
 def run_all(parts: list[str], whole: Share, processes: int) -> dict[str, Score]:
     """These parts, in several processes; how far they are, and what is wrong, is said at once."""
     chunks = processes * CHUNKS
-    shares = [
-        Share(whole.first + whole.stride * chunk, whole.stride * chunks) for chunk in range(chunks)
-    ]
     scores = {part: Score() for part in parts}
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        running = {pool.submit(run, part, share): part for share in shares for part in parts}
+        running = {
+            pool.submit(
+                run, part, whole._replace(part=n, parts=chunks, block=BLOCKS.get(part, 1))
+            ): part
+            for n in range(chunks)
+            for part in parts
+        }
         for number, done in enumerate(as_completed(running), start=1):
             part, score = running[done], done.result()
             scores[part].add(score)

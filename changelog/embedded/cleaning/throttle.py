@@ -9,6 +9,8 @@ from changelog.clock import Clock
 
 PIECE_S = 0.1
 """How long who waits does not look whether that is still wanted."""
+LEAST_S = 0.0001
+"""What is less is left to the next one that waits: no system wakes anybody so soon."""
 
 
 class Throttle:
@@ -36,7 +38,7 @@ class Throttle:
             begins = max(now, self._free_at)
             self._free_at = begins + nbytes / rate
         left = begins - now
-        while left > 0 and rate == self._rate() and not self._stopping.is_set():
+        while left > LEAST_S and rate == self._rate() and not self._stopping.is_set():
             check()
             piece = min(left, PIECE_S)
             self._stopping.wait(piece)
