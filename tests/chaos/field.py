@@ -131,7 +131,7 @@ class Field:
         unready = status == -signal.SIGTERM and "takes up" not in said
         if status == 0 or unready or self.is_excused(process):
             return []
-        return [f"worker {slot} was told to end, and ended with {status}: {said[-4000:]}"]
+        return [f"worker {slot} was told to end, and ended with {status}: {said[-8000:]}"]
 
     def thaw(self) -> None:
         for slot in self.frozen:
@@ -146,7 +146,7 @@ class Field:
                 if self.is_excused(process):
                     self.start(slot)
                 else:
-                    said = process.text()[-1500:]
+                    said = process.text()[-8000:]
                     wrong.append(f"worker {slot} ended with {process.status}: {said}")
         return wrong
 
