@@ -398,10 +398,15 @@ class Worker:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
 
-        async def together() -> list[int]:
-            return await asyncio.gather(*work)
+        async def together() -> list[int | BaseException]:
+            return await asyncio.gather(*work, return_exceptions=True)
 
-        return self._loop.run_until_complete(together())
+        # All have come to an end: one that was left within a handler would go on at the next call,
+        # beside another that is given the same records.
+        done = self._loop.run_until_complete(together())
+        if failed := [one for one in done if isinstance(one, BaseException)]:
+            raise min(failed, key=lambda error: isinstance(error, Retriable))
+        return [one for one in done if not isinstance(one, BaseException)]
 
     def _pause(self, seconds: float) -> None:
         """Wait for something to be held."""

@@ -1,0 +1,66 @@
+"""Async handlers of several partitions run beside each other: of what cuts one short the others come to an end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from changelog.errors import DiskFull, RegistryUnavailable
+from framework.container import outage
+from framework.container.decoding import decode
+from framework.testing import TestDriver
+
+GIVEN = [(key, n) for n in range(5) for key in "abcd"]
+
+
+class Once:
+    """Raises an error, the first time that it is called while another partition is within a handler."""
+
+    def __init__(self, error: Exception) -> None:
+        self.within = False
+        self._error: Exception | None = error
+
+    def __call__(self) -> None:
+        error = self._error
+        if self.within and error is not None:
+            self._error = None
+            raise error
+
+
+@pytest.mark.parametrize("where", ["a handler", "decoding"])
+def test_each_record_counts_once_if_another_partition_cannot_go_on(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.001)
+    fail = Once(DiskFull("no room") if where == "a handler" else RegistryUnavailable("away"))
+    app = sl.App("app")
+    words = app.topic("words", value=int, partitions=2)
+    seen = app.store("seen", value=list[int], default_factory=list)
+
+    @app.task(words, stores=[seen])
+    async def collect(record: sl.Record[str, int]) -> None:
+        if record.partition == 0:
+            fail.within = True
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        elif where == "a handler":
+            await asyncio.sleep(0)
+            fail()
+        with seen.edit(record.key) as values:
+            values.append(record.value)
+
+    def decoding(topic: Any, batch: Any, tombstones: bool) -> Any:
+        if where == "decoding" and batch.partition == 1:
+            fail()
+        return decode(topic, batch, tombstones)
+
+    monkeypatch.setattr("framework.container.inputs.decode", decoding)
+    with TestDriver(app) as driver:
+        cycle, driver.worker.cycle = driver.worker.cycle, lambda **_: 0  # type: ignore[method-assign]
+        driver._take([(words, *record) for record in GIVEN])
+        driver.worker.cycle = cycle  # type: ignore[method-assign]
+        driver.settle()
+        assert driver.store(seen) == {key: list(range(5)) for key in "abcd"}
