@@ -179,24 +179,24 @@ class TaskManager:
         wait([opening.result for opening in self._openings], seconds)
 
     def ready(self) -> list[TaskInstance]:
-        """Those that are back by now join those at work. Raises why one could not be opened.
+        """Those that an opening has brought back join those at work: all of them, or none.
 
-        Its partitions are not held then.
+        Raises why one could not be opened; its partitions are not held then. What the next opening
+        gives comes with the next call, so that its failure keeps nobody from what has arrived.
         """
+        if not self._openings or not self._openings[0].result.done():
+            return []
+        parts, committed = self._openings.pop(0).result.result()
         arrived: list[TaskInstance] = []
-        while self._openings and self._openings[0].result.done():
-            parts, committed = self._openings.pop(0).result.result()
-            self.committed.update(committed)
-            while parts:
-                try:
-                    instance = self._instance(parts[0])
-                except BaseException:
-                    _release(parts)
-                    raise
-                self.instances.append(instance)
-                arrived.append(instance)
-                del parts[0]
-                instance.restored()
+        try:
+            for part in parts:
+                arrived.append(self._instance(part))
+                arrived[-1].restored()
+        except BaseException:
+            _release(parts)
+            raise
+        self.committed.update(committed)
+        self.instances += arrived
         return arrived
 
     def close(self, partitions: Collection[TopicPartition]) -> None:

@@ -1,0 +1,86 @@
+"""What goes wrong while partitions are taken up: nobody is at work by halves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from changelog.errors import DiskFull, OwnerUnavailable, RequestTimedOut
+from changelog.records import TopicPartition
+from framework.container import outage
+from framework.testing import TestDriver
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.001)
+
+
+@pytest.mark.parametrize("error", [OwnerUnavailable("away"), DiskFull("no room")])
+def test_tasks_that_read_the_same_topic_are_at_work_together_or_not_at_all(
+    error: Exception,
+) -> None:
+    """One alone would commit where it is, and the other would go on from there."""
+    app = sl.App("app")
+    words = app.topic("words", value=int)
+    first = app.store("first", value=int, default=0)
+    second = app.store("second", value=int, default=0)
+    fails: list[Exception] = []
+
+    @app.task(words, stores=[first])
+    def count(record: sl.Record[str, int]) -> None:
+        first[record.key] += 1
+
+    @app.task(words, stores=[second])
+    class Asking:
+        def __init__(self) -> None:
+            if fails:
+                raise fails.pop()
+
+        def process(self, record: sl.Record[str, int]) -> None:
+            second[record.key] += 1
+
+    with TestDriver(app) as driver:
+        driver.run([("a", 1)])
+        driver.worker._drop()
+        fails.append(error)
+        cycle, driver.worker.cycle = driver.worker.cycle, lambda **_: 0  # type: ignore[method-assign]
+        driver._take([("a", 2)])
+        driver.worker.cycle = cycle  # type: ignore[method-assign]
+        driver.settle()
+        assert not fails
+        driver.crash().run([("a", 3)])
+        assert (driver.store(first), driver.store(second)) == ({"a": 3}, {"a": 3})
+
+
+def test_who_has_arrived_begins_with_its_init_though_others_cannot_be_brought_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = sl.App("app")
+    words = app.topic("words", value=int, partitions=2)
+    begun: list[int] = []
+
+    @app.task(words)
+    class Beginning:
+        def init(self, context: Any) -> None:
+            begun.append(context.partition)
+
+        def process(self, record: sl.Record[str, int]) -> None:
+            assert record.partition in begun
+
+    with TestDriver(app) as driver:
+        driver.worker._drop()
+        begun.clear()
+        tasks = driver.worker._tasks
+        tasks.open([TopicPartition("words", 0)])
+        with monkeypatch.context() as failing:
+
+            def bring_back(_: Any) -> Any:
+                raise RequestTimedOut("no end of it")
+
+            failing.setattr(tasks, "_bring_back", bring_back)
+            tasks.open([TopicPartition("words", 1)])
+        driver.settle().run([(key, 1) for key in "abcd"])
+        assert sorted(begun) == [0, 1]
