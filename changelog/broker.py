@@ -174,7 +174,8 @@ class Broker(Protocol):
 
         In the name of a member if the group has some: raises MemberFenced, here or when the
         transaction is to be committed, if it does not hold one of the partitions any more.
-        Without offsets it is only required that it is still a member.
+        Without offsets it is only required that it is still a member; who asks for the committed offsets
+        of what it holds waits for the transaction's end all the same.
         """
         ...
 

@@ -55,8 +55,11 @@ class GroupOffsets:
         self._lock = threading.Lock()
         self._loading = True
         self._committed: dict[GroupPartition, Change] = {}
-        self._pending: dict[ProducerIdentity, dict[GroupPartition, Change]] = {}
-        """By who writes a transaction: what it will commit. Each transaction has an epoch of its own."""
+        self._pending: dict[ProducerIdentity, dict[GroupPartition, Change | None]] = {}
+        """By who writes a transaction: what it will commit, None where only its end is to be waited for.
+
+        Each transaction has an epoch of its own.
+        """
 
     def load(self) -> None:
         """Fill the cache from the topic; until then every call raises CoordinatorLoading."""
@@ -83,18 +86,26 @@ class GroupOffsets:
         producer: ProducerIdentity,
         group: str,
         offsets: Mapping[TopicPartition, CommittedOffset],
+        held: Collection[TopicPartition] = (),
     ) -> None:
-        """Write offsets in the producer's transaction; they count when it commits."""
+        """Write offsets in the producer's transaction; they count when it commits.
+
+        Those of what else is `held` stay as they are, and are shown when it has ended likewise: who gets
+        that next must find what the transaction has written.
+        """
         self._check_loaded()
-        changes = self._write(group, offsets, producer)
+        changes = self._write(group, offsets, producer) if offsets else []
         with self._lock:
-            self._pending.setdefault(producer, {}).update(changes)
+            pending = self._pending.setdefault(producer, {})
+            pending.update(changes)
+            for tp in held:
+                pending.setdefault((group, tp), None)
 
     def ended(self, producer: ProducerIdentity, *, commit: bool) -> None:
         """The transaction has ended, in every partition; harmless when repeated."""
         with self._lock:
             for key, change in self._pending.pop(producer, {}).items():
-                if commit:
+                if commit and change is not None:
                     self._apply(key, change)
 
     def committed(
@@ -161,8 +172,8 @@ class GroupOffsets:
             for owner, tp in changes:
                 if owner == group and (wanted is None or tp in wanted):
                     raise CoordinatorLoading(
-                        f"an open transaction, or one whose end not every partition has yet, changes "
-                        f"the offset of group {group!r} in {tp}; ask again when it has ended"
+                        f"an open transaction, or one whose end not every partition has yet, is of the "
+                        f"holder of {tp} in group {group!r}, or changes its offset; ask again when it has ended"
                     )
 
     def _check_loaded(self) -> None:

@@ -396,8 +396,8 @@ class Owner:
         located = {tp: self._located(tp, offset) for tp, offset in offsets.items()}
         check = partial(self._groups.check_commit, group, member_id, located)
         with self._coordinator.joined(producer, self._offsets.partition, check):
-            if located:
-                self._offsets.add(producer, group, located)
+            held = () if located else self._groups.held(group, member_id)
+            self._offsets.add(producer, group, located, held)
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         self._check_open()

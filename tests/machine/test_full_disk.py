@@ -26,6 +26,7 @@ from changelog.errors import (
     StrandlineError,
     TransactionAborted,
 )
+from changelog.groups import Subscription
 from changelog.records import CommittedOffset, TopicPartition
 from changelog.storage import LocalStorage
 from tests.log.kit import Client, World, columns
@@ -328,6 +329,25 @@ def test_offsets_are_seen_if_the_topic_whose_marker_is_owed_is_deleted() -> None
     world.owner.delete_topic("u")
     world.owner.tick()
     assert shown_offset(world) == 7
+
+
+def test_who_takes_over_waits_for_what_a_member_has_committed_without_offsets() -> None:
+    """As with at_least_once: its stores' changes, and then where it is."""
+    world = a_world()
+    member = world.owner.join_group("g", Subscription(["t"]))
+    world.owner.beat_group(member, 1, 0, [])
+    client = Client(world, "tx")
+    client.append(b"b", partition=1)
+    world.owner.add_offsets(client.identity, "g", {}, member_id=member.member_id)
+    quota = no_room(world, folder(world, 1))
+    with pytest.raises(DiskFull):
+        client.commit()
+    world.owner.leave_group(member)
+    with pytest.raises(CoordinatorLoading):
+        world.owner.committed("g", [T0, T1])
+    quota.make_room()
+    world.owner.tick()
+    assert (world.owner.committed("g", [T0, T1]), world.values(partition=1)) == ({}, [b"b"])
 
 
 @pytest.mark.parametrize("end", ["crash", "power_cut"])

@@ -86,6 +86,11 @@ class Groups:
         with self._changed:
             self._group(name).check_commit(member_id, partitions)
 
+    def held(self, name: str, member_id: str) -> frozenset[TopicPartition]:
+        """What a member holds, or may take up at any moment. Raises MemberFenced."""
+        with self._changed:
+            return self._group(name).member(member_id).held
+
     def info(self, name: str) -> GroupInfo:
         """A group; one without members if nobody is in it."""
         with self._changed:
