@@ -263,7 +263,9 @@ class TaskManager:
     def _bring_back(self, opening: Opening) -> BroughtBack:
         self._standbys.let_go(self._changelogs(opening.partitions))
         # Waits for open transactions with offsets of these partitions: their last holder's.
-        committed = patiently(lambda: self._broker.committed(self._app, opening.partitions))
+        committed = patiently(
+            lambda: self._broker.committed(self._app, opening.partitions), lambda: opening.abandoned
+        )
         ends = self._broker.offsets(opening.partitions)
         deadline = self._clock.monotonic() + LOCK_PATIENCE_S
         parts: list[Parts] = []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.errors import DiskFull, OwnerUnavailable, RequestTimedOut
+from changelog.errors import CoordinatorLoading, DiskFull, OwnerUnavailable, RequestTimedOut
 from changelog.records import TopicPartition
 from framework.container import outage
 from framework.testing import TestDriver
@@ -84,3 +84,25 @@ def test_who_has_arrived_begins_with_its_init_though_others_cannot_be_brought_ba
             tasks.open([TopicPartition("words", 1)])
         driver.settle().run([(key, 1) for key in "abcd"])
         assert sorted(begun) == [0, 1]
+
+
+def test_offsets_that_an_open_transaction_withholds_are_asked_for_until_nobody_wants_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outage, "PATIENCE_SECONDS", 0.5)
+    app = sl.App("app")
+    app.task(app.topic("words", value=int), name="count")(lambda record: None)
+    with TestDriver(app) as driver:
+        driver.worker._drop()
+        tasks, asked = driver.worker._tasks, 0
+
+        def committed(*_: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            tasks._openings[0].abandoned = asked == 2  # as it is when others are to have them
+            raise CoordinatorLoading("a transaction is open")
+
+        monkeypatch.setattr(driver.owner, "committed", committed)
+        tasks.open([TopicPartition("words", 0)])
+        tasks.drop()
+        assert asked == 2
