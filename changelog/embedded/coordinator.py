@@ -188,10 +188,10 @@ class Coordinator:
             if transaction.last_ended is not None and transaction.last_ended[0] == producer:
                 return self._answer_again(transaction, commit)
             self._check_current(transaction, producer)
-            if transaction.state is State.EMPTY:
-                return transaction.producer
-            if not commit:
+            if not commit:  # also if nothing of it is here yet: what comes late is too late then
                 self._abort(transaction)
+                return transaction.producer
+            if transaction.state is State.EMPTY:
                 return transaction.producer
             if self._environment.clock.monotonic() > transaction.deadline:
                 self._abort(transaction)

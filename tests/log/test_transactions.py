@@ -108,6 +108,25 @@ def test_ending_an_empty_transaction_changes_nothing(world: World) -> None:
     assert world.owner.end_transaction(client.identity, commit=True) == client.identity
 
 
+@pytest.mark.parametrize("what", ["records", "offsets"])
+def test_what_comes_after_its_transaction_was_aborted_gets_not_into_the_next(
+    world: World, what: str
+) -> None:
+    """A call without an answer, that is carried out only when the producer has given up."""
+    client = Client(world, "tx")
+    late = client.identity
+    client.abort()
+    with pytest.raises(TransactionAborted):
+        if what == "records":
+            client.append(b"late", partition=1, identity=late, sequence=0)
+        else:
+            world.owner.add_offsets(late, "g", {T1: CommittedOffset(7)})
+    client.append(b"a")
+    client.commit()
+    assert (world.values(), world.values(partition=1)) == ([b"a"], [])
+    assert world.owner.committed("g") == {}
+
+
 def test_init_aborts_what_the_predecessor_left_open_and_fences_it_everywhere(world: World) -> None:
     old = Client(world, "tx")
     old.append(b"a")
