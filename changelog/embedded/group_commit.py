@@ -242,6 +242,7 @@ class GroupCommit:
     def _take_settled(self) -> list[Ticket]:
         fsync = self.environment.durability == "fsync"
         settled = [ticket for ticket in self._unsettled if ticket.is_settled(fsync=fsync)]
+        self._tell(settled)  # for good, if whoever marked them was interrupted before he had
         self._unsettled = [ticket for ticket in self._unsettled if ticket not in settled]
         return settled
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 
+from changelog.embedded.partition import sync_all
 from changelog.errors import (
     CoordinatorLoading,
     InvalidConfig,
@@ -193,6 +197,27 @@ def test_offsets_in_a_transaction_count_when_it_commits(world: World) -> None:
     world.owner.add_offsets(client.identity, "g", {T0: CommittedOffset(12)})
     client.abort()
     assert world.owner.committed("g")[T0].offset == 9
+
+
+def test_offsets_count_though_the_commit_was_interrupted_behind_its_last_marker(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, other = Client(world, "tx"), Client(world, "other")
+    world.owner.add_offsets(client.identity, "g", {T0: CommittedOffset(5)})
+    calls = itertools.count()
+
+    def interrupted(*given: Any) -> Any:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return sync_all(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("changelog.embedded.group_commit.sync_all", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.commit()
+    other.append(b"a")
+    other.commit()
+    assert world.owner.committed("g")[T0].offset == 5
 
 
 def test_of_a_plain_and_a_transactional_commit_the_later_record_wins(world: World) -> None:
