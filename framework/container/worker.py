@@ -35,9 +35,10 @@ from framework.container.commit import checkpoint_if_due, offsets_of
 from framework.container.gauges import WAITING
 from framework.container.inputs import Input, groups
 from framework.container.instance import Steps, TaskInstance
-from framework.container.manager import TaskManager
+from framework.container.manager import Partitions, TaskManager
 from framework.container.outage import Outage, patiently
 from framework.container.outbox import UnencodableSend
+from framework.container.place import Place
 from framework.container.positions import position_of
 from framework.container.seat import Seat
 from framework.container.slices import SLICE_FIRST, SLICE_RECORDS, shares, slice_seconds
@@ -68,6 +69,8 @@ class Worker:
         self._clock = clock
         self._tasks = tasks
         self._seat = seat
+        self._told: tuple[Place, Partitions] | None = None
+        """What was said last that it holds, and of which place."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._outage = Outage(clock)
@@ -304,16 +307,15 @@ class Worker:
             if not self._stopping:
                 self._seat.take()  # in the same breath: the loss does not say that the log answers
             return
-        held = self._tasks.held
-        if surplus := held - allowed:
+        if surplus := self._tasks.held - allowed:
             self.commit()
             if self._seat.place is not place:
                 return
             self._tasks.close(surplus)
-            held = self._tasks.held
-            place.holds(held)
-        if missing := allowed - held:
+        if self._told != (place, allowed):  # also if what is asked back was dropped before
             place.holds(allowed)
+            self._told = place, allowed
+        if missing := allowed - self._tasks.held:
             self._tasks.open(missing)
         self._tasks.follow(place.standbys() - allowed)
         for instance in self._tasks.ready():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import strandline as sl
 from changelog.errors import CoordinatorLoading, DiskFull, OwnerUnavailable, RequestTimedOut
 from changelog.records import TopicPartition
 from framework.container import outage
+from framework.container.place import Alone
 from framework.testing import TestDriver
 
 
@@ -106,3 +108,33 @@ def test_offsets_that_an_open_transaction_withholds_are_asked_for_until_nobody_w
         tasks.open([TopicPartition("words", 0)])
         tasks.drop()
         assert asked == 2
+
+
+class Told(Alone):
+    """A place that takes down what it is told."""
+
+    may = frozenset({TopicPartition("words", 0)})
+
+    def __init__(self) -> None:
+        super().__init__("app", self.may)
+        self.told: list[frozenset[TopicPartition]] = []
+
+    def allowed(self) -> frozenset[TopicPartition]:
+        return self.may
+
+    def holds(self, partitions: Collection[TopicPartition]) -> None:
+        self.told.append(frozenset(partitions))
+
+
+def test_who_has_dropped_all_says_that_it_holds_nothing_once_others_are_to_have_it() -> None:
+    """Or they would wait for that for ever."""
+    app = sl.App("app")
+    app.task(app.topic("words", value=int), name="count")(lambda record: None)
+    with TestDriver(app) as driver:
+        place = driver.worker._seat.place = Told()
+        driver.worker.cycle()
+        driver.worker._drop()
+        place.may = frozenset()
+        driver.worker.cycle()
+        driver.worker.cycle()
+        assert place.told == [{("words", 0)}, frozenset()]
