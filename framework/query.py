@@ -15,7 +15,7 @@ from changelog.records import TopicPartition
 from framework.container.folders import StoreFolders
 from framework.store import Store
 from statestore.keys import key_codec
-from statestore.restore import restore_all
+from statestore.restore import READERS_WAIT_S, restore_all
 from statestore.spec import UNSET
 from statestore.store import PartitionStore
 
@@ -38,11 +38,13 @@ class StoreView(Generic[K, V]):
         self.refresh()
 
     def refresh(self) -> StoreView[K, V]:
-        """Read on to what is committed by now; only what is new is read."""
+        """Read on to what is committed by now; only what is new is read.
+
+        Raises RequestTimedOut if a transaction that is open before some of it does not end.
+        """
         topic = self._store.changelog_topic
-        restore_all(
-            [(part, TopicPartition(topic, n)) for n, part in enumerate(self._parts)], self._broker
-        )
+        parts = [(part, TopicPartition(topic, n)) for n, part in enumerate(self._parts)]
+        restore_all(parts, self._broker, wait=READERS_WAIT_S)
         return self
 
     def get(self, key: K, default: Any = UNSET) -> V | Any:

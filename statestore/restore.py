@@ -56,11 +56,14 @@ PIECE = 2_000
 STALLED_POLLS = 30
 """After so many long polls of a second without progress a restore gives up."""
 
-OPEN_POLLS = 16 * 60
-"""And after so many if it waits for a transaction to end: transaction.max.timeout.ms, and a minute."""
+OPEN_S = 16 * 60
+"""How long it waits for transactions to end, unless told otherwise: transaction.max.timeout.ms, and a minute."""
 
-SAID_POLLS = 3
-"""After so many it says that it waits for that."""
+READERS_WAIT_S = 30
+"""And how long who only reads the state waits for them."""
+
+SAID_AFTER_S = 3
+"""After so long it says that it waits for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +166,13 @@ def restore(
     progress: OnProgress | None = None,
     *,
     clock: Clock | None = None,
-    wait: bool = True,
+    wait: float = OPEN_S,
 ) -> Restored:
     """Bring `state` up to the end of what is committed in its changelog partition.
 
-    Where open transactions hide some of it this waits for them; without `wait` it ends before them, and
-    the state is good for reading only. Whoever wrote that partition before must have been fenced.
-    Raises CorruptLog, RequestTimedOut (the log stands still), and what the broker raises.
+    Where open transactions hide some of it this waits for them, `wait` seconds at the most; with 0 it ends
+    before them, and the state is good for reading only. Whoever wrote that partition before must have been
+    fenced. Raises CorruptLog, RequestTimedOut (the log stands still), and what the broker raises.
     """
     clock = clock or SystemClock()
     begun = clock.monotonic()
@@ -184,7 +187,7 @@ def restore(
             _log.info("the store of %s is made anew: %s", partition, plan.reason, extra=said)
             state.wipe()
         end = max(log.last_stable_offset, log.committed_end if wait else 0)
-        replay = _Replay(broker, partition, _origin(state, plan, log), end, progress, clock)
+        replay = _Replay(broker, partition, _origin(state, plan, log), end, wait, progress, clock)
         try:
             with closing(_ahead(replay.chunks())) as chunks:
                 state.refill(chunks)
@@ -209,14 +212,16 @@ def restore_all(
     progress: OnProgress | None = None,
     *,
     threads: int = 4,
+    wait: float = OPEN_S,
 ) -> list[Restored]:
     """Restore several partitions, `threads` of them at once. The first error is raised.
 
-    `progress` is called from all of these threads.
+    `progress` is called from all of these threads. `wait` is that of `restore`.
     """
     with ThreadPoolExecutor(threads, thread_name_prefix="restore") as pool:
         running = [
-            pool.submit(store.restore, broker, partition, progress) for store, partition in stores
+            pool.submit(store.restore, broker, partition, progress, wait=wait)
+            for store, partition in stores
         ]
         return [future.result() for future in running]
 
@@ -238,6 +243,7 @@ class _Replay:
         partition: TopicPartition,
         origin: Position,
         end: int,
+        wait: float,
         progress: OnProgress | None,
         clock: Clock,
     ) -> None:
@@ -245,6 +251,7 @@ class _Replay:
         self._partition = partition
         self._origin = origin
         self._end = end
+        self._wait = wait
         self._progress = progress
         self._clock = clock
         self._begun = clock.monotonic()
@@ -276,7 +283,7 @@ class _Replay:
     def _fetch(self) -> list[Batch]:
         at = {self._partition: self.position}
         stalled, waited = 0, 0
-        while stalled <= STALLED_POLLS and waited <= OPEN_POLLS:
+        while stalled <= STALLED_POLLS and waited <= self._wait:
             # The end is further on, so there is no need to wait; and where only markers are
             # left, a fetch that waits for records would wait in vain.
             timeout = 1.0 if stalled or waited else 0.0
@@ -292,7 +299,8 @@ class _Replay:
             else:
                 waited += 1
                 self._say_open(waited)
-        why = "a transaction is open there" if waited > OPEN_POLLS else "is the log's owner alive?"
+        is_open = "a transaction is open there, or the partition cannot be written since a failure"
+        why = "is the log's owner alive?" if stalled > STALLED_POLLS else is_open
         raise RequestTimedOut(
             f"restoring {self._partition} stands still at offset {self.position}, before its "
             f"end {self._end}; {why}"
@@ -300,7 +308,7 @@ class _Replay:
 
     def _say_open(self, waited: int) -> None:
         self._report(self.position)  # who listens may have it end here
-        if waited == SAID_POLLS:
+        if waited == SAID_AFTER_S:
             said = {"partition": str(self._partition), "offset": self.position}
             _log.warning(
                 "restoring %s waits for a transaction that is open from offset %d on: it is aborted when "

@@ -43,7 +43,7 @@ from statestore.expiry import Sweeper
 from statestore.keys import Never, key_codec
 from statestore.ordered import FIRST_KEY
 from statestore.reader import CommittedReader
-from statestore.restore import OnProgress, Restored, restore
+from statestore.restore import OPEN_S, OnProgress, Restored, restore
 from statestore.spec import UNSET, StoreSpec
 from statestore.unsized import Unsized
 from statestore.values import DELETED, UNSHARED, Packed, ValueCodec
@@ -395,7 +395,7 @@ class PartitionStore(Unsized, Generic[K, V]):
         changelog: TopicPartition,
         progress: OnProgress | None = None,
         *,
-        wait: bool = True,
+        wait: float = OPEN_S,
     ) -> Restored:
         """Bring the state up to what is committed in the changelog; see `statestore.restore`."""
         self.discard()

@@ -52,6 +52,8 @@ class Standbys:
         self._wanted: Wanted = {}
         self._copies: dict[TopicPartition, Copy] = {}
         self._at_work = threading.Lock()
+        self._choosing = threading.Lock()
+        """Held while what is wanted is changed: by the worker, or by who opens partitions for it."""
         self._interrupted = threading.Event()
         self._woken = threading.Event()
         self._closed = False
@@ -60,7 +62,8 @@ class Standbys:
 
     def follow(self, wanted: Wanted) -> None:
         """Keep copies of these, and of no others."""
-        self._wanted = dict(wanted)
+        with self._choosing:
+            self._wanted = dict(wanted)
         self._woken.set()
         if self._thread is None and wanted:
             self._thread = threading.Thread(
@@ -72,7 +75,9 @@ class Standbys:
         """Close the copies of these, at once: somebody is about to open them."""
         self._interrupted.set()
         with self._at_work:
-            self._wanted = {tp: spec for tp, spec in self._wanted.items() if tp not in changelogs}
+            with self._choosing:
+                others = {tp: spec for tp, spec in self._wanted.items() if tp not in changelogs}
+                self._wanted = others
             self._close(self._copies.keys() & set(changelogs))
             self._interrupted.clear()
 
@@ -111,7 +116,7 @@ class Standbys:
                 if copy is None:
                     store = self._folders.open_copy(spec, changelog.partition)
                     copy = self._copies[changelog] = Copy(store)
-                restored = copy.store.restore(self._broker, changelog, self._report(), wait=False)
+                restored = copy.store.restore(self._broker, changelog, self._report(), wait=0)
                 copy.offset = restored.position.offset
             except Interrupted:
                 return

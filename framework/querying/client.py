@@ -111,7 +111,8 @@ class Connection:
         if not partitions:
             raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")
         fleet = Fleet(app, self.broker, self._connections, self._clock, self._deadline)
-        return Committed(short, fleet, Folded(self.broker, topic, partitions), partitions)
+        folded = Folded(self.broker, topic, partitions, wait=self._deadline)
+        return Committed(short, fleet, folded, partitions)
 
     def close(self) -> None:
         """Let go of the log and of all workers; harmless when repeated."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from changelog.broker import Broker
 from changelog.records import TopicPartition
 from statestore.reader import Bounds
-from statestore.restore import restore_all
+from statestore.restore import READERS_WAIT_S, restore_all
 from statestore.spec import StoreSpec
 from statestore.store import AnyStore, open_store
 
@@ -17,10 +17,21 @@ class Folded:
     """Implements `Source`: each query first reads on to what is committed by now. Thread-safe."""
 
     def __init__(
-        self, broker: Broker, changelog: str, partitions: int, *, expired: bool = False
+        self,
+        broker: Broker,
+        changelog: str,
+        partitions: int,
+        *,
+        wait: float = READERS_WAIT_S,
+        expired: bool = False,
     ) -> None:
-        """With `expired` values whose time to live is over are found as well."""
+        """With `expired` values whose time to live is over are found as well.
+
+        `wait` is how many seconds a query waits for transactions that are open before something committed;
+        then it raises RequestTimedOut.
+        """
         self._broker = broker
+        self._wait = wait
         self._places = [TopicPartition(changelog, number) for number in range(partitions)]
         # Values with a time to live say so themselves; this takes them with and without.
         spec: StoreSpec[bytes, bytes] = StoreSpec(
@@ -55,7 +66,8 @@ class Folded:
             return sum(reader.approximate_num_entries() or 0 for reader in self._readers)
 
     def _read_on(self, partitions: Collection[int]) -> None:
-        restore_all([(self._parts[n], self._places[n]) for n in partitions], self._broker)
+        parts = [(self._parts[n], self._places[n]) for n in partitions]
+        restore_all(parts, self._broker, wait=self._wait)
 
 
 def _long_ago() -> int:

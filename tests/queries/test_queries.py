@@ -104,6 +104,26 @@ def test_a_wrong_name_says_what_there_is(
             connection.store(name)
 
 
+def test_a_transaction_that_a_dead_worker_left_open_takes_nobody_back(
+    log: Log, tmp_path: Path
+) -> None:
+    made = shop(log, state_dir=tmp_path / "state")
+    made.sales.append([("a", 1)])
+    made.app.run(until="idle")
+    with log.producer(transactional_id="dead") as dead, sl.connect(log, deadline=0.5) as connection:
+        dead.begin_transaction()
+        for number in range(PARTITIONS):
+            record = {"key": b"Qdead", "value": b"x"}
+            dead.append("shop-totals-changelog", [record], partition=number)
+        made.sales.append([("a", 2)])
+        made.app.run(until="idle")
+        totals = connection.store("shop/totals", value=dict)
+        with pytest.raises(RequestTimedOut, match="a transaction is open there"):
+            totals.get("a")
+        dead.abort_transaction()
+        assert totals["a"] == {"n": 2, "amount": 3}
+
+
 def test_nothing_of_a_handler_that_raises_is_ever_read(
     workers: list[Running], connection: sl.Connection, eventually: Eventually
 ) -> None:

@@ -204,7 +204,7 @@ def test_what_was_committed_behind_an_open_transaction_is_waited_for(
     dead = left_open(changelog)
     changelog.append([(b"Qa", b"\x02"), (b"Qb", b"\x02")])
     seen: list[Progress] = []
-    waits = restore_module.SAID_POLLS
+    waits = restore_module.SAID_AFTER_S
     end = Meanwhile(
         changelog.owner,
         *("fetch", waits + 3),
@@ -228,18 +228,17 @@ def test_a_copy_does_not_wait_for_what_others_have_left_open(changelog: Changelo
     left_open(changelog)
     changelog.append([(b"Qa", b"\x02")])
     store = in_memory()
-    store.restore(changelog.owner, changelog.partition, wait=False)
+    store.restore(changelog.owner, changelog.partition, wait=0)
     assert entries(store) == {"a": 1}
 
 
 def test_a_transaction_that_never_ends_is_not_waited_for_for_ever(
-    changelog: Changelog, monkeypatch: pytest.MonkeyPatch
+    changelog: Changelog,
 ) -> None:
-    monkeypatch.setattr(restore_module, "OPEN_POLLS", 5)
     left_open(changelog)
     changelog.append([(b"Qa", b"\x02")])
     with pytest.raises(RequestTimedOut, match="a transaction is open there"):
-        in_memory().restore(changelog.owner, changelog.partition)
+        in_memory().restore(changelog.owner, changelog.partition, wait=5)
 
 
 def test_a_plain_batch_behind_an_open_transaction_counts_as_committed(changelog: Changelog) -> None:
