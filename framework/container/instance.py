@@ -66,6 +66,10 @@ class TaskInstance:
         self.outboxes = {topic: Outbox(self.context) for topic in topics}
         self.failure: TaskFailed | None = None
         """Why it has stopped, if it has."""
+        self.is_started = False
+        """Whether its `init` has run, and what that has done is committed or is going to be."""
+        self._start_counts = False
+        """Whether it is committed."""
         self.counters = counters
         self._handled = self._skipped = self._dead_lettered = 0
         """Records since the last commit; those handled include the others."""
@@ -107,6 +111,7 @@ class TaskInstance:
         init = getattr(self._object, "init", None)
         if init is not None:
             yield from self._step(self._moment(), "init", init, self.context)
+        self.is_started = not self.has_failed()
         return 0
 
     def run(self, limit: int) -> int:
@@ -237,9 +242,13 @@ class TaskInstance:
             self.context.stream_time = self.timers.rebuild()
 
     def rewind(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Forget everything since the last commit; inputs go on at `positions`."""
+        """Forget everything since the last commit; inputs go on at `positions`.
+
+        If what `init` has done is not committed, it is to start once more.
+        """
         for store in self.all_stores:
             store.discard()
+        self.is_started = self._start_counts
         self._handled = self._skipped = self._dead_lettered = 0  # they come again
         self.after_commit()
         for source in self.inputs:
@@ -264,6 +273,7 @@ class TaskInstance:
             if box.keys:
                 box.clear()
         self.changed = False
+        self._start_counts = self.is_started
 
     def close(self) -> None:
         """Tell a class task that it is over, and let go of the stores."""

@@ -318,8 +318,10 @@ class Worker:
         if missing := allowed - self._tasks.held:
             self._tasks.open(missing)
         self._tasks.follow(place.standbys() - allowed)
-        for instance in self._tasks.ready():
-            self._drive(instance, instance.start())
+        self._tasks.ready()
+        for instance in self.instances:
+            if not (instance.is_started or instance.has_failed()):
+                self._drive(instance, instance.start())
 
     def _lost(self, error: MemberFenced | ProducerFenced) -> None:
         """Others may hold what this worker held: forget what is not committed, and join again."""

@@ -79,6 +79,32 @@ def test_a_commit_that_fails_is_made_again_and_counts_once(story: Story) -> None
         story.goes(plan)
 
 
+@pytest.mark.parametrize("plan", FAILURES[:-1])  # after the last one its partitions are opened anew
+def test_what_init_does_is_committed_once_whatever_fails(system: System, plan: Plan) -> None:
+    app = sl.App(f"{system.prefix}app", log=system.url, state_dir=system.state)
+    words, begun = app.topic(f"{system.prefix}words"), app.topic(f"{system.prefix}begun", value=int)
+    seen = app.store("seen", value=int, default=0)
+
+    @app.task(words, stores=[seen])
+    class Tally:
+        def init(self, context: sl.TaskContext) -> None:
+            seen["init"] += 1
+            begun.send("init", context.partition)
+
+        def process(self, record: sl.Record[str, Any]) -> None:
+            seen[record.key] += 1
+
+    with app:
+        app.prepare()
+        flaky = Flaky(app.broker)
+        words.append([("a", b""), ("a", b"")])
+        flaky.will(plan)
+        app.run(until="idle", progress=False, timeout=60)
+        assert flaky.is_done
+        assert app.query(seen).to_dict() == {"init": 1, "a": 2}
+        assert len(begun.to_polars()) == 1
+
+
 def test_a_worker_whose_producer_is_taken_over_says_so_and_joins_again(
     story: Story, system: System, caplog: pytest.LogCaptureFixture
 ) -> None:

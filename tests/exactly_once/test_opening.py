@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,3 +139,25 @@ def test_who_has_dropped_all_says_that_it_holds_nothing_once_others_are_to_have_
         driver.worker.cycle()
         driver.worker.cycle()
         assert place.told == [{("words", 0)}, frozenset()]
+
+
+def test_an_init_that_is_cut_short_is_done_again_and_keeps_nobody_from_theirs(
+    tmp_path: Path,
+) -> None:
+    app = sl.App("app", log=tmp_path)
+    words = app.topic("words", value=int, partitions=2)
+    begun = app.store("begun", value=int, default=0)
+    fails = [DiskFull("no room")]
+
+    @app.task(words, stores=[begun])
+    class Counting:
+        def init(self, context: sl.TaskContext) -> None:
+            begun[str(context.partition)] += 1
+            if fails:
+                raise fails.pop()
+
+        def process(self, record: sl.Record[str, int]) -> None: ...
+
+    app.run(until="idle", timeout=60, progress=False)
+    assert not fails
+    assert app.query(begun).to_dict() == {"0": 1, "1": 1}
