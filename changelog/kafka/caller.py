@@ -14,6 +14,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from changelog.kafka.callbacks import called
+
 T = TypeVar("T")
 
 
@@ -41,7 +43,7 @@ def _make(calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> N
     while (asked := calls.get()) is not None:
         answer, call = asked
         try:
-            answer.set_result(call())
+            answer.set_result(called(call))
         except BaseException as error:
             answer.set_exception(error)
         del asked, answer, call

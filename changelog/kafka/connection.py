@@ -23,6 +23,7 @@ from changelog.errors import (
     Unauthenticated,
 )
 from changelog.kafka.address import Cluster
+from changelog.kafka.callbacks import in_callback
 from changelog.kafka.failures import failure, failure_of
 from changelog.kafka.heard import Heard
 
@@ -95,6 +96,7 @@ class Connection:
         except KafkaException as error:
             raise InvalidConfig(f"{self.cluster.name}: {error.args[0].str()}") from error
 
+    @in_callback
     def _note(self, error: KafkaError) -> None:
         """What goes on in the background: the calls that it concerns are told as well."""
         self._heard.event(error)

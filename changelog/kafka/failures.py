@@ -73,7 +73,7 @@ _TYPES: tuple[tuple[type[StrandlineError], str, str], ...] = (
     ),
     (
         ProducerFenced,
-        "_FENCED PRODUCER_FENCED INVALID_PRODUCER_EPOCH INVALID_PRODUCER_ID_MAPPING",
+        "_FATAL _FENCED PRODUCER_FENCED INVALID_PRODUCER_EPOCH INVALID_PRODUCER_ID_MAPPING",
         (
             "another producer with the same transactional id took over, or the transaction was open "
             "for longer than transaction.timeout.ms"

@@ -20,6 +20,7 @@ import threading
 from confluent_kafka import KafkaError
 
 from changelog.clock import Clock
+from changelog.kafka.callbacks import in_callback
 from changelog.rarely import Rarely
 
 EVERY_SECONDS = 30.0
@@ -67,6 +68,7 @@ class Heard:
         self._cause_at = 0.0
         self._answered_at = -QUIET_SECONDS
 
+    @in_callback
     def log(self, level: int, _form: str, kind: str, client: str, text: str) -> None:
         """Take a line, as the `logger` of a client of confluent-kafka's."""
         if kind == "FAIL":
@@ -77,6 +79,7 @@ class Heard:
         said = f"{self._name}: librdkafka: {kind}: {plain(text)}"
         self._note(kind, said, level, client=client)
 
+    @in_callback
     def event(self, error: KafkaError) -> None:
         """Take an event, as the `error_cb` of a client."""
         code = error.code()

@@ -32,6 +32,7 @@ from changelog.errors import (
     TransactionAborted,
 )
 from changelog.groups import Grant, Subscription
+from changelog.kafka.callbacks import called, in_callback
 from changelog.kafka.connection import DEADLINE_S, Connection
 from changelog.kafka.units import Unit
 from changelog.records import TopicPartition
@@ -220,7 +221,7 @@ class Member:
         """Everything that librdkafka's consumer is asked, it is asked here."""
         try:
             while not self.is_over:
-                message = self._consumer.poll(POLL_S)
+                message = called(lambda: self._consumer.poll(POLL_S))
                 if message is not None:
                     self._note(message)
                 self._answer()
@@ -233,7 +234,7 @@ class Member:
         finally:
             self._answer()
             with contextlib.suppress(KafkaException, RuntimeError):
-                self._consumer.close()
+                called(self._consumer.close)
 
     def _note(self, message: Message) -> None:
         """What went wrong: outages pass, and librdkafka goes on by itself."""
@@ -265,6 +266,7 @@ class Member:
             except BaseException as error:
                 answer.set_exception(error)
 
+    @in_callback
     def _assigned(self, consumer: Consumer, partitions: Sequence[KafkaPartition]) -> None:
         with self._changed:
             if not self._cooperative:
@@ -274,6 +276,7 @@ class Member:
         # Nothing is assigned to librdkafka itself, or it would read.
         consumer.incremental_assign([]) if self._cooperative else consumer.assign([])
 
+    @in_callback
     def _revoked(self, consumer: Consumer, partitions: Sequence[KafkaPartition]) -> None:
         units = {(one.topic, one.partition) for one in partitions}
         with self._changed:
@@ -308,6 +311,7 @@ class Member:
                 )
         self._gives_up = _NONE
 
+    @in_callback
     def _lost(self, consumer: Consumer, _partitions: Sequence[KafkaPartition]) -> None:
         self._fail(
             MemberFenced(

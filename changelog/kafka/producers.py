@@ -15,6 +15,7 @@ import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from typing import NamedTuple
 
 from changelog.clock import Clock
@@ -220,7 +221,7 @@ class _Written:
                 self._untold.discard(key)
                 return found._replace(duplicate=False)
             if found is None and (key.partition, key.producer) in self._unknown:
-                raise self._unknown[key.partition, key.producer]
+                raise copy(self._unknown[key.partition, key.producer])
             return found
 
     def settle(self, request: Append, outcome: Outcome) -> None:
@@ -231,7 +232,8 @@ class _Written:
                 self._appended(key, request, outcome)
                 self._untold.add(key)
             elif not isinstance(outcome, InvalidRequest):
-                self._unknown[key.partition, key.producer] = outcome
+                # Not the one that is raised: that comes to hold everything on the stack.
+                self._unknown[key.partition, key.producer] = copy(outcome)
                 while len(self._unknown) > _MANY * _MANY:
                     del self._unknown[next(iter(self._unknown))]
 

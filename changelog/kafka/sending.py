@@ -19,6 +19,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from copy import copy
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from changelog.errors import (
     RequestTimedOut,
     StrandlineError,
 )
+from changelog.kafka.callbacks import called, in_callback
 from changelog.kafka.connection import DEADLINE_S, Connection
 from changelog.kafka.failures import error_of, failure
 from changelog.records import Appended, TopicPartition
@@ -41,6 +43,8 @@ DELIVERY_MS = 30_000
 """How long librdkafka tries, where the URL does not say (`message.timeout.ms`)."""
 FLUSH_S = 0.5
 """How long Python is away in one call: so long Ctrl-C has to wait."""
+DISCARDS = 5
+"""So often it is waited for the reports of what was given up: a fatal error comes instead of them."""
 MAX_RECORDS = 1_000_000
 """Of a batch: librdkafka's limit."""
 EARLIEST_MS = 1
@@ -109,39 +113,47 @@ class Sending:
         doing = f"appending to {batch.partition}"
         sent = _Sent(batch, self._connection.where(doing))
         if sent.refused is None:
-            try:
-                self._produce(batch, sent)
-            except (KafkaException, BufferError, ValueError, TypeError) as error:
+            refusal = self._produce(batch, sent)
+            if refusal is not None:
                 # What was taken in of this batch, and of those before it in the wave, is still here.
                 self.discard()
-                sent.refused = self._connection.failure_of(error, doing)
+                sent.refused = self._connection.failure_of(self._reason(refusal), doing)
         return sent
 
-    def _produce(self, batch: Outgoing, sent: _Sent) -> None:
+    def _produce(self, batch: Outgoing, sent: _Sent) -> Exception | None:
+        """Hand over a batch; why it was refused, if it was."""
         try:
-            _produce(self.producer, batch, sent)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
-                raise
-            # The caller has seen that there is one: librdkafka has not heard of it yet.
-            self.producer.list_topics(batch.partition.topic, timeout=DEADLINE_S)
-            _produce(self.producer, batch, sent)
+            try:
+                _produce(self.producer, batch, sent)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
+                    raise
+                # The caller has seen that there is one: librdkafka has not heard of it yet.
+                self.producer.list_topics(batch.partition.topic, timeout=DEADLINE_S)
+                _produce(self.producer, batch, sent)
+        except (KafkaException, BufferError, ValueError, TypeError) as error:
+            return error.with_traceback(None)
+        return None
+
+    def _reason(self, error: Exception) -> Exception:
+        """What has ended this producer, if it is refused since it has come to its end."""
+        found = error_of(error)
+        is_over = found is not None and found.code() == KafkaError._FATAL
+        return KafkaException(self.fatal) if is_over and self.fatal is not None else error
 
     def discard(self) -> None:
         """Give up whatever librdkafka has not sent."""
         self.producer.purge(in_queue=True, in_flight=True)
-        self._flush()
+        attempts = iter(range(DISCARDS))
+        while self._flush() and next(attempts, None) is not None:
+            pass
 
     def _flush(self) -> int:
         """Send what waits, and serve reports for a while; how many are still to come."""
         try:
-            return int(self.producer.flush(FLUSH_S))
-        except (KafkaException, SystemError) as raised:
-            # confluent-kafka raises a fatal error out of any call, even around a report.
-            error = error_of(raised) or error_of(raised.__cause__ or raised)
-            if error is None:
-                raise
-            self.fatal = error
+            return int(called(lambda: self.producer.flush(FLUSH_S)))
+        except KafkaException as raised:
+            self.fatal = raised.args[0]
             return len(self.producer)
 
 
@@ -154,6 +166,7 @@ class _Sent:
         self._ends: list[tuple[KafkaError | None, int]] = []
         self.refused = _refusal(batch, where)
 
+    @in_callback
     def report(self, error: KafkaError | None, message: Message) -> None:
         """Called by librdkafka, within `flush`."""
         offset = message.offset()
@@ -162,7 +175,9 @@ class _Sent:
     def outcome(self, fatal: KafkaError | None, cause: str) -> Outcome:
         """What came of it; `cause` is what connections were last in trouble with."""
         if self.refused is not None:
-            return self.refused
+            # A copy, since one that is raised comes to hold the producer, which may hold this for good:
+            # librdkafka keeps reports that nobody has fetched.
+            return copy(self.refused)
         for error, _ in self._ends:
             if error is not None:
                 # What has ended the producer says why it was not even sent.

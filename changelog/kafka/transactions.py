@@ -143,14 +143,18 @@ class Transactions:
     def close(self) -> None:
         """Abort what is open, as far as the cluster lets it."""
         with self.lock:
-            if self._open and self._dead is None:
-                try:
-                    self._in_time(lambda: self._sending.producer.abort_transaction(DEADLINE_S))
-                except (KafkaException, ProducerFenced):
-                    self._sending.discard()  # the cluster aborts it when its time is over
+            if self._open and self._dead is None and not self._is_aborted():
+                self._sending.discard()  # the cluster aborts it when its time is over
             self._open = False
             self._caller.close()
             self._dead = self._dead or ProducerFenced(f"producer {self._name!r} was closed")
+
+    def _is_aborted(self) -> bool:
+        try:
+            self._in_time(lambda: self._sending.producer.abort_transaction(DEADLINE_S))
+        except (KafkaException, ProducerFenced):
+            return False
+        return True
 
     # What may happen when -------------------------------------------------------------
 
