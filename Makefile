@@ -38,7 +38,7 @@ test: $(STAMP)  ## All tests, in JOBS processes (default 2; ARGS='-k name' for s
 quick: $(STAMP)  ## The tests that take no JVM and no patience
 	$(PYTEST) -m 'not slow and not spark' $(ARGS)
 
-battery: $(STAMP)  ## Every step as a crash point, and 200 processes killed (some 30 minutes on 2 cores)
+battery: $(STAMP)  ## Every step as a crash point, and 200 processes killed (more than an hour on 2 cores)
 	$(BIN)/python -m tests.crash.battery $(ARGS)
 	STRANDLINE_KILLS=200 $(PYTEST) tests/crash/test_kills.py
 
