@@ -6,12 +6,13 @@
        after each fetch: is a deletion missing from it? before any of it is kept
     4  look at the changelog once more: what was decided must still hold
 
-What does not hold begins again. The end lies behind all that was committed when it was captured: whoever
-asked for the committed offsets before has every change that was committed with them, even if someone who died
-has left a transaction open before it; the replay then waits until that is aborted. The end is where the reader's position arrives, not a record's
-offset: the last records before it may be markers, aborted, or compacted away. Each chunk is
-reduced to the last record of each key, sorted, and written together with the position it reaches,
-so a restore that is cut short goes on from there. Writing a chunk, sorting the next and reading
+What does not hold begins again. The end lies behind all that was committed when it was captured:
+whoever asked for the committed offsets before has every change that was committed with them, even
+if someone who died has left a transaction open before it; the replay then waits until that is
+aborted. The end is where the reader's position arrives, not a record's offset: the last records
+before it may be markers, aborted, or compacted away. Each chunk is reduced to the last record of
+each key, sorted, and written together with the position it reaches, so a restore that is cut short
+goes on from there. Writing a chunk, sorting the next and reading
 the one after that run beside each other: reading and sorting work on columns, without the
 interpreter, and keys and values become objects of Python only where they are written, which
 cannot do without it. Reading has a thread of its own because it needs the interpreter often, and
@@ -287,9 +288,8 @@ class _Replay:
             # The end is further on, so there is no need to wait; and where only markers are
             # left, a fetch that waits for records would wait in vain.
             timeout = 1.0 if stalled or waited else 0.0
-            fetched = self._broker.fetch(at, max_bytes=FETCH_BYTES, timeout=timeout)[
-                self._partition
-            ]
+            found = self._broker.fetch(at, max_bytes=FETCH_BYTES, timeout=timeout)
+            fetched = found[self._partition]
             if fetched.next_offset > self.position:
                 self._check_complete()
                 self.position = fetched.next_offset

@@ -229,7 +229,6 @@ class GroupCommit:
         owing = [ticket for ticket in tickets if ticket.owed]
         if owing:
             self._mark(owing)
-        self._tell(tickets)  # again, since a partition that was owed one may be gone
 
     def _tell(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
@@ -241,8 +240,9 @@ class GroupCommit:
 
     def _take_settled(self) -> list[Ticket]:
         fsync = self.environment.durability == "fsync"
+        # Again: whoever marked them may have been interrupted, or a partition that was owed one be gone.
+        self._tell(self._unsettled)
         settled = [ticket for ticket in self._unsettled if ticket.is_settled(fsync=fsync)]
-        self._tell(settled)  # for good, if whoever marked them was interrupted before he had
         self._unsettled = [ticket for ticket in self._unsettled if ticket not in settled]
         return settled
 

@@ -79,9 +79,8 @@ class Heard:
         said = f"{self._name}: librdkafka: {kind}: {plain(text)}"
         self._note(kind, said, level, client=client)
 
-    @in_callback
     def event(self, error: KafkaError) -> None:
-        """Take an event, as the `error_cb` of a client."""
+        """Take an event, from the `error_cb` of a client."""
         code = error.code()
         if code != KafkaError._ALL_BROKERS_DOWN:
             self._is_cause(error.str())

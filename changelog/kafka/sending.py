@@ -43,8 +43,8 @@ DELIVERY_MS = 30_000
 """How long librdkafka tries, where the URL does not say (`message.timeout.ms`)."""
 FLUSH_S = 0.5
 """How long Python is away in one call: so long Ctrl-C has to wait."""
-DISCARDS = 5
-"""So often it is waited for the reports of what was given up: a fatal error comes instead of them."""
+DISCARDS = 6
+"""So often at most it is waited for the reports of what was given up: a fatal error comes instead of them."""
 MAX_RECORDS = 1_000_000
 """Of a batch: librdkafka's limit."""
 EARLIEST_MS = 1
@@ -113,27 +113,26 @@ class Sending:
         doing = f"appending to {batch.partition}"
         sent = _Sent(batch, self._connection.where(doing))
         if sent.refused is None:
-            refusal = self._produce(batch, sent)
+            refusal: Exception | None = None
+            try:
+                self._produce(batch, sent)
+            except (KafkaException, BufferError, ValueError, TypeError) as error:
+                refusal = error.with_traceback(None)
             if refusal is not None:
                 # What was taken in of this batch, and of those before it in the wave, is still here.
                 self.discard()
                 sent.refused = self._connection.failure_of(self._reason(refusal), doing)
         return sent
 
-    def _produce(self, batch: Outgoing, sent: _Sent) -> Exception | None:
-        """Hand over a batch; why it was refused, if it was."""
+    def _produce(self, batch: Outgoing, sent: _Sent) -> None:
         try:
-            try:
-                _produce(self.producer, batch, sent)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
-                    raise
-                # The caller has seen that there is one: librdkafka has not heard of it yet.
-                self.producer.list_topics(batch.partition.topic, timeout=DEADLINE_S)
-                _produce(self.producer, batch, sent)
-        except (KafkaException, BufferError, ValueError, TypeError) as error:
-            return error.with_traceback(None)
-        return None
+            _produce(self.producer, batch, sent)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
+                raise
+            # The caller has seen that there is one: librdkafka has not heard of it yet.
+            self.producer.list_topics(batch.partition.topic, timeout=DEADLINE_S)
+            _produce(self.producer, batch, sent)
 
     def _reason(self, error: Exception) -> Exception:
         """What has ended this producer, if it is refused since it has come to its end."""
@@ -144,9 +143,9 @@ class Sending:
     def discard(self) -> None:
         """Give up whatever librdkafka has not sent."""
         self.producer.purge(in_queue=True, in_flight=True)
-        attempts = iter(range(DISCARDS))
-        while self._flush() and next(attempts, None) is not None:
-            pass
+        for _ in range(DISCARDS):
+            if not self._flush():
+                break
 
     def _flush(self) -> int:
         """Send what waits, and serve reports for a while; how many are still to come."""

@@ -178,14 +178,14 @@ class TaskManager:
         """Wait for an opening to end."""
         wait([opening.result for opening in self._openings], seconds)
 
-    def ready(self) -> list[TaskInstance]:
+    def ready(self) -> None:
         """Those that an opening has brought back join those at work: all of them, or none.
 
         Raises why one could not be opened; its partitions are not held then. What the next opening
         gives comes with the next call, so that its failure keeps nobody from what has arrived.
         """
         if not self._openings or not self._openings[0].result.done():
-            return []
+            return
         parts, committed = self._openings.pop(0).result.result()
         arrived: list[TaskInstance] = []
         try:
@@ -197,7 +197,6 @@ class TaskManager:
             raise
         self.committed.update(committed)
         self.instances += arrived
-        return arrived
 
     def close(self, partitions: Collection[TopicPartition]) -> None:
         """Give these partitions up: what is committed goes to the engines first."""

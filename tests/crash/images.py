@@ -194,10 +194,9 @@ EVERY_SPARED = 50
 class Tried:
     """What openings have left, so that a life need not be lived again that begins like another.
 
-    The deaths compared are of moments between which nobody learned anything, or within one recovery, so
-    everybody knows the same. If
-    the files are the same too when the log is open, and readers were shown the same, so is what
-    comes after. Of a temporary file that a crash has left it only counts that it is there: it is
+    The deaths compared are of moments between which nobody learned anything, or within one recovery,
+    so everybody knows the same. If the files are the same too when the log is open, and readers were
+    shown the same, so is what comes after. Of a temporary file that a crash has left it only counts that it is there: it is
     removed before its place is taken, and read by nobody.
     """
 
