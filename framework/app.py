@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 from changelog import location
 from changelog.broker import Broker
 from changelog.clock import Clock, SystemClock
+from changelog.closing import Closing
 from changelog.errors import InvalidConfig
 from framework.aggregates import Counter, Grouped
 from framework.container import running
@@ -438,7 +438,7 @@ class App:
         """Let go of the log; harmless when repeated."""
         with self._opening:
             if self._opened is not None:
-                self._opened.close()
+                self._closing()
                 self._opened = None
 
     def __enter__(self) -> Self:
@@ -455,7 +455,7 @@ class App:
         with self._opening:
             if self._opened is None:
                 self._opened = running.open_log(self)
-                weakref.finalize(self, self._opened.close)
+                self._closing = Closing(self, self._opened.close)
             return self._opened.broker
 
     def producer(self, transactional_id: str | None = None) -> Producer:

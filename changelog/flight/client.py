@@ -8,7 +8,6 @@ that may be repeated should be.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from changelog.cleaning import CleaningStatus
 from changelog.clock import Clock, SystemClock
+from changelog.closing import Closing
 from changelog.flight import requests
 from changelog.flight.connection import Connection, Target
 from changelog.flight.files import FileReader
@@ -67,7 +67,7 @@ class FlightBroker:
         self.pins = FlightPins(self._connection, storage)
         self._clock = clock or SystemClock()
         keep_in_child(self, self._connection)
-        self._release = weakref.finalize(self, self._connection.close)
+        self._closing = Closing(self, self._connection.close)
 
     @property
     def lost(self) -> bool:
@@ -251,7 +251,7 @@ class FlightBroker:
         self._ask(requests.LeaveGroup(member))
 
     def close(self) -> None:
-        self._release()
+        self._closing()
 
     def _ask(self, request: Request) -> Any:
         return self._connection.ask(request)

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -28,6 +28,7 @@ import pyarrow as pa
 from changelog.broker import Broker
 from changelog.cleaning import CleaningStatus
 from changelog.clock import Clock, SystemClock
+from changelog.closing import Closing
 from changelog.errors import (
     InvalidTxnState,
     OwnerUnavailable,
@@ -101,7 +102,8 @@ class FailoverBroker:
         keep_in_child(self, self._connections)
         with self._whole_time_told():
             self._connections.current(deadline)
-        self._release = weakref.finalize(self, _close_unless_forked, self._connections, self._fork)
+        close = partial(_close_unless_forked, self._connections, self._fork)
+        self._closing = Closing(self, close)
 
     @property
     def owning(self) -> bool:
@@ -326,7 +328,7 @@ class FailoverBroker:
         self._repeated(lambda attempt: attempt.broker.leave_group(member))
 
     def close(self) -> None:
-        self._release()
+        self._closing()
 
     # Connecting and repeating ---------------------------------------------------------
 
