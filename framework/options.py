@@ -29,7 +29,7 @@ class Options:
     poll_ms: int = 100
     """The longest wait for new records at a time; a stop is noticed after it."""
     restore_threads: int = 4
-    """How many stores are restored at once."""
+    """How many partitions' stores are restored at once."""
     session_timeout_ms: int = 10_000
     """A worker that was not heard of for so long has lost its partitions to the others."""
     max_poll_interval_ms: int = 300_000

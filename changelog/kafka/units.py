@@ -7,7 +7,7 @@ that are to be shared out as one (`Subscription.together`) mean nothing to them.
     something is           members subscribe to one topic, `<group>-members`, which has a partition for
                            each unit; whoever is given it has all partitions that the unit stands for
 
-Unit u of L leads (`changelog.embedded.groups.together`) is number u // L of lead u % L. So a topic that
+Unit u of L leads (`changelog.together`) is number u // L of lead u % L. So a topic that
 gets more partitions moves none of the units that there were.
 """
 
@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from changelog.embedded.groups.together import Leads
 from changelog.groups import Subscription
 from changelog.records import TopicPartition
+from changelog.together import Leads
 
 SUFFIX = "-members"
 Unit = tuple[str, int]

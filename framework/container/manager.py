@@ -1,7 +1,7 @@
 """The task instances of the partitions that a worker holds: brought back, at work, given up.
 
-    open     read where the tasks go on · open their stores · restore them; on another thread, so
-             that partitions which are there already go on meanwhile
+    open     read where the tasks go on · open their stores · restore them; on other threads, so
+             that partitions which are there already go on meanwhile, and none waits for another
     ready    those that are brought back join those at work
     close    checkpoint and let go, so that the next holder finds everything
     drop     let go of all at once: whatever was not committed is void
@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from changelog.clock import Clock
 from changelog.errors import StorageFailed
 from changelog.metrics import Reading
 from changelog.records import CommittedOffset, PartitionOffsets, TopicInfo, TopicPartition
+from changelog.together import Leads
 from framework.container.folders import StoreFolders
 from framework.container.gauges import StableEnds, gauges
 from framework.container.inputs import Input
@@ -30,11 +30,12 @@ from framework.container.instance import TaskInstance
 from framework.container.metrics import WorkerCounters
 from framework.container.outage import patiently
 from framework.container.positions import position_of
-from framework.container.restore import OnRestore, RestoreProgress, restore_stores
+from framework.container.restore import OnRestore, Restoring
 from framework.container.standbys import Standbys
 from framework.querying.endpoint import Endpoint
 from framework.task import TaskSpec
 from framework.topic import Topic
+from statestore.restore import Progress
 from statestore.spec import AnySpec
 from statestore.store import AnyStore
 
@@ -45,8 +46,8 @@ Committed = Mapping[TopicPartition, CommittedOffset]
 Ends = Mapping[TopicPartition, PartitionOffsets]
 NONE: Partitions = frozenset()
 LOCK_PATIENCE_S = 2.0
-"""How long the locks of stores are waited for, all together. Whoever held a partition before has
-let go, is dead, or is stalled; after a change of the log's owner it may take him a moment."""
+"""How long the locks of stores are waited for, from when their partitions were shared out. Whoever
+held them has let go, is dead, or is stalled; after a change of the log's owner it may take him a moment."""
 
 
 class Abandoned(Exception):
@@ -77,9 +78,13 @@ class BroughtBack(NamedTuple):
 
 @dataclass(eq=False)
 class Opening:
-    """Instances on their way."""
+    """Instances on their way: those of the partitions that have to begin together."""
 
     partitions: Partitions
+    restoring: Restoring
+    """What was shared out with them."""
+    deadline: float
+    """Until when locks of stores are waited for."""
     result: Future[BroughtBack] = field(default_factory=Future)
     abandoned: bool = False
 
@@ -116,8 +121,6 @@ class TaskManager:
         """All input partitions of the app."""
         self.stands_by: Partitions = NONE
         """Input partitions that others hold, and of whose stores it keeps copies."""
-        self.remaining = 0
-        """Offsets that a restore has before it."""
         self._app = app
         self._tasks = tasks
         self._topics = topics
@@ -125,10 +128,12 @@ class TaskManager:
         self._broker = broker
         self._clock = clock
         self._folders = folders
-        self._restore_threads = restore_threads
         self._on_restore = on_restore
         self._openings: list[Opening] = []
-        self._pool = ThreadPoolExecutor(1, "strandline-restore") if in_background else None
+        self._together = Leads([topic.name for topic in task.inputs] for task in tasks)
+        self._pool = (
+            ThreadPoolExecutor(restore_threads, "strandline-restore") if in_background else None
+        )
         self._standbys = Standbys(broker, clock, folders)
         self.counters = counters
         """Of the worker."""
@@ -145,19 +150,29 @@ class TaskManager:
     def is_opening(self) -> bool:
         return bool(self._openings)
 
+    @property
+    def remaining(self) -> int:
+        """Offsets that restores have before them."""
+        return sum(one.remaining for one in {opening.restoring for opening in [*self._openings]})
+
     def open(self, partitions: Collection[TopicPartition]) -> None:
-        """Begin to bring back the tasks of these partitions."""
+        """Begin to bring back the tasks of these partitions, of each number by themselves."""
         self.counters.rebalances["assigned"].add()
-        opening = Opening(frozenset(partitions))
         self._say("app %s takes up %s", partitions)
-        self._openings.append(opening)
-        if self._pool is not None:
-            opening.result = self._pool.submit(self._bring_back, opening)
-            return
-        try:
-            opening.result.set_result(self._bring_back(opening))
-        except BaseException as error:
-            opening.result.set_exception(error)
+        units = self._together.split(partitions)
+        stores = len(self._changelogs(frozenset(partitions)))
+        restoring = Restoring(stores, len(units), self._clock, self._on_restore)
+        deadline = self._clock.monotonic() + LOCK_PATIENCE_S
+        openings = [Opening(unit, restoring, deadline) for unit in units]
+        self._openings += openings
+        for opening in openings:
+            if self._pool is not None:
+                opening.result = self._pool.submit(self._bring_back, opening)
+                continue
+            try:
+                opening.result.set_result(self._bring_back(opening))
+            except BaseException as error:
+                opening.result.set_exception(error)
 
     def follow(self, partitions: Partitions) -> None:
         """Keep copies of the stores of these, which others hold."""
@@ -175,18 +190,20 @@ class TaskManager:
         return [*self.counters.readings(), *gauges(self._app, self, self._ends)]
 
     def wait(self, seconds: float) -> None:
-        """Wait for an opening to end."""
+        """Wait for all openings to end."""
         wait([opening.result for opening in self._openings], seconds)
 
     def ready(self) -> None:
-        """Those that an opening has brought back join those at work: all of them, or none.
+        """Those that were brought back join those at work: of one opening all of them, or none.
 
-        Raises why one could not be opened; its partitions are not held then. What the next opening
-        gives comes with the next call, so that its failure keeps nobody from what has arrived.
+        Raises why one could not be opened, after all others; its partitions are not held then.
         """
-        if not self._openings or not self._openings[0].result.done():
-            return
-        parts, committed = self._openings.pop(0).result.result()
+        over = [opening for opening in self._openings if opening.result.done()]
+        for opening in sorted(over, key=lambda one: one.result.exception() is not None):
+            self._openings.remove(opening)
+            self._welcome(*opening.result.result())
+
+    def _welcome(self, parts: Sequence[Parts], committed: Committed) -> None:
         arrived: list[TaskInstance] = []
         try:
             for part in parts:
@@ -197,13 +214,13 @@ class TaskManager:
             raise
         self.committed.update(committed)
         self.instances += arrived
+        self.instances.sort(key=lambda one: (self._tasks.index(one.spec), one.partition))
 
     def close(self, partitions: Collection[TopicPartition]) -> None:
         """Give these partitions up: what is committed goes to the engines first."""
         self.counters.rebalances["revoked"].add()
         self._say("app %s gives up %s", partitions)
-        for opening in [o for o in self._openings if not o.partitions.isdisjoint(partitions)]:
-            self._abandon(opening)
+        self._abandon([o for o in self._openings if not o.partitions.isdisjoint(partitions)])
         leaving = [i for i in self.instances if not _inputs(i).isdisjoint(partitions)]
         self.rest(leaving)
         for instance in leaving:
@@ -250,32 +267,38 @@ class TaskManager:
             self._queries.close()
 
     def _end(self, end: Callable[[TaskInstance], None]) -> None:
-        for opening in list(self._openings):
-            self._abandon(opening)
+        self._abandon(list(self._openings))
         instances, self.instances = self.instances, []
         self.committed.clear()
         for instance in instances:
             end(instance)
 
-    # On another thread ----------------------------------------------------------------
+    # On other threads -----------------------------------------------------------------
 
     def _bring_back(self, opening: Opening) -> BroughtBack:
+        parts: list[Parts] = []
+        try:
+            try:
+                committed = self._make(opening, parts)
+                self._restore(opening, parts)
+            finally:
+                self._ended(opening)
+        except BaseException:
+            _release(parts)
+            raise
+        return BroughtBack(parts, committed)
+
+    def _make(self, opening: Opening, parts: list[Parts]) -> Committed:
+        """Add to `parts` what is to be restored; what is committed of its inputs."""
         self._standbys.let_go(self._changelogs(opening.partitions))
         # Waits for open transactions with offsets of these partitions: their last holder's.
         committed = patiently(
             lambda: self._broker.committed(self._app, opening.partitions), lambda: opening.abandoned
         )
         ends = self._broker.offsets(opening.partitions)
-        deadline = self._clock.monotonic() + LOCK_PATIENCE_S
-        parts: list[Parts] = []
-        try:
-            for spec, number in self._wanted(opening.partitions):
-                parts.append(self._parts(spec, number, committed, ends, deadline))
-            self._restore(opening, parts)
-        except BaseException:
-            _release(parts)
-            raise
-        return BroughtBack(parts, committed)
+        for spec, number in self._wanted(opening.partitions):
+            parts.append(self._parts(spec, number, committed, ends, opening.deadline))
+        return committed
 
     def _wanted(self, partitions: Partitions) -> list[tuple[TaskSpec, int]]:
         """The tasks, and the number of the partition, that these partitions are the input of."""
@@ -318,27 +341,22 @@ class TaskManager:
         return parts
 
     def _restore(self, opening: Opening, parts: Sequence[Parts]) -> None:
-        def report(progress: RestoreProgress) -> None:
-            self.remaining = progress.remaining
+        def report(progress: Progress) -> None:
             if opening.abandoned:
                 raise Abandoned
-            if self._on_restore is not None:
-                self._on_restore(progress)
+            opening.restoring.report(progress)
 
-        stores = [
-            (store, TopicPartition(store.spec.changelog_topic(self._app), part.number))
-            for part in parts
-            for store in part.all_stores
-        ]
-        counting = self.counters.restores.timed() if stores else nullcontext()
-        try:
-            with counting:
-                done = restore_stores(
-                    stores, self._broker, threads=self._restore_threads, on_restore=report
-                )
-        finally:
-            self.remaining = 0
-        self.counters.restored.add(done.records)
+        for part in parts:
+            for store in part.all_stores:
+                changelog = TopicPartition(store.spec.changelog_topic(self._app), part.number)
+                with self.counters.restores.timed():
+                    done = store.restore(self._broker, changelog, report)
+                self.counters.restored.add(done.records)
+
+    def _ended(self, opening: Opening) -> None:
+        done = opening.restoring.ended()
+        if done is None:
+            return
         _log.info(
             "app %s has %d store partitions back: %d records replayed in %.3f s",
             *(self._app, done.partitions, done.records, done.seconds),
@@ -350,13 +368,18 @@ class TaskManager:
             },
         )
 
-    def _abandon(self, opening: Opening) -> None:
+    def _abandon(self, openings: Sequence[Opening]) -> None:
         """Let go of what is on its way."""
-        opening.abandoned = True
-        self._openings.remove(opening)
-        wait([opening.result])
-        if opening.result.exception() is None:
-            _release(opening.result.result().parts)
+        for opening in openings:
+            opening.abandoned = True
+            self._openings.remove(opening)
+        begun = [opening for opening in openings if not opening.result.cancel()]
+        wait([opening.result for opening in begun])
+        for opening in openings:
+            if opening not in begun:
+                self._ended(opening)
+            elif opening.result.exception() is None:
+                _release(opening.result.result().parts)
 
     def _say(self, what: str, partitions: Collection[TopicPartition]) -> None:
         names = list(map(str, sorted(partitions)))

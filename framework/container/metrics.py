@@ -55,7 +55,7 @@ REBALANCES = Metric(
     ("app", "change"),
 )
 RESTORE = Metric(
-    "strandline_restore_seconds", "histogram", "How long bringing back stores took.", ("app",)
+    "strandline_restore_seconds", "histogram", "How long bringing back a store's partition took.", ("app",)
 )
 RESTORED = Metric(
     "strandline_restore_records_total", "counter", "Changelog records replayed.", ("app",)

@@ -1,17 +1,16 @@
-"""Restoring the stores of a worker, several at once, with progress to show."""
+"""How far the restore of a worker's stores has come, several at once, and how that is shown."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from changelog.broker import Broker
+from changelog.clock import Clock
 from changelog.records import TopicPartition
-from statestore.restore import Progress, restore_all
-from statestore.store import PartitionStore
+from statestore.restore import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +35,47 @@ class RestoreProgress:
 OnRestore = Callable[[RestoreProgress], None]
 
 
-def restore_stores(
-    stores: Sequence[tuple[PartitionStore[Any, Any], TopicPartition]],
-    broker: Broker,
-    *,
-    threads: int,
-    on_restore: OnRestore | None = None,
-) -> RestoreProgress:
-    """Bring stores up to the ends of their changelog partitions, which stand beside them."""
-    total = _Total(len(stores), on_restore)
-    if stores:
-        restore_all(stores, broker, total.report, threads=threads)
-    return total.finish()
+class Restoring:
+    """Adds up what the stores of one share-out report, from several threads."""
 
-
-class _Total:
-    """Adds up what the stores report, from several threads."""
-
-    def __init__(self, partitions: int, on_restore: OnRestore | None) -> None:
+    def __init__(
+        self, partitions: int, units: int, clock: Clock, on_restore: OnRestore | None
+    ) -> None:
         self._partitions = partitions
+        self._units = units
+        self._clock = clock
         self._on_restore = on_restore
+        self._begun: float | None = None
         self._lock = threading.Lock()
         self._latest: dict[TopicPartition, Progress] = {}
 
+    @property
+    def remaining(self) -> int:
+        """Offsets that it still has before it."""
+        with self._lock:
+            return self._sum().remaining
+
     def report(self, progress: Progress) -> None:
+        """How far one of the stores has come."""
         with self._lock:
             self._latest[progress.partition] = progress
-            if self._on_restore is not None:
-                self._on_restore(self._sum())
+            if self._begun is None:
+                self._begun = self._clock.monotonic() - progress.seconds
+            self._tell(self._sum())
 
-    def finish(self) -> RestoreProgress:
+    def ended(self) -> RestoreProgress | None:
+        """One of the units is back, or is not to come; what there was in all, if it is the last."""
         with self._lock:
+            self._units -= 1
+            if self._units:
+                return None
             total = self._sum(done=True)
-            if self._on_restore is not None:
-                self._on_restore(total)
+            self._tell(total)
             return total
+
+    def _tell(self, progress: RestoreProgress) -> None:
+        if self._on_restore is not None:
+            self._on_restore(progress)
 
     def _sum(self, done: bool = False) -> RestoreProgress:
         latest = self._latest.values()
@@ -78,7 +83,7 @@ class _Total:
             sum(progress.records for progress in latest),
             sum(progress.remaining for progress in latest),
             self._partitions,
-            max((progress.seconds for progress in latest), default=0.0),
+            0.0 if self._begun is None else self._clock.monotonic() - self._begun,
             done,
         )
 

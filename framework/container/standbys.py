@@ -54,7 +54,8 @@ class Standbys:
         self._at_work = threading.Lock()
         self._choosing = threading.Lock()
         """Held while what is wanted is changed: by the worker, or by who opens partitions for it."""
-        self._interrupted = threading.Event()
+        self._awaited = 0
+        """How many wait for it to let go: catching up ends meanwhile."""
         self._woken = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -73,13 +74,16 @@ class Standbys:
 
     def let_go(self, changelogs: Collection[TopicPartition]) -> None:
         """Close the copies of these, at once: somebody is about to open them."""
-        self._interrupted.set()
-        with self._at_work:
+        with self._choosing:
+            self._awaited += 1
+            others = {tp: spec for tp, spec in self._wanted.items() if tp not in changelogs}
+            self._wanted = others
+        try:
+            with self._at_work:
+                self._close(self._copies.keys() & set(changelogs))
+        finally:
             with self._choosing:
-                others = {tp: spec for tp, spec in self._wanted.items() if tp not in changelogs}
-                self._wanted = others
-            self._close(self._copies.keys() & set(changelogs))
-            self._interrupted.clear()
+                self._awaited -= 1
 
     def positions(self) -> dict[TopicPartition, int]:
         """How far each copy is in its changelog."""
@@ -88,7 +92,6 @@ class Standbys:
     def close(self) -> None:
         """Keep none any more; their files stay."""
         self._closed = True
-        self._interrupted.set()
         self._woken.set()
         if self._thread is not None:
             self._thread.join()
@@ -109,7 +112,7 @@ class Standbys:
         wanted = self._wanted
         self._close(self._copies.keys() - wanted.keys())
         for changelog, spec in wanted.items():
-            if self._interrupted.is_set():
+            if self._is_interrupted:
                 return
             try:
                 copy = self._copies.get(changelog)
@@ -126,10 +129,14 @@ class Standbys:
 
     def _report(self) -> Callable[[Progress], None]:
         def report(_: Progress) -> None:
-            if self._interrupted.is_set():
+            if self._is_interrupted:
                 raise Interrupted
 
         return report
+
+    @property
+    def _is_interrupted(self) -> bool:
+        return self._closed or self._awaited > 0
 
     def _close(self, changelogs: Collection[TopicPartition]) -> None:
         for changelog in list(changelogs):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import changelog
 import strandline as sl
 from changelog.errors import CoordinatorLoading, DiskFull, OwnerUnavailable, RequestTimedOut
 from changelog.records import TopicPartition
@@ -161,3 +163,35 @@ def test_an_init_that_is_cut_short_is_done_again_and_keeps_nobody_from_theirs(
     app.run(until="idle", timeout=60, progress=False)
     assert not fails
     assert app.query(begun).to_dict() == {"0": 1, "1": 1}
+
+
+def test_a_partition_that_cannot_be_brought_back_yet_keeps_no_other_waiting(
+    tmp_path: Path,
+) -> None:
+    log = changelog.open(tmp_path / "log")
+    app = sl.App("app", log=log, state_dir=tmp_path / "state")
+    words = app.topic("words", value=int, partitions=2)
+    seen = app.store("seen", value=int, default=0)
+    handled: list[int] = []
+
+    @app.task(words, stores=[seen])
+    def count(record: sl.Record[str, int]) -> None:
+        handled.append(record.partition)
+        seen[record.key] += 1
+
+    letters = [(letter, 1) for letter in "abcdefgh"]
+    with log, log.producer(transactional_id="dead") as dead:
+        app.prepare()
+        dead.begin_transaction()
+        dead.append("app-seen-changelog", [{"key": b"Qdead", "value": b"x"}], partition=0)
+        words.append(letters)
+        app.run(until="idle", timeout=60, progress=False)
+        shutil.rmtree(tmp_path / "state")
+        words.append(letters)
+        others = handled.count(1)
+        handled.clear()
+        assert app.run(count=others, timeout=60, progress=False) == others
+        assert handled == [1] * others
+        dead.abort_transaction()
+        app.run(until="idle", timeout=60, progress=False)
+        assert app.query(seen).to_dict() == dict.fromkeys("abcdefgh", 2)

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from changelog.embedded.groups.assignors import ASSIGNORS, spread_copies
-from changelog.embedded.groups.together import Leads
 from changelog.errors import InvalidConfig, MemberFenced
 from changelog.groups import Grant, GroupInfo, MemberInfo, Subscription
 from changelog.records import TopicPartition
+from changelog.together import Leads
 
 Partitions = frozenset[TopicPartition]
 _NOTHING: Partitions = frozenset()

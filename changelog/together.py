@@ -27,6 +27,19 @@ class Leads:
         """Those that stand for these topics."""
         return sorted({self._lead.get(topic, topic) for topic in topics})
 
+    def split(self, partitions: Iterable[TopicPartition]) -> list[frozenset[TopicPartition]]:
+        """Those of the partitions that go together, lowest numbers first.
+
+        >>> one, two = TopicPartition("clicks", 0), TopicPartition("users", 0)
+        >>> [len(unit) for unit in Leads([("clicks", "users")]).split([one, two, ("clicks", 1)])]
+        [2, 1]
+        """
+        units: dict[tuple[int, str], set[TopicPartition]] = {}
+        for topic, number in partitions:
+            unit = number, self._lead.get(topic, topic)
+            units.setdefault(unit, set()).add(TopicPartition(topic, number))
+        return [frozenset(units[unit]) for unit in sorted(units)]
+
     def counts(self, counts: Mapping[str, int]) -> dict[str, int]:
         """By lead, how many partitions there are to share out; given those of each topic."""
         most: dict[str, int] = {}
