@@ -55,7 +55,10 @@ REBALANCES = Metric(
     ("app", "change"),
 )
 RESTORE = Metric(
-    "strandline_restore_seconds", "histogram", "How long bringing back a store's partition took.", ("app",)
+    "strandline_restore_seconds",
+    "histogram",
+    "How long bringing back a store's partition took.",
+    ("app",),
 )
 RESTORED = Metric(
     "strandline_restore_records_total", "counter", "Changelog records replayed.", ("app",)
