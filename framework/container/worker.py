@@ -256,21 +256,25 @@ class Worker:
             and not any((due := i.due_at()) is not None and due <= now for i in running)
         )
         if mine:
-            self._others_are_busy = not self._others_are_done()
+            self._others_are_busy = not self._others_are_done(running)
         return mine and not self._others_are_busy
 
-    def _others_are_done(self) -> bool:
+    def _others_are_done(self, running: Sequence[TaskInstance]) -> bool:
         others = self._tasks.every - {s.partition for i in self.instances for s in i.inputs}
         if not others:
             return True
-        # What they have committed is asked first: what they sent in doing so is there by then.
+        # Asked before all ends: what they sent before they were done is there by then, also
+        # to partitions of this worker, which it may have found empty a moment earlier.
         committed = self._broker.committed(self.app, others, require_stable=False)
-        ends = self._broker.offsets(others)
-        return all(
-            (committed[tp].offset if tp in committed else ends[tp].log_start)
-            >= ends[tp].high_watermark
-            for tp in others
-        )
+        ends = self._broker.offsets(self._tasks.every)
+        reached = [
+            *(
+                (tp, committed[tp].offset if tp in committed else ends[tp].log_start)
+                for tp in others
+            ),
+            *((source.partition, source.ahead) for i in running for source in i.inputs),
+        ]
+        return all(offset >= ends[tp].high_watermark for tp, offset in reached)
 
     @property
     def failures(self) -> list[Exception]:

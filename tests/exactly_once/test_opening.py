@@ -11,6 +11,7 @@ import pytest
 
 import changelog
 import strandline as sl
+from changelog.client.producer import Producer
 from changelog.errors import CoordinatorLoading, DiskFull, OwnerUnavailable, RequestTimedOut
 from changelog.records import TopicPartition
 from framework.container import outage
@@ -141,6 +142,31 @@ def test_who_has_dropped_all_says_that_it_holds_nothing_once_others_are_to_have_
         driver.worker.cycle()
         driver.worker.cycle()
         assert place.told == [{("words", 0)}, frozenset()]
+
+
+def test_a_worker_is_not_idle_if_another_sent_it_something_just_before_it_was_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = sl.App("app")
+    words = app.topic("words", value=int, partitions=2)
+    app.task(words, name="count")(lambda record: None)
+    with TestDriver(app) as driver:
+        driver.worker._seat.place = Told()
+        driver.worker.cycle()
+        driver.worker.cycle()
+        ask = driver.owner.committed
+
+        def committed(*args: Any, **options: Any) -> Any:
+            """What the other has committed with its last output."""
+            with Producer(driver.owner) as other:
+                other.append("words", [{"key": b"a", "value": b"\x01"}], partition=0)
+            return ask(*args, **options)
+
+        with monkeypatch.context() as sending:
+            sending.setattr(driver.owner, "committed", committed)
+            assert not driver.worker.is_idle
+        driver.settle()
+        assert driver.worker.is_idle
 
 
 def test_an_init_that_is_cut_short_is_done_again_and_keeps_nobody_from_theirs(
