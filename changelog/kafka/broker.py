@@ -17,6 +17,7 @@ from changelog.config import check_client_name
 from changelog.errors import InvalidRequest, SharedOutAnew, TransactionAborted
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.kafka.address import check_files, parse_url
+from changelog.kafka.asking import Asking
 from changelog.kafka.connection import Connection
 from changelog.kafka.coordinators import Coordinators
 from changelog.kafka.fetching import Fetching
@@ -64,10 +65,11 @@ class KafkaBroker:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._topics = Topics(connection)
-        self._offsets = Offsets(connection, self._topics)
+        self._asking = Asking(connection)
+        self._offsets = Offsets(connection, self._topics, self._asking)
         self._fetching = Fetching(connection, self._offsets)
         self._producers = Producers(connection, self._topics)
-        self._coordinators = Coordinators(connection)
+        self._coordinators = Coordinators(connection, self._asking)
         self._groups = Groups(connection, self._topics, self._coordinators)
         roster = Roster(
             connection, self._topics, self._offsets, self._fetching, self._producers.write
@@ -272,7 +274,7 @@ class KafkaBroker:
             self._connection.closed = True
             self._producers.close()
             self._fetching.close()
-            self._coordinators.close()
+            self._asking.close()
 
     def _refuse(self, what: str, instead: str) -> NoReturn:
         raise InvalidRequest(

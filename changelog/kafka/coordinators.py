@@ -1,9 +1,7 @@
-"""Asking the coordinators of groups, without being a member: consumers that are kept for it.
+"""Asking the coordinators of groups, without being a member.
 
-The admin client has calls for the same, and they are not used: where the connection to a coordinator
-breaks at the wrong moment they end the process (an assertion of librdkafka's, its issue 4605; every
-release up to 2.15 at least has it). A consumer that has subscribed to nothing reads and writes its group's
-offsets, and the old call that lists groups tells who is in one.
+Consumers read and write their groups' offsets ([why](asking.py)), and the old call that lists groups
+tells who is in one.
 """
 
 from __future__ import annotations
@@ -14,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from changelog.errors import CorruptLog, RequestTimedOut
+from changelog.kafka.asking import Asking
 from changelog.kafka.connection import ATTEMPT_S, Connection
-from changelog.kafka.idle import Idle
 from changelog.kafka.units import Unit
 from changelog.records import Isolation
 
@@ -45,9 +42,9 @@ class ToldOfGroup(NamedTuple):
 class Coordinators:
     """Those of one cluster. Thread-safe."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, asking: Asking) -> None:
         self._connection = connection
-        self._idle: Idle[_Asking] = Idle(connection)
+        self._asking = asking
 
     def committed(
         self, group: str, partitions: Sequence[KafkaPartition], *, stable: bool
@@ -55,7 +52,10 @@ class Coordinators:
         """Offsets of a group; where `stable`, RequestTimedOut may also be an open transaction's fault."""
         doing = f"asking for the offsets of group {group!r}"
         isolation: Isolation = "read_committed" if stable else "read_uncommitted"
-        with self._consumer(group, isolation) as consumer, self._connection.translated(doing):
+        with (
+            self._asking.consumer(isolation, group) as consumer,
+            self._connection.translated(doing),
+        ):
             answers = consumer.committed(list(partitions), ATTEMPT_S)
         return self._checked(answers, doing)
 
@@ -63,7 +63,7 @@ class Coordinators:
         """Commit offsets in nobody's name. Raises MemberFenced if the group has members."""
         doing = f"committing offsets of group {group!r}"
         with (
-            self._consumer(group, "read_committed") as consumer,
+            self._asking.consumer("read_committed", group) as consumer,
             self._connection.translated(doing),
         ):
             answers = consumer.commit(offsets=list(positions), asynchronous=False)
@@ -84,19 +84,6 @@ class Coordinators:
                 return ToldOfGroup(one.state, one.protocol, members)
         return None
 
-    def close(self) -> None:
-        """Close the consumers that are not in use."""
-        self._idle.close()
-
-    @contextmanager
-    def _consumer(self, group: str, isolation: Isolation) -> Iterator[Consumer]:
-        asking = self._idle.take(lambda one: one.purpose == (group, isolation))
-        asking = asking or _Asking(self._connection, group, isolation)
-        try:
-            yield asking.consumer
-        finally:
-            self._idle.put(asking)
-
     def _checked(
         self, answers: Sequence[KafkaPartition] | None, doing: str
     ) -> list[KafkaPartition]:
@@ -108,25 +95,6 @@ class Coordinators:
                 where = f"{doing} in {one.topic}-{one.partition}"
                 raise self._connection.failure(one.error, where)
         return list(answers)
-
-
-class _Asking:
-    """A consumer that has subscribed to nothing."""
-
-    def __init__(self, connection: Connection, group: str, isolation: Isolation) -> None:
-        self.purpose = (group, isolation)
-        self.consumer: Consumer = connection.client(
-            Consumer,
-            {
-                "group.id": group,
-                "isolation.level": isolation,
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-            },
-        )
-
-    def close(self) -> None:
-        self.consumer.close()
 
 
 @contextmanager

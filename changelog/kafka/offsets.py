@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
-from confluent_kafka import OFFSET_INVALID, IsolationLevel
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 from confluent_kafka import TopicPartition as KafkaPartition
-from confluent_kafka.admin import OffsetSpec
 
-from changelog.errors import OffsetOutOfRange, OwnerUnavailable, UnknownTopic
+from changelog.errors import OffsetOutOfRange, UnknownPartition, UnknownTopic
+from changelog.kafka.asking import Asking
 from changelog.kafka.connection import ATTEMPT_S, DEADLINE_S, Connection
 from changelog.kafka.topics import Topics, refuse_system
 from changelog.records import Isolation, PartitionOffsets, TopicPartition
 
 T = TypeVar("T")
 
-LEVELS = {
-    "read_committed": IsolationLevel.READ_COMMITTED,
-    "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
-}
+Answers = dict[TopicPartition, KafkaPartition]
 
 
 class Offsets:
     """Those of one cluster. Thread-safe."""
 
-    def __init__(self, connection: Connection, topics: Topics) -> None:
+    def __init__(self, connection: Connection, topics: Topics, asking: Asking) -> None:
         self._connection = connection
         self._topics = topics
+        self._asking = asking
 
     def of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
         """See Broker.offsets. Of leader epochs only the last is known, of cleaning nothing.
@@ -55,7 +53,7 @@ class Offsets:
         def answer() -> T | None:
             try:
                 return call()
-            except UnknownTopic:
+            except (UnknownTopic, UnknownPartition):  # or no leader is known
                 self._topics.forget({tp.topic for tp in partitions})
                 for tp in partitions:
                     self._topics.check(tp)  # raises it again if that is the last word
@@ -63,40 +61,42 @@ class Offsets:
 
         return self._connection.until(answer, "asking for offsets")
 
-    def _ends(self, partitions: Collection[TopicPartition]) -> list[dict[TopicPartition, Any]]:
+    def _ends(self, partitions: Collection[TopicPartition]) -> tuple[Answers, Answers, Answers]:
         """Log starts, high watermarks, last stable offsets."""
-        # All asked at once, the start first and the stable end last: they only grow.
-        asked = [
-            self._ask(partitions, OffsetSpec.earliest(), "read_uncommitted"),
-            self._ask(partitions, OffsetSpec.latest(), "read_uncommitted"),
-            self._ask(partitions, OffsetSpec.latest(), "read_committed"),
-        ]
-        return [self._answers(futures, "asking for the ends of") for futures in asked]
+        # The start first and the stable end last: they only grow.
+        doing = "asking for the ends of"
+        return (
+            self._ask(partitions, OFFSET_BEGINNING, "read_uncommitted", doing),
+            self._ask(partitions, OFFSET_END, "read_uncommitted", doing),
+            self._ask(partitions, OFFSET_END, "read_committed", doing),
+        )
 
     def for_time(
         self, partition: TopicPartition, timestamp: int, isolation: Isolation
     ) -> int | None:
         """See Broker.offset_for_time."""
         self._topics.check(partition)
-        spec = OffsetSpec.for_timestamp(max(0, timestamp))
-        doing = f"searching {partition} by time"
+        time = max(0, timestamp)
         found = self._asked(
             [partition],
-            lambda: self._answers(self._ask([partition], spec, isolation), doing)[partition],
+            lambda: self._ask([partition], time, isolation, "searching by time")[partition],
         )
         return None if found.offset < 0 else int(found.offset)
 
-    def _answers(
-        self, futures: Mapping[TopicPartition, Any], doing: str
-    ) -> dict[TopicPartition, Any]:
-        """By partition. Raises OwnerUnavailable if a leader has not answered: librdkafka does not."""
-        found = self._connection.results(futures, doing)
-        for tp, answer in found.items():
-            if answer.offset == OFFSET_INVALID:
-                raise OwnerUnavailable(
-                    f"{self._connection.where(f'{doing} {tp}')}: its leader does not answer; check "
-                    f"that the brokers run"
-                )
+    def _ask(
+        self, partitions: Collection[TopicPartition], time: int, isolation: Isolation, doing: str
+    ) -> Answers:
+        """The offset of each at a time in ms, or what stands for its beginning or end."""
+        if not partitions:
+            return {}
+        asked = [KafkaPartition(*tp, time) for tp in partitions]
+        with self._asking.consumer(isolation) as consumer, self._connection.translated(doing):
+            answers = consumer.offsets_for_times(asked, ATTEMPT_S)
+        found = {TopicPartition(one.topic, one.partition): one for one in answers}
+        for tp, one in found.items():
+            if one.error is not None:
+                raise self._connection.failure(one.error, f"{doing} {tp}")
+        self._connection.answered()
         return found
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:
@@ -117,16 +117,3 @@ class Offsets:
         )
         deleted = self._connection.results(futures, "deleting records of")
         return int(next(iter(deleted.values())).low_watermark)
-
-    def _ask(
-        self, partitions: Collection[TopicPartition], spec: OffsetSpec, isolation: Isolation
-    ) -> dict[TopicPartition, Any]:
-        if not partitions:
-            return {}
-        with self._connection.translated("asking for offsets"):
-            futures = self._connection.admin.list_offsets(
-                {KafkaPartition(*tp): spec for tp in partitions},
-                isolation_level=LEVELS[isolation],
-                request_timeout=ATTEMPT_S,
-            )
-        return {TopicPartition(one.topic, one.partition): f for one, f in futures.items()}
