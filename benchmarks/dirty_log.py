@@ -61,7 +61,7 @@ def check_cleaned(path: Path, records: KeyedRecords) -> None:
 def restore_seconds(path: Path, spec: StoreSpec[str, bytes], expected: int) -> float:
     """How long a lost store takes to come back from the log at `path`, with `expected` records."""
     with changelog.open(path, role="own") as log, folder() as place:
-        store = open_store(spec, place)
+        store = open_store(spec, place / "0")
         watch = Stopwatch()
         restored = store.restore(log.broker, CHANGELOG)
         seconds = watch.seconds

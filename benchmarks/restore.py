@@ -89,7 +89,7 @@ def _content(numbers: Any) -> tuple[pa.Array, pa.Array]:
 
 def _restore(broker: Broker, partition: TopicPartition, count: int) -> float:
     with folder() as path:
-        store = open_store(SPEC, path)
+        store = open_store(SPEC, path / "0")
         watch = Stopwatch()
         restored = store.restore(broker, partition)
         rate = count / watch.seconds

@@ -1,6 +1,6 @@
 """Where workers listen.
 
-    unix:///…/queries/<id>.sock     in the log's folder, or a private one; for this user on this machine
+    unix:///…/queries/<id>.sock     in the log's folder, or one of the user's; for them, on this machine
     tcp://host:port                 for whoever shows the token; in clear
     tls://host:port                 the same, with TLS
 
@@ -15,6 +15,7 @@ import re
 import secrets
 import socket
 import ssl
+import stat
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -160,18 +161,29 @@ def _tls(certificate: str, key: str) -> ssl.SSLContext:
 
 
 def _folder(log: Path | None) -> Path:
-    """Where the socket goes: a path of its own if that of the log's folder is too long for a socket."""
-    if log is not None:
-        folder = Path(os.path.realpath(log)) / QUERIES
-        if len(os.fsencode(folder)) + 1 + len("0" * 16 + _SUFFIX) <= MAX_SOCKET_PATH:
-            _make(folder)
-            _clear(folder)
-            return folder
-    folder = Path(tempfile.mkdtemp(prefix=_PRIVATE))
-    if len(os.fsencode(folder)) + 22 > MAX_SOCKET_PATH:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix=_PRIVATE, dir="/tmp"))
+    """Where the socket goes: with the log, or where there is no log or its path is too long, with the user's others."""
+    folder = None if log is None else Path(os.path.realpath(log)) / QUERIES
+    if folder is None or _is_too_long(folder):
+        folder = Path(tempfile.gettempdir()) / f"strandline.{os.getuid()}"
+        if _is_too_long(folder):
+            folder = Path("/tmp") / folder.name  # noqa: S108 - whose it is, is looked at
+        if _belongs_to_another(folder):
+            return Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=folder.parent))
+    _make(folder)
+    _clear(folder)
     return folder
+
+
+def _is_too_long(folder: Path) -> bool:
+    return len(os.fsencode(folder)) + len("/" + "0" * 16 + _SUFFIX) > MAX_SOCKET_PATH
+
+
+def _belongs_to_another(folder: Path) -> bool:
+    """Whether somebody else has taken a name that everybody could take."""
+    with contextlib.suppress(FileNotFoundError):
+        about = folder.lstat()
+        return not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid()
+    return False
 
 
 def _make(folder: Path) -> None:

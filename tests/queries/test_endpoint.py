@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -230,7 +231,7 @@ def test_a_closed_endpoint_sends_its_clients_away_and_leaves_no_socket(endpoint:
         clients.ask(url, Count("x", [1]), Counted, 10.0)
     path = Path(url.removeprefix(sockets.UNIX))
     assert not path.exists()
-    assert not path.parent.exists()
+    assert not path.exists()
     clients.close()
 
 
@@ -275,6 +276,34 @@ def test_over_tcp_there_is_nothing_without_the_token(beyond: Endpoint) -> None:
     friends = Connections(TOKEN)
     assert friends.ask(there, request, Counted, 10.0) == Counted({1: 1})
     friends.close()
+
+
+def test_without_a_folder_a_users_sockets_are_in_one_and_the_dead_are_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, alive = sockets.listen_here(None), sockets.listen_here(None)
+    dead.socket.close()
+    new = sockets.listen_here(None)
+    [folder] = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {f"unix://{path}" for path in folder.iterdir()} == {alive.url, new.url}
+    for one in (alive, new):
+        one.socket.close()
+
+
+def test_a_users_folder_that_is_somebody_elses_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"strandline.{os.getuid()}").symlink_to(tmp_path)
+    listening = sockets.listen_here(None)
+    folder = Path(listening.url.removeprefix("unix://")).parent
+    assert folder.parent == tmp_path
+    assert not folder.is_symlink()
+    listening.socket.close()
+    sockets.remove(listening.url)
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.root = Path(tempfile.mkdtemp())
+        self.folder = self.root / "0"
         self.changelog = Changelog()
         self.store = self.changelog.open(self.spec, self.folder)
         self.committed: dict[str, Any] = {}
@@ -37,7 +38,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.store.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.root, ignore_errors=True)
 
     @rule(key=KEYS, value=VALUES)
     def put(self, key: str, value: Any) -> None:
