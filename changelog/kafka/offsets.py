@@ -112,6 +112,7 @@ class Offsets:
             )
         if before <= ends.log_start:
             return ends.log_start
+        # No consumer can do this, and the admin client's way to the leader is that of asking.py.
         futures = self._connection.admin.delete_records(
             [KafkaPartition(*partition, before)], request_timeout=DEADLINE_S
         )
