@@ -34,11 +34,12 @@ class Asking:
 
     @contextmanager
     def consumer(self, isolation: Isolation, group: str = NO_GROUP) -> Iterator[Consumer]:
-        """One that nobody else uses meanwhile."""
+        """One that nobody else uses meanwhile. What ends without an error was answered."""
         asker = self._idle.take(lambda one: one.purpose == (isolation, group))
         asker = asker or _Asker(self._connection, isolation, group)
         try:
             yield asker.consumer
+            self._connection.answered()  # before it tells of what was wrong earlier
         finally:
             asker.consumer.poll(0)  # for what it has to say of its connections
             self._idle.put(asker)

@@ -56,8 +56,7 @@ class Coordinators:
             self._asking.consumer(isolation, group) as consumer,
             self._connection.translated(doing),
         ):
-            answers = consumer.committed(list(partitions), ATTEMPT_S)
-        return self._checked(answers, doing)
+            return self._checked(consumer.committed(list(partitions), ATTEMPT_S), doing)
 
     def commit(self, group: str, positions: Sequence[KafkaPartition]) -> None:
         """Commit offsets in nobody's name. Raises MemberFenced if the group has members."""
@@ -67,7 +66,7 @@ class Coordinators:
             self._connection.translated(doing),
         ):
             answers = consumer.commit(offsets=list(positions), asynchronous=False)
-        self._checked(answers, doing)
+            self._checked(answers, doing)
 
     def group(self, name: str) -> ToldOfGroup | None:
         """What the cluster tells of a group; None if it knows nothing of it.

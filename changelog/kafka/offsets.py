@@ -92,11 +92,10 @@ class Offsets:
         asked = [KafkaPartition(*tp, time) for tp in partitions]
         with self._asking.consumer(isolation) as consumer, self._connection.translated(doing):
             answers = consumer.offsets_for_times(asked, ATTEMPT_S)
-        found = {TopicPartition(one.topic, one.partition): one for one in answers}
-        for tp, one in found.items():
-            if one.error is not None:
-                raise self._connection.failure(one.error, f"{doing} {tp}")
-        self._connection.answered()
+            found = {TopicPartition(one.topic, one.partition): one for one in answers}
+            for tp, one in found.items():
+                if one.error is not None:
+                    raise self._connection.failure(one.error, f"{doing} {tp}")
         return found
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:

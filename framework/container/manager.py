@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from changelog.broker import Broker
 from changelog.clock import Clock
-from changelog.errors import StorageFailed
+from changelog.errors import Retriable, StorageFailed
 from changelog.metrics import Reading
 from changelog.records import CommittedOffset, PartitionOffsets, TopicInfo, TopicPartition
 from changelog.together import Leads
@@ -81,8 +81,6 @@ class Opening:
     """Instances on their way: those of the partitions that have to begin together."""
 
     partitions: Partitions
-    restoring: Restoring
-    """What was shared out with them."""
     deadline: float
     """Until when locks of stores are waited for."""
     result: Future[BroughtBack] = field(default_factory=Future)
@@ -128,7 +126,7 @@ class TaskManager:
         self._broker = broker
         self._clock = clock
         self._folders = folders
-        self._on_restore = on_restore
+        self._restoring = Restoring(clock, on_restore)
         self._openings: list[Opening] = []
         self._together = Leads([topic.name for topic in task.inputs] for task in tasks)
         self._pool = (
@@ -153,18 +151,17 @@ class TaskManager:
     @property
     def remaining(self) -> int:
         """Offsets that restores have before them."""
-        return sum(one.remaining for one in {opening.restoring for opening in [*self._openings]})
+        return self._restoring.remaining
 
     def open(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to bring back the tasks of these partitions, of each number by themselves."""
         self.counters.rebalances["assigned"].add()
         self._say("app %s takes up %s", partitions)
-        units = self._together.split(partitions)
-        stores = len(self._changelogs(frozenset(partitions)))
-        restoring = Restoring(stores, len(units), self._clock, self._on_restore)
         deadline = self._clock.monotonic() + LOCK_PATIENCE_S
-        openings = [Opening(unit, restoring, deadline) for unit in units]
+        openings = [Opening(unit, deadline) for unit in self._together.split(partitions)]
         self._openings += openings
+        for opening in openings:
+            self._restoring.add(len(self._changelogs(opening.partitions)))
         for opening in openings:
             if self._pool is not None:
                 opening.result = self._pool.submit(self._bring_back, opening)
@@ -196,12 +193,17 @@ class TaskManager:
     def ready(self) -> None:
         """Those that were brought back join those at work: of one opening all of them, or none.
 
-        Raises why one could not be opened, after all others; its partitions are not held then.
+        Raises, after all others, why some could not be opened; their partitions are not held then.
         """
-        over = [opening for opening in self._openings if opening.result.done()]
-        for opening in sorted(over, key=lambda one: one.result.exception() is not None):
+        errors: list[Exception] = []
+        for opening in [opening for opening in self._openings if opening.result.done()]:
             self._openings.remove(opening)
-            self._welcome(*opening.result.result())
+            try:
+                self._welcome(*opening.result.result())
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, Retriable))
 
     def _welcome(self, parts: Sequence[Parts], committed: Committed) -> None:
         arrived: list[TaskInstance] = []
@@ -213,8 +215,11 @@ class TaskManager:
             _release(parts)
             raise
         self.committed.update(committed)
-        self.instances += arrived
-        self.instances.sort(key=lambda one: (self._tasks.index(one.spec), one.partition))
+        # A list of its own: other threads look at it.
+        self.instances = sorted([*self.instances, *arrived], key=self._order)
+
+    def _order(self, instance: TaskInstance) -> tuple[int, int]:
+        return self._tasks.index(instance.spec), instance.partition
 
     def close(self, partitions: Collection[TopicPartition]) -> None:
         """Give these partitions up: what is committed goes to the engines first."""
@@ -277,12 +282,14 @@ class TaskManager:
 
     def _bring_back(self, opening: Opening) -> BroughtBack:
         parts: list[Parts] = []
+        is_back = False
         try:
             try:
                 committed = self._make(opening, parts)
                 self._restore(opening, parts)
+                is_back = True
             finally:
-                self._ended(opening)
+                self._ended(opening, is_back)
         except BaseException:
             _release(parts)
             raise
@@ -344,7 +351,7 @@ class TaskManager:
         def report(progress: Progress) -> None:
             if opening.abandoned:
                 raise Abandoned
-            opening.restoring.report(progress)
+            self._restoring.report(progress)
 
         for part in parts:
             for store in part.all_stores:
@@ -353,8 +360,8 @@ class TaskManager:
                     done = store.restore(self._broker, changelog, report)
                 self.counters.restored.add(done.records)
 
-    def _ended(self, opening: Opening) -> None:
-        done = opening.restoring.ended()
+    def _ended(self, opening: Opening, is_back: bool) -> None:
+        done = self._restoring.ended(() if is_back else self._changelogs(opening.partitions))
         if done is None:
             return
         _log.info(
@@ -376,10 +383,18 @@ class TaskManager:
         begun = [opening for opening in openings if not opening.result.cancel()]
         wait([opening.result for opening in begun])
         for opening in openings:
-            if opening not in begun:
-                self._ended(opening)
-            elif opening.result.exception() is None:
+            if opening in begun and opening.result.exception() is None:
                 _release(opening.result.result().parts)
+        for opening in openings:
+            if opening not in begun:
+                self._ended_unbegun(opening)
+
+    def _ended_unbegun(self, opening: Opening) -> None:
+        try:
+            self._ended(opening, is_back=False)
+        except Exception as error:  # of who is told of the restore; what is let go of must go
+            said = {"app": self._app, "error": error}
+            _log.warning("a progress function raised: %s", error, extra=said)
 
     def _say(self, what: str, partitions: Collection[TopicPartition]) -> None:
         names = list(map(str, sorted(partitions)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,24 +36,36 @@ OnRestore = Callable[[RestoreProgress], None]
 
 
 class Restoring:
-    """Adds up what the stores of one share-out report, from several threads."""
+    """Adds up how far the stores of a worker have come, from several threads, and tells of it.
 
-    def __init__(
-        self, partitions: int, units: int, clock: Clock, on_restore: OnRestore | None
-    ) -> None:
-        self._partitions = partitions
-        self._units = units
+    One restore is all that is under way at a time, whenever it was begun: `done` is told when
+    nothing is left. Whoever is told is not told two things at once.
+    """
+
+    def __init__(self, clock: Clock, on_restore: OnRestore | None) -> None:
         self._clock = clock
         self._on_restore = on_restore
-        self._begun: float | None = None
+        self._telling = threading.Lock()
         self._lock = threading.Lock()
+        """Of what follows; not held while somebody is told, who may ask for `remaining`."""
+        self._units = 0
+        self._partitions = 0
+        self._begun: float | None = None
         self._latest: dict[TopicPartition, Progress] = {}
 
     @property
     def remaining(self) -> int:
-        """Offsets that it still has before it."""
+        """Offsets that are still to be replayed."""
         with self._lock:
             return self._sum().remaining
+
+    def add(self, partitions: int) -> None:
+        """One more unit, of so many partitions of stores."""
+        with self._lock:
+            if not self._units:
+                self._partitions, self._begun, self._latest = 0, None, {}
+            self._units += 1
+            self._partitions += partitions
 
     def report(self, progress: Progress) -> None:
         """How far one of the stores has come."""
@@ -61,15 +73,22 @@ class Restoring:
             self._latest[progress.partition] = progress
             if self._begun is None:
                 self._begun = self._clock.monotonic() - progress.seconds
-            self._tell(self._sum())
+        with self._telling:
+            with self._lock:
+                total = self._sum()
+            self._tell(total)
 
-    def ended(self) -> RestoreProgress | None:
-        """One of the units is back, or is not to come; what there was in all, if it is the last."""
-        with self._lock:
-            self._units -= 1
-            if self._units:
-                return None
-            total = self._sum(done=True)
+    def ended(self, not_back: Collection[TopicPartition] = ()) -> RestoreProgress | None:
+        """A unit is back, but for these; what there was in all, if it is the last."""
+        with self._telling:
+            with self._lock:
+                self._units -= 1
+                self._partitions -= len(not_back)
+                for changelog in not_back:
+                    self._latest.pop(changelog, None)
+                if self._units:
+                    return None
+                total = self._sum(done=True)
             self._tell(total)
             return total
 

@@ -33,6 +33,7 @@ from changelog.errors import (
 from changelog.metrics import Reading
 from framework.container.commit import checkpoint_if_due, offsets_of
 from framework.container.gauges import WAITING
+from framework.container.idle import all_is_committed
 from framework.container.inputs import Input, groups
 from framework.container.instance import Steps, TaskInstance
 from framework.container.manager import Partitions, TaskManager
@@ -96,6 +97,7 @@ class Worker:
     def cycle(self, *, limit: int | None = None, wait: float = 0.0) -> int:
         """One round; how many records it handled. Waits up to `wait` seconds for new ones."""
         self._share()
+        self._welcome()
         self._feed(wait)
         handled = self._handle(limit)
         self._tick()
@@ -185,9 +187,11 @@ class Worker:
 
     def close(self) -> None:
         """Let go of stores, producer and place; what is not committed is forgotten."""
-        self._tasks.shut_down()
-        self._seat.leave()
-        self._close_loop()
+        try:
+            self._tasks.shut_down()
+        finally:
+            self._seat.leave()
+            self._close_loop()
 
     def abandon(self) -> None:
         """Let go as a crash would: no commit, no farewell; only the files are closed."""
@@ -263,18 +267,7 @@ class Worker:
         others = self._tasks.every - {s.partition for i in self.instances for s in i.inputs}
         if not others:
             return True
-        # Asked before all ends: what they sent before they were done is there by then, also
-        # to partitions of this worker, which it may have found empty a moment earlier.
-        committed = self._broker.committed(self.app, others, require_stable=False)
-        ends = self._broker.offsets(self._tasks.every)
-        reached = [
-            *(
-                (tp, committed[tp].offset if tp in committed else ends[tp].log_start)
-                for tp in others
-            ),
-            *((source.partition, source.ahead) for i in running for source in i.inputs),
-        ]
-        return all(offset >= ends[tp].high_watermark for tp, offset in reached)
+        return all_is_committed(self._broker, self.app, self._tasks.every, running, others)
 
     @property
     def failures(self) -> list[Exception]:
@@ -283,7 +276,7 @@ class Worker:
 
     @property
     def _all_failed(self) -> bool:
-        return bool(self.instances) and all(i.failure is not None for i in self.instances)
+        return 0 < len(self.instances) == len(self.failures) and not self._tasks.is_opening
 
     def _wait(self, seconds: float | None, until_idle: bool) -> float:
         """How long a fetch may wait: not past the next commit, timer, or end of the run."""
@@ -295,14 +288,15 @@ class Worker:
         now = self._clock.now_ms()
         waits += [(due - now) / 1000 for i in self.instances if (due := i.due_at()) is not None]
         is_stable = all(s.stable for i in self.instances for s in i.inputs)
-        if until_idle and self.instances and is_stable and not self._others_are_busy:
+        others_come = self._others_are_busy or self._tasks.is_opening
+        if until_idle and self.instances and is_stable and not others_come:
             return 0.0
         return max(0.0, min(waits))
 
     # Sharing with others --------------------------------------------------------------
 
     def _share(self) -> None:
-        """Give up what others are to have, take up what is new, welcome what is back."""
+        """Give up what others are to have, take up what is new."""
         place = self._seat.take()
         try:
             allowed = place.allowed()
@@ -322,6 +316,9 @@ class Worker:
         if missing := allowed - self._tasks.held:
             self._tasks.open(missing)
         self._tasks.follow(place.standbys() - allowed)
+
+    def _welcome(self) -> None:
+        """Let those begin that are back."""
         self._tasks.ready()
         for instance in self.instances:
             if not (instance.is_started or instance.has_failed()):

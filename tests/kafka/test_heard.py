@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
 
 from changelog.clock import ManualClock
-from changelog.errors import InvalidTopic, RequestTimedOut
+from changelog.errors import InvalidTopic, OwnerUnavailable, RequestTimedOut
+from changelog.kafka.asking import Asking
 from changelog.kafka.failures import failure
 from changelog.kafka.heard import CAUSE_SECONDS, EVERY_SECONDS, QUIET_SECONDS, Heard
 
@@ -134,3 +137,22 @@ def test_an_error_that_hides_its_cause_is_given_it(heard: Heard, clock: ManualCl
     assert "refused" not in str(other)
     clock.advance(int(CAUSE_SECONDS * 1000) + 1)
     assert heard.cause == "", "it is another one by now"
+
+
+def test_an_answer_is_noted_before_old_trouble_is_heard() -> None:
+    """A consumer that nobody used during an outage tells of it at its next poll: it is no news then."""
+    happened: list[str] = []
+
+    class Idle:
+        def poll(self, _: float) -> None:
+            happened.append("polled")
+
+    connection: Any = SimpleNamespace(
+        client=lambda *_: Idle(), answered=lambda: happened.append("answered"), closed=False
+    )
+    asking = Asking(connection)
+    with asking.consumer("read_committed"):
+        pass
+    with pytest.raises(OwnerUnavailable), asking.consumer("read_committed"):
+        raise OwnerUnavailable("no answer")
+    assert happened == ["answered", "polled", "polled"]

@@ -8,6 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 import changelog
 from changelog.closing import Closing
 
@@ -34,6 +36,26 @@ def test_garbage_is_closed_though_the_thread_that_finds_it_holds_what_closing_ne
     finding.start()
     finding.join(30)
     assert not finding.is_alive()
+    assert closed.wait(30)
+
+
+def test_no_thread_is_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who finds the garbage may be starting one, or ending: up to Python 3.12 that is under a lock."""
+    closed = threading.Event()
+    thing = Thing()
+    Closing(thing, closed.set)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
+        del thing
+    assert closed.wait(30)
+
+
+def test_what_cannot_be_closed_keeps_nobody_else_open() -> None:
+    closed = threading.Event()
+    things = [Thing(), Thing()]
+    Closing(things[0], lambda: 1 // 0)
+    Closing(things[1], closed.set)
+    things.clear()
     assert closed.wait(30)
 
 

@@ -1,0 +1,198 @@
+"""Partitions come back one by one: what a worker does meanwhile, and who is told of it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import changelog
+import strandline as sl
+from changelog.errors import DiskFull, RequestTimedOut
+from changelog.records import TopicPartition
+from changelog.storage import LocalStorage
+from framework.container.folders import StoreFolders
+from framework.container.restore import RestoreProgress
+from framework.container.running import readings, worker_on
+from framework.container.worker import Worker
+from framework.testing import TestDriver
+from statestore.engines.folders import lock_folder
+
+LETTERS = [(letter, 1) for letter in "abcdefgh"]
+Handler = Callable[[sl.Record[str, int]], None]
+
+
+def counting(path: Path, partitions: int = 2, on_record: Handler | None = None) -> sl.App:
+    """An app that has counted each letter once, and has them before it once more, on an empty disk."""
+    app = sl.App("app", log=changelog.open(path / "log"), state_dir=path / "state")
+    words = app.topic("words", value=int, partitions=partitions)
+    seen = app.store("seen", value=int, default=0)
+    again = False
+
+    @app.task(words, stores=[seen])
+    def count(record: sl.Record[str, int]) -> None:
+        if again and on_record is not None:
+            on_record(record)
+        seen[record.key] += 1
+
+    words.append(LETTERS)
+    app.run(until="idle", timeout=60, progress=False)
+    shutil.rmtree(path / "state")
+    words.append(LETTERS)
+    again = True
+    return app
+
+
+@contextmanager
+def held_up(
+    path: Path, partitions: int = 2, on_record: Handler | None = None, **options: Any
+) -> Iterator[tuple[sl.App, Callable[[], None]]]:
+    """The same app, and what lets partition 1 come back: a dead worker's transaction is open there."""
+    with changelog.open(path / "log") as log, log.producer(transactional_id="dead") as dead:
+        log.create_topic("app-seen-changelog", partitions, config={"cleanup.policy": "compact"})
+        dead.begin_transaction()
+        dead.append("app-seen-changelog", [{"key": b"Qdead", "value": b"x"}], partition=1)
+        app = counting(path, partitions, on_record)
+        app.options = replace(app.options, **options)
+        yield app, dead.abort_transaction
+        app.log.close()  # type: ignore[union-attr]
+
+
+def test_a_poisoned_partition_does_not_end_the_run_while_another_comes_back(
+    tmp_path: Path,
+) -> None:
+    handled: set[int] = set()
+    let_go: Callable[[], None]
+
+    def poison(record: sl.Record[str, int]) -> None:
+        handled.add(record.partition)
+        if record.partition == 0:
+            threading.Timer(0.1, let_go).start()
+            raise ValueError("poison")
+
+    with held_up(tmp_path, on_record=poison) as (app, let_go):
+        with pytest.raises(sl.TaskFailed):
+            app.run(until="idle", timeout=60, progress=False)
+        assert handled == {0, 1}
+
+
+def test_a_bounded_run_waits_for_what_comes_back_without_spinning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cycles, cycle = 0, Worker.cycle
+
+    def counted(self: Worker, **named: Any) -> int:
+        nonlocal cycles
+        cycles += 1
+        return cycle(self, **named)
+
+    with held_up(tmp_path) as (app, let_go):
+        monkeypatch.setattr(Worker, "cycle", counted)
+        threading.Timer(1.0, let_go).start()
+        app.run(until="idle", timeout=60, progress=False)
+        assert cycles < 200
+
+
+@pytest.mark.parametrize("error", [RequestTimedOut, DiskFull])
+def test_those_that_fail_together_are_one_failure_and_those_that_are_back_begin(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = sl.App("app")
+    app.task(app.topic("words", value=int, partitions=12), name="count")(lambda record: None)
+    with TestDriver(app) as driver:
+        tasks = driver.worker._tasks
+        driver.worker._drop()
+        bring_back = tasks._bring_back
+
+        def refused(opening: Any) -> Any:
+            if opening.partitions == {("words", 7)}:
+                return bring_back(opening)
+            raise error("for a moment")
+
+        with monkeypatch.context() as refusing:
+            refusing.setattr(tasks, "_bring_back", refused)
+            tasks.open([TopicPartition("words", number) for number in range(12)])
+        before = tasks.instances
+        with pytest.raises(error):
+            tasks.ready()
+        assert [instance.partition for instance in tasks.instances] == [7]
+        assert before == []  # who is looking at it sees it as it was
+        assert not tasks.is_opening
+        driver.settle()
+        assert [instance.partition for instance in tasks.instances] == list(range(12))
+
+
+def test_a_progress_function_that_raises_leaves_no_member_behind(tmp_path: Path) -> None:
+    def broken(_: RestoreProgress) -> None:
+        raise BrokenPipeError("nobody reads it")
+
+    with held_up(tmp_path, partitions=3, restore_threads=1) as (app, _):
+        with pytest.raises(BrokenPipeError) as raised:
+            app.run(timeout=60, progress=broken)
+        assert raised.value  # as long as it is kept, so is its worker
+        assert not app.broker.describe_group("app").members
+
+
+def test_one_that_raises_at_the_end_does_not_keep_stores_from_being_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(progress: RestoreProgress) -> None:
+        if progress.done:
+            raise BrokenPipeError("nobody reads it")
+
+    with held_up(tmp_path, partitions=3, restore_threads=1) as (app, _):
+        # 0 is at work, 1 is held up, and 2 waits for the thread until it is not wanted any more.
+        app.run(timeout=2, progress=broken)
+        lock_folder(LocalStorage(tmp_path / "state/app/seen"), "0").release()
+        assert "a progress function raised: nobody reads it" in caplog.text
+
+
+def test_a_progress_function_is_called_by_one_thread_at_a_time(tmp_path: Path) -> None:
+    """Also when a worker that still restores is given more."""
+    within = most = 0
+    told: list[bool] = []
+
+    def progress(restored: RestoreProgress) -> None:
+        nonlocal within, most
+        within += 1
+        most = max(most, within)
+        time.sleep(0.05)
+        told.append(restored.done)
+        within -= 1
+
+    app = counting(tmp_path)
+    worker = worker_on(
+        *(app.broker, app.declared, app.clock, app.options, StoreFolders(None, app.clock)),
+        on_restore=progress,
+    )
+    for number in range(2):
+        worker._tasks.open([TopicPartition("words", number)])
+    worker._tasks.wait(60)
+    worker.close()
+    app.log.close()  # type: ignore[union-attr]
+    assert most == 1
+    assert told[-1]
+
+
+def test_metrics_are_told_while_a_progress_function_is_at_work(tmp_path: Path) -> None:
+    """Asked by it, or by others while it stands still, as at a terminal that was stopped."""
+    stuck: list[bool] = []
+
+    def progress(_: RestoreProgress) -> None:
+        asking = threading.Thread(target=readings, args=(app,), daemon=True)
+        asking.start()
+        asking.join(30)
+        stuck.append(asking.is_alive())
+
+    app = counting(tmp_path, partitions=1)
+    app.run(until="idle", timeout=60, progress=progress)
+    app.log.close()  # type: ignore[union-attr]
+    assert stuck
+    assert not any(stuck)
