@@ -278,28 +278,32 @@ def test_over_tcp_there_is_nothing_without_the_token(beyond: Endpoint) -> None:
     friends.close()
 
 
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder for temporary files, with a name that leaves room for a socket's."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
 def test_without_a_folder_a_users_sockets_are_in_one_and_the_dead_are_cleared_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: Path,
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dead, alive = sockets.listen_here(None), sockets.listen_here(None)
     dead.socket.close()
     new = sockets.listen_here(None)
-    [folder] = tmp_path.iterdir()
+    [folder] = short.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {f"unix://{path}" for path in folder.iterdir()} == {alive.url, new.url}
     for one in (alive, new):
         one.socket.close()
 
 
-def test_a_users_folder_that_is_somebody_elses_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / f"strandline.{os.getuid()}").symlink_to(tmp_path)
+def test_a_users_folder_that_is_somebody_elses_is_not_used(short: Path) -> None:
+    (short / f"strandline.{os.getuid()}").symlink_to(short)
     listening = sockets.listen_here(None)
     folder = Path(listening.url.removeprefix("unix://")).parent
-    assert folder.parent == tmp_path
+    assert folder.parent == short
     assert not folder.is_symlink()
     listening.socket.close()
     sockets.remove(listening.url)
