@@ -145,6 +145,11 @@ class TaskManager:
         return NONE.union(at_work, *(opening.partitions for opening in self._openings))
 
     @property
+    def in_background(self) -> bool:
+        """Whether partitions come back on other threads; else they are back when `open` returns."""
+        return self._pool is not None
+
+    @property
     def is_opening(self) -> bool:
         return bool(self._openings)
 

@@ -57,7 +57,7 @@ class Restoring:
     def remaining(self) -> int:
         """Offsets that are still to be replayed."""
         with self._lock:
-            return self._sum().remaining
+            return self._sum().remaining if self._units else 0
 
     def add(self, partitions: int) -> None:
         """One more unit, of so many partitions of stores."""

@@ -93,6 +93,8 @@ class Worker:
         self._intact = True
         self._commit_is_later()
         self._share()
+        if not self._tasks.in_background:
+            self._welcome()
 
     def cycle(self, *, limit: int | None = None, wait: float = 0.0) -> int:
         """One round; how many records it handled. Waits up to `wait` seconds for new ones."""
