@@ -1,8 +1,9 @@
 # Strandline: what to do here. `make help` lists it.
 #
 # Every target sets up what it needs: a virtual environment in .venv with this project (editable) and
-# everything for development, Spark and the demo in it, installed again whenever pyproject.toml changes.
-# All that has to be there is Python 3.11 or later, with its venv module. PYTHON=… chooses one.
+# everything for development, Spark and the demo in it, installed again whenever its lock changes.
+# Required: Python 3.11 or later, with its venv module. PYTHON=… chooses one.
+# LOCK= (empty) installs the newest versions that pyproject.toml allows instead of the locked ones.
 
 SHELL   := /bin/bash
 VENV    := .venv
@@ -11,11 +12,15 @@ STAMP   := $(VENV)/.installed
 PYTHON  ?=
 MINUTES ?= 5
 JOBS    ?= 2
+LOCK    ?= requirements/dev.lock
+EXTRAS  := dev,spark,demo
 PYTEST  := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+comma := ,
+
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast pictures test quick battery chaos lowest lint format types bench bench-clean bench-kafka wheel clean
+.PHONY: help demo wow cast pictures test quick battery chaos lowest lock audit lint format types bench bench-clean bench-kafka wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,9 +50,18 @@ battery: $(STAMP)  ## Every step as a crash point, and 200 processes killed (mor
 chaos: $(STAMP)  ## Workers, owner and disk struck at random for MINUTES (default 5), and everything counted (ARGS=--kafka)
 	$(BIN)/python -m tests.chaos.chaos --minutes $(MINUTES) $(ARGS)
 
-lowest:  ## The quick tests on the oldest versions that pyproject.toml allows (needs uv)
-	uv run --no-project --isolated --resolution lowest-direct --with-editable '.[dev,demo,spark]' \
+lowest: $(STAMP)  ## The quick tests on the oldest versions that pyproject.toml allows
+	UV_PYTHON_DOWNLOADS=never $(BIN)/uv run --python $(BIN)/python --no-project --isolated \
+	    --resolution lowest-direct --with-editable '.[$(EXTRAS)]' \
 	    python -m pytest -m 'not slow and not spark' $(ARGS)
+
+lock: $(STAMP)  ## Write requirements/dev.lock anew, with the newest versions that pyproject.toml allows
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
+	    $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS))) pyproject.toml -o requirements/dev.lock \
+	    --custom-compile-command 'make lock'
+
+audit: $(STAMP)  ## Look the locked versions up in the databases of known vulnerabilities
+	$(BIN)/uvx pip-audit --requirement requirements/dev.lock --require-hashes --disable-pip
 
 lint: $(STAMP)  ## Style, likely mistakes, banned calls, formatting
 	$(BIN)/ruff check .
@@ -92,10 +106,18 @@ $(BIN)/python:
 	echo "Tried: $(or $(PYTHON),python3 python3.13 python3.12 python3.11). Install one, or say: make PYTHON=/path/to/python3.11 …" >&2; \
 	exit 1
 
-# A package index may fail for a moment, and did.
-$(STAMP): pyproject.toml | $(BIN)/python
+# The lock names each package with its version and hashes. A package index may fail for a moment.
+INSTALL := $(BIN)/python -m pip install --quiet
+ifeq ($(LOCK),)
+install = $(INSTALL) --editable '.[$(EXTRAS)]'
+else
+install = $(INSTALL) --require-hashes --requirement $(LOCK) && \
+	    $(INSTALL) --no-deps --no-build-isolation --editable .
+endif
+
+$(STAMP): pyproject.toml $(LOCK) | $(BIN)/python
 	@for pause in 10 30 0; do \
-	    $(BIN)/python -m pip install --quiet --editable '.[dev,spark,demo]' && exec touch $@; \
+	    $(install) && exec touch $@; \
 	    if [ $$pause -gt 0 ]; then echo "pip failed; once more in $$pause s" >&2; sleep $$pause; fi; \
 	done; \
 	exit 1
