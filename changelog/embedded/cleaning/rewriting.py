@@ -97,6 +97,10 @@ class Rewriter:
         self._partition.environment.storage.sync_dir(self._partition.folder)
         return done
 
+    def leave(self) -> None:
+        """Leave the old segments as they are. No frame was added since the last `finish`."""
+        self._old = []
+
     def discard(self) -> None:
         """Remove what was written and is listed nowhere."""
         unlisted = [*self._done, *([self._segment] if self._segment else [])]
