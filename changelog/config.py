@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from changelog.errors import InvalidConfig, InvalidTopic
-from changelog.settings import INT_MAX, LONG_MAX, Range, Settings
+from changelog.settings import INT_MAX, LONG_MAX, LONGEST_MS, Range, Settings
 
 CleanupPolicy = Literal["delete", "compact", "compact,delete"]
 TimestampType = Literal["CreateTime", "LogAppendTime"]
@@ -50,7 +50,7 @@ class TopicConfig:
     """Roll to a new segment before this size is exceeded. (Kafka: 1 GiB.)"""
     segment_ms: Annotated[int, Range(1)] = 7 * _DAY_MS
     """Roll once a segment spans this much message time."""
-    file_delete_delay_ms: Annotated[int, Range(0)] = 60_000
+    file_delete_delay_ms: Annotated[int, Range(0, LONGEST_MS, LONG_MAX)] = 60_000
     """How long the files of a deleted segment stay for those who still read them."""
     min_cleanable_dirty_ratio: Annotated[float, Range(0.0, 1.0)] = 0.5
     """Compact when dirty bytes / all bytes is above this."""
@@ -58,7 +58,7 @@ class TopicConfig:
     """A record younger than this is not compacted away."""
     max_compaction_lag_ms: Annotated[int, Range(1)] = LONG_MAX
     """A record older than this is compacted whatever the dirty ratio."""
-    delete_retention_ms: Annotated[int, Range(0)] = _DAY_MS
+    delete_retention_ms: Annotated[int, Range(0, LONGEST_MS, LONG_MAX)] = _DAY_MS
     """How long tombstones and transaction markers stay after the first cleaning that met them."""
     max_message_bytes: Annotated[int, Range(1, 1000 << 20)] = 100 << 20
     """The largest batch that may be appended. (Kafka: about 1 MiB.)"""

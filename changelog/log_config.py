@@ -14,9 +14,18 @@ from typing import Annotated
 
 from changelog.config import TopicConfig, topic_settings
 from changelog.errors import InvalidConfig
-from changelog.settings import LONG_MAX, Range, Setting, Settings, check_names, checked_text
+from changelog.settings import (
+    LONG_MAX,
+    LONGEST_MS,
+    Range,
+    Setting,
+    Settings,
+    check_names,
+    checked_text,
+)
 
 _LEAST_BUFFER = 4096
+_LARGEST_BUFFER = 1 << 40
 _MOST_THREADS = 64
 
 
@@ -28,11 +37,11 @@ class CleanerConfig:
     """Whether the cleaner runs by itself; on request it always does."""
     threads: Annotated[int, Range(1, _MOST_THREADS)] = 1
     """How many partitions are cleaned at once."""
-    dedupe_buffer_size: Annotated[int, Range(_LEAST_BUFFER)] = 128 << 20
+    dedupe_buffer_size: Annotated[int, Range(_LEAST_BUFFER, _LARGEST_BUFFER, LONG_MAX)] = 128 << 20
     """Bytes for the keys of a pass, of all threads together. (Kafka: at least 1 MiB a thread.)"""
     io_max_bytes_per_second: Annotated[int, Range(1)] = LONG_MAX
     """What all threads together read and write at most, on average. (Kafka's may have a fraction.)"""
-    backoff_ms: Annotated[int, Range(1)] = 15_000
+    backoff_ms: Annotated[int, Range(1, LONGEST_MS, LONG_MAX)] = 15_000
     """How long to wait when nothing is due, and after a first failure. (Kafka: also 0.)"""
 
     def __post_init__(self) -> None:
@@ -85,6 +94,7 @@ class LogConfig:
                 given.pop(own, None)
             else:
                 given[own] = _in_ms(name, text) if name in _UNITS else checked_text(text, name)
+                _check_given(own, given[own])
         return LogConfig(given)
 
     def topic(self, config: Mapping[str, str]) -> TopicConfig:
@@ -138,6 +148,13 @@ _UNITS = {
 
 NAMES = tuple(sorted((*_TOPIC_NAMES, *_CLEANER.names)))
 """All settings of a log."""
+
+
+def _check_given(name: str, text: str) -> None:
+    if name in _TOPIC_NAMES:
+        topic_settings.check_given(_TOPIC_NAMES[name], text, name)
+    else:
+        _CLEANER.check_given(name, text, name)
 
 
 def _in_ms(name: str, text: str) -> str:

@@ -16,6 +16,9 @@ from changelog.errors import InvalidConfig
 
 LONG_MAX = 2**63 - 1
 INT_MAX = 2**31 - 1
+LONGEST_MS = 36_525 * 24 * 60 * 60 * 1000
+"""The longest time that anything waits: 100 years, in ms. Added to the time of a clock it fits into 64 bits,
+and into what the system's calls take. A duration that is only compared with an age may be longer."""
 
 Source = Literal["topic", "log", "default"]
 
@@ -31,10 +34,12 @@ class Setting(NamedTuple):
 
 
 class Range(NamedTuple):
-    """What a number may be, both ends included."""
+    """The numbers that a setting may be given, both ends included."""
 
     low: float
     high: float = LONG_MAX
+    stored: float = -1
+    """Largest value that earlier versions took. A stored value above `high` up to here is read as `high`."""
 
 
 class Settings:
@@ -62,12 +67,24 @@ class Settings:
         return {kinds[name].attribute: self.value(name, given[name], name) for name in given}
 
     def value(self, name: str, text: str, called: str) -> Any:
-        """The value that a text stands for; errors say what the setting was `called`."""
+        """The value that a text stands for; errors say what the setting was `called`.
+
+        A number that an earlier version took, and that is too large by now, is read as the largest one.
+        """
+        kind = self._kinds[name]
+        value = kind.parse(checked_text(text, called), called)
+        if isinstance(kind, _Number) and kind.range.high < value <= kind.range.stored:
+            return kind.range.high
+        if not kind.allows(value):
+            raise kind.refused(value, called)
+        return value
+
+    def check_given(self, name: str, text: str, called: str) -> None:
+        """Raise InvalidConfig unless a setting may be given this text from now on."""
         kind = self._kinds[name]
         value = kind.parse(checked_text(text, called), called)
         if not kind.allows(value):
             raise kind.refused(value, called)
-        return value
 
     def check(self, config: object) -> None:
         """Raise InvalidConfig unless every value is allowed."""
@@ -89,6 +106,21 @@ def check_names(given: Iterable[str], known: tuple[str, ...], what: str) -> None
         if name not in known:
             near = _closest(name, known) or f"; there are {_listed(known)}"
             raise InvalidConfig(f"no {what} setting is called {name!r}{near}")
+
+
+def check_number(
+    name: str, value: object, low: float, high: float = LONGEST_MS, *, whole: bool = True
+) -> None:
+    """Raise InvalidConfig unless the argument called `name` is a number from `low` to `high`.
+
+    >>> check_number("poll_ms", 100, 1)
+    >>> check_number("poll_ms", 2**63, 1)
+    Traceback (most recent call last):
+    changelog.errors.InvalidConfig: poll_ms must be a whole number from 1 to 3155760000000, got 9223372036854775808
+    """
+    kind = _Number(name, int if whole else float, Range(low, high))
+    if not kind.allows(value):
+        raise kind.refused(value, name)
 
 
 def checked_text(text: object, name: str) -> str:
@@ -124,7 +156,7 @@ class _Number:
 
     def refused(self, got: object, name: str) -> InvalidConfig:
         kind = "a whole number" if self.type is int else "a number"
-        low, high = self.range
+        low, high, _ = self.range
         return InvalidConfig(f"{name} must be {kind} from {low} to {high}, got {got!r}")
 
     def text(self, value: float) -> str:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from changelog.errors import InvalidConfig
 from changelog.groups import MAX_STANDBY_REPLICAS
+from changelog.settings import INT_MAX, check_number
 
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 GUARANTEES = ("exactly_once", "at_least_once", "at_most_once")
@@ -46,10 +47,12 @@ class Options:
             raise InvalidConfig(
                 f"processing_guarantee is one of {GUARANTEES}, got {self.processing_guarantee!r}"
             )
-        positive = ("commit_interval_ms", "commit_records", "fetch_bytes", "poll_ms")
-        for name in (*positive, "session_timeout_ms", "max_poll_interval_ms"):
-            if getattr(self, name) <= 0:
-                raise InvalidConfig(f"{name} must be positive, got {getattr(self, name)!r}")
+        for name in ("commit_interval_ms", "transaction_timeout_ms", "poll_ms"):
+            check_number(name, getattr(self, name), 1)
+        for name in ("session_timeout_ms", "max_poll_interval_ms"):
+            check_number(name, getattr(self, name), 1)
+        for name in ("commit_records", "fetch_bytes", "restore_threads"):
+            check_number(name, getattr(self, name), 1, INT_MAX)
         if not 0 <= self.standby_replicas <= MAX_STANDBY_REPLICAS:
             raise InvalidConfig(
                 f"standby_replicas is 0 to {MAX_STANDBY_REPLICAS}, got {self.standby_replicas!r}"

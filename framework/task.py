@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from changelog.errors import InvalidConfig
+from changelog.settings import check_number
 from framework.store import Store
 from framework.timers import TimerKey
 from framework.topic import Topic
@@ -46,6 +47,8 @@ class TaskSpec:
             raise InvalidConfig(f"task {self.name!r} has no input topic")
         if self.is_class and not callable(getattr(self.handler, "process", None)):
             raise InvalidConfig(f"class {self.name!r} has no method process(self, record)")
+        if self.window_ms is not None:
+            check_number(f"task {self.name!r}: window_ms", self.window_ms, 1)
         if self.window_ms is not None and not hasattr(self.handler, "window"):
             raise InvalidConfig(
                 f"task {self.name!r}: window_ms= needs a class with a method window(self)"

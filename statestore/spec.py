@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from changelog.errors import InvalidConfig, InvalidRecord
+from changelog.settings import LONG_MAX, check_number
 from statestore.keys import key_codec
 from statestore.serdes import is_immutable
 from statestore.values import ValueCodec
@@ -38,6 +39,11 @@ class StoreLimits:
     """Of committed changes that are not in the engine; beyond it `needs_checkpoint`."""
     checkpoint_interval_ms: int = 30_000
     """After this time committed changes should go to the engine however few they are."""
+
+    def __post_init__(self) -> None:
+        for name in ("cache_bytes", "dirty_bytes", "overlay_bytes"):
+            check_number(name, getattr(self, name), 0, LONG_MAX)
+        check_number("checkpoint_interval_ms", self.checkpoint_interval_ms, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +79,8 @@ class StoreSpec(Generic[K, V]):
             )
         if self.engine not in ("rocksdb", "memory"):
             raise self._refusal(f"unknown engine {self.engine!r}; use 'rocksdb' or 'memory'")
-        if self.ttl_ms is not None and self.ttl_ms <= 0:
-            raise self._refusal(f"ttl_ms must be positive, got {self.ttl_ms}")
+        if self.ttl_ms is not None:
+            check_number(f"store {self.name!r}: ttl_ms", self.ttl_ms, 1)
         key_codec(self.key)
         self._check_default()
 

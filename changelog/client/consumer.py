@@ -48,6 +48,7 @@ from changelog.records import (
     PartitionOffsets,
     TopicPartition,
 )
+from changelog.settings import LONG_MAX, check_number
 
 POLL_SECONDS = 1.0
 """How long iteration waits in one poll before it looks whether the consumer was closed."""
@@ -99,6 +100,9 @@ class Consumer:
     ) -> None:
         _check_choice("isolation", isolation, get_args(Isolation))
         _check_choice("auto_offset_reset", auto_offset_reset, get_args(OffsetReset))
+        check_number("max_bytes", max_bytes, 0, LONG_MAX)
+        check_number("max_partition_bytes", max_partition_bytes, 1, LONG_MAX)
+        check_number("max_poll_interval_ms", max_poll_interval_ms, 1)
         self._broker = broker
         self._group = group
         self._isolation: Isolation = isolation

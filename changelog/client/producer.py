@@ -54,6 +54,7 @@ from changelog.errors import (
 )
 from changelog.groups import GroupMember
 from changelog.records import CommittedOffset, Headers, ProducerIdentity, TopicPartition
+from changelog.settings import INT_MAX, LONG_MAX, check_number
 
 METADATA_MAX_AGE_S = 60.0
 """How long a topic's description is used before it is asked for again."""
@@ -106,6 +107,10 @@ class Producer:
         clock: Clock | None = None,
         partitioner_seed: str | None = None,
     ) -> None:
+        check_number("linger_ms", linger_ms, 0, whole=False)
+        check_number("batch_bytes", batch_bytes, 1, INT_MAX)
+        check_number("buffer_bytes", buffer_bytes, 1, LONG_MAX)
+        check_number("delivery_timeout_ms", delivery_timeout_ms, 0)
         self._broker = broker
         self._clock = clock or SystemClock()
         self._transactional_id = transactional_id

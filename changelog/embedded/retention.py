@@ -17,27 +17,32 @@ from changelog.errors import OffsetOutOfRange
 def expired_segments(
     segments: Sequence[Segment], config: TopicConfig, *, now_ms: int, stable_end: int
 ) -> int:
-    """How many segments from the front have served their time, the active one included.
+    """Number of segments at the front that have served their time, the active one included.
 
-    A segment goes by time when its largest timestamp (the file's own time if it holds no
-    record) is older than `retention.ms`, by size when the log without it still has
-    `retention.bytes`. The first to keep ends the search; so does one that reaches beyond
-    the last stable offset `stable_end`.
+    A segment goes by time when its largest timestamp is older than `retention.ms`, by size when
+    the log without it still has `retention.bytes`. The first to keep ends the search; so does one
+    that reaches beyond the last stable offset `stable_end`.
+
+    An empty segment has neither age nor size, so it only goes together with a later one. The log's
+    start therefore moves only because records were deleted, and an empty segment never holds up
+    the deletion of the records after it.
     """
-    if not config.delete or not segments:
+    if not config.delete:
         return 0
     excess = sum(segment.size for segment in segments) - config.retention_bytes
     count = 0
-    active = segments[-1]
-    for segment in segments:
-        newest = segment.max_timestamp if segment.size else segment.created_ms
-        too_old = config.retention_ms != UNLIMITED and now_ms - newest > config.retention_ms
-        too_much = config.retention_bytes != UNLIMITED and excess >= segment.size > 0
-        empty = segment.size == 0 and segment is not active
-        if segment.end_offset > stable_end or not (too_old or too_much or empty):
+    for number, segment in enumerate(segments, 1):
+        if segment.end_offset > stable_end:
+            break
+        if segment.size == 0:
+            continue
+        age = now_ms - segment.max_timestamp
+        too_old = config.retention_ms != UNLIMITED and age > config.retention_ms
+        too_much = config.retention_bytes != UNLIMITED and excess >= segment.size
+        if not (too_old or too_much):
             break
         excess -= segment.size
-        count += 1
+        count = number
     return count
 
 

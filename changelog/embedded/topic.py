@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import pyarrow as pa
 
-from changelog.config import MAX_PARTITIONS, check_partitions, check_topic_name
+from changelog.config import MAX_PARTITIONS, check_partitions, check_topic_name, topic_settings
 from changelog.embedded import document
 from changelog.embedded.environment import Environment
 from changelog.embedded.folder import ClosedSizes, save_log_config
@@ -208,7 +208,7 @@ class Catalog:
         if name in self._topics:
             raise TopicExists(f"there is a topic {name!r} already")
         check_partitions(name, partitions)
-        _check_config(name, config, self._environment.config)
+        _check_config(name, config, self._environment.config, given=config)
         schemas = ValueSchemas() if schema is None else ValueSchemas().extended(schema, name)
         meta = TopicMeta(
             name=name,
@@ -235,7 +235,8 @@ class Catalog:
         topic = self.get(name)
         merged = {**topic.meta.config, **(config or {})}
         settings = {key: value for key, value in merged.items() if value is not None}
-        _check_config(name, settings, self._environment.config)
+        given = {key: value for key, value in settings.items() if key in (config or {})}
+        _check_config(name, settings, self._environment.config, given)
         if partitions is not None:
             check_partitions(name, partitions, topic.meta.partitions)
         schemas = topic.schemas
@@ -260,7 +261,7 @@ class Catalog:
         """Change the settings of the log as a whole, for all topics. Raises InvalidConfig."""
         config = self._environment.config.altered(changes)
         for topic in self:
-            _check_config(topic.meta.name, topic.meta.config, config)
+            _check_config(topic.meta.name, topic.meta.config, config, given={})
         save_log_config(self._environment.storage, config)
         self._environment.config = config
         for topic in self:
@@ -294,9 +295,14 @@ def _copy_of(storage: Storage, topic_id: str) -> TopicMeta | None:
         return None
 
 
-def _check_config(name: str, settings: Mapping[str, str], log: LogConfig) -> None:
+def _check_config(
+    name: str, settings: Mapping[str, str], log: LogConfig, given: Mapping[str, str]
+) -> None:
+    """Raise InvalidConfig unless a topic may have `settings`, of which `given` are new."""
     try:
         config = log.topic(settings)
+        for setting, text in given.items():
+            topic_settings.check_given(setting, text, setting)
     except InvalidConfig as error:
         raise InvalidConfig(f"topic {name!r}: {error}") from error
     if name in SYSTEM_TOPICS and config.cleanup_policy != "compact":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -153,6 +154,74 @@ def test_the_logs_start_moves_to_where_it_is_told_though_nothing_is_left_there(
     world.owner.clean(["t"])
     assert partition_of(world).segments[0].end_offset == 1
     assert [world.owner.delete_records(T0, to) for to in (1, 2, 3)] == [1, 2, 3]
+
+
+@pytest.fixture
+def emptied(world: PowerWorld) -> PowerWorld:
+    """A log whose first segment was emptied by cleaning, and which has records after it."""
+    both = {"cleanup.policy": "compact,delete", "retention.ms": "-1", "file.delete.delay.ms": "0"}
+    world.owner.alter_topic("t", both)
+    for key, value in ((b"a", b"1"), (b"c", b"2"), (b"a", b"3")):
+        send_and_clean(world, key, value)
+    send(Client(world), (b"b", b"4"))
+    assert [one.base_offset for one in partition_of(world).segments] == [0, 1, 2, 3]
+    assert [one.size > 0 for one in partition_of(world).segments] == [False, True, True, True]
+    return world
+
+
+def send_and_clean(world: PowerWorld, key: bytes, value: bytes) -> None:
+    """A segment of one record, whose producer is forgotten: nothing of its batch has to stay."""
+    send(Client(world), (key, value))
+    partition_of(world).roll()
+    world.clock.advance(DAY_MS + 1)
+    world.owner.tick()
+    pass_of(world, 1 << 16)
+
+
+def test_retention_without_a_limit_never_moves_the_logs_start(emptied: PowerWorld) -> None:
+    emptied.clock.advance(DAY_MS)
+    emptied.owner.tick()
+    assert emptied.owner.offsets([T0])[T0].log_start == 0
+    assert [value for _, _, value in left(emptied, 0)] == [b"2", b"3", b"4"]
+
+
+def test_empty_segments_go_with_the_first_one_after_them_that_retention_deletes(
+    emptied: PowerWorld,
+) -> None:
+    emptied.owner.alter_topic("t", {"retention.ms": "1000"})
+    emptied.clock.advance(20_000)
+    emptied.owner.tick()
+    assert emptied.owner.offsets([T0])[T0].log_start == 4
+    assert len(partition_of(emptied).segments) == 1
+
+
+def test_empty_segments_do_not_hold_up_retention_by_size(emptied: PowerWorld) -> None:
+    size = partition_of(emptied).segments[-1].size
+    emptied.owner.alter_topic("t", {"retention.bytes": str(size)})
+    emptied.clock.advance(20_000)
+    emptied.owner.tick()
+    assert emptied.owner.offsets([T0])[T0].log_start == 3
+    assert [value for _, _, value in left(emptied, 3)] == [b"4"]
+
+
+def test_empty_segments_that_follow_one_another_become_one(emptied: PowerWorld) -> None:
+    partition_of(emptied).roll()
+    for number in range(5):
+        send_and_clean(emptied, b"a", b"%d" % number)
+        send_and_clean(emptied, b"d%d" % number, b"")
+        empty = [one.size == 0 for one in partition_of(emptied).segments[:-1]]
+        assert not any(one and other for one, other in pairwise(empty))
+    assert [key for _, key, _ in left(emptied)] == [b"c", b"b", *DS[:4], b"a", DS[4]]
+
+
+DS = [b"d%d" % number for number in range(5)]
+
+
+def test_a_pass_leaves_a_single_empty_segment_alone(emptied: PowerWorld) -> None:
+    before, *_ = partition_of(emptied).segments
+    done = pass_of(emptied, 1 << 16)
+    assert partition_of(emptied).segments[0] is before
+    assert before not in done.replaced
 
 
 def test_records_without_a_key_are_counted_by_the_pass_that_removes_them(

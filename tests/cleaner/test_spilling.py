@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -408,6 +409,65 @@ def memory_of_a_pass(folder: Path, clean_ones: int, dirty_ones: int) -> int:
     assert done.whole
     assert done.spilled_bytes == ENTRY * (clean_ones + dirty_ones)
     return taken
+
+
+VALUE = 12_000
+"""Bytes; 32 such records are a frame of 384 kB, two of which fit into what is read at once."""
+
+
+@pytest.mark.parametrize("small_ones", [False, True], ids=["large frames", "small ones between"])
+def test_the_memory_of_a_pass_does_not_grow_with_the_values(
+    tmp_path: Path, *, small_ones: bool
+) -> None:
+    taken = arrow_memory_of_a_pass(tmp_path / "log", megabytes=24, small_ones=small_ones)
+    assert taken < 10 << 20
+
+
+def arrow_memory_of_a_pass(folder: Path, megabytes: int, *, small_ones: bool) -> int:
+    """Bytes that Arrow holds for a pass at its highest, with 32 records of VALUE bytes to a frame.
+
+    All of them have one key. With `small_ones` one frame in four is small, and all of it stays.
+    """
+    world = World(LocalStorage(folder), durability="os")
+    world.owner.create_topic("t", config={"cleanup.policy": "compact"})
+    client, kept = Client(world), 0
+    for number in range((megabytes << 20) // (32 * VALUE)):
+        if not small_ones or number % 4:
+            send_values(client, [b"same"] * 32, VALUE)
+        else:
+            kept += 40
+            send_values(client, [b"%d" % (1000 * number + n) for n in range(40)], 1)
+    close_segment(world)
+    before, highest = pa.total_allocated_bytes(), 0
+
+    def pace(_: int) -> None:
+        nonlocal highest
+        highest = max(highest, pa.total_allocated_bytes())
+
+    pass_of(world, 1 << 20, pace)
+    assert len(left(world)) == kept + 1
+    world.owner.close()
+    return highest - before
+
+
+def send_values(client: Client, keys: list[bytes], size: int) -> None:
+    base = client.sequences.get(T0, 0)
+    times = pa.array([START_MS] * len(keys), pa.int64())
+    columns = pa.record_batch(
+        {"timestamp": times, "key": pa.array(keys), "value": pa.array([bytes(size)] * len(keys))}
+    )
+    client.sequences[T0] = base + len(keys)
+    client.world.owner.append([Append(*T0, columns, client.identity, base, False, 0)])
+
+
+def test_long_keys_are_gathered_up_to_some_bytes() -> None:
+    """Or a column of them would have more than Arrow's 2 GiB."""
+    keys = [pa.array([b"%d" % n + bytes(1 << 20)]) for n in range(40)]
+    frames = [(one, np.array([n])) for n, one in enumerate(keys)]
+    pieces = list(look._pieces(frames))
+    assert max(piece.nbytes for piece, _ in pieces) <= look.KEY_BYTES
+    assert np.concatenate([numbers for _, numbers in pieces]).tolist() == list(range(40))
+    assert pa.concat_arrays([piece for piece, _ in pieces]) == pa.concat_arrays(keys)
 
 
 # What is told -------------------------------------------------------------------------

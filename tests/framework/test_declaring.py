@@ -83,7 +83,9 @@ def test_an_app_without_tasks_does_not_run(app: sl.App) -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(sl.InvalidConfig, match="processing_guarantee"):
         sl.App("app", processing_guarantee="sometimes")  # type: ignore[arg-type]
-    with pytest.raises(sl.InvalidConfig, match="commit_interval_ms must be positive"):
+    with pytest.raises(
+        sl.InvalidConfig, match="commit_interval_ms must be a whole number from 1 to"
+    ):
         sl.App("app", commit_interval_ms=0)
 
 

@@ -559,7 +559,7 @@ def test_a_checkpoint_may_run_beside_the_task(tmp_path: Path) -> None:
         ({"default": ([],)}, "use default_factory"),
         ({"value": int, "default": "x"}, "is no value of it"),
         ({"default": 1, "default_factory": int}, "not both"),
-        ({"ttl_ms": 0}, "must be positive"),
+        ({"ttl_ms": 0}, "ttl_ms must be a whole number from 1 to"),
         ({"engine": "lmdb"}, "unknown engine"),
         ({"value": dict[str, int] | dict[str, str]}, "cannot be a type of value"),
     ],

@@ -87,7 +87,8 @@ class _Cleaning:
     def _judged(self, segment: Segment, survivors: Survivors) -> list[Verdict] | None:
         """What becomes of a segment's frames, empty if it is dirty: they are judged as they are written.
 
-        None: it is left alone. A small one goes with the dirty ones behind it, if it is the smaller part.
+        None: it is left alone. A small one goes with the dirty ones behind it, if it is the smaller part;
+        an empty one always does, because retention never removes it by itself.
         """
         if segment.end_offset > survivors.start:
             return []
@@ -101,7 +102,7 @@ class _Cleaning:
             verdicts.append(verdict._replace(content=None))  # or all of the segment is in memory
         config = self._partition.config
         small = segment.size * 2 < config.segment_bytes and not config.delete
-        joins = small and segment.size < self._bounds.dirty_bytes
+        joins = segment.size == 0 or (small and segment.size < self._bounds.dirty_bytes)
         return verdicts if changes or joins else None
 
     def _write(
@@ -114,6 +115,10 @@ class _Cleaning:
     def _swap(self, old: list[Segment], writer: Rewriter, survivors: Survivors) -> bool:
         """Put what was written in the place of `old`; False if that is not in the log any more."""
         if not old:
+            return True
+        if len(old) == 1 and old[0].size == 0:
+            writer.leave()
+            self._done.left_alone += 1
             return True
         new = writer.finish()
         try:

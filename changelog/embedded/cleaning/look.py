@@ -38,6 +38,8 @@ from changelog.errors import DiskFull
 
 CHUNK = 1 << 20
 """Bytes read at a time."""
+KEY_BYTES = 8 << 20
+"""Bytes of keys that are gathered at most, however few they are: a column holds less than 2 GiB."""
 MARKS = 2
 """Bits, for each byte of the room for keys, that are the most: they may take a quarter of it."""
 WORKING = 4
@@ -245,15 +247,23 @@ def _named(keys: pa.BinaryArray, numbers: Offsets) -> tuple[_Keyed, Offsets]:
 
 
 def _pieces(frames: Iterable[_Keyed]) -> Iterator[_Keyed]:
-    """The same, many at a time."""
+    """The same keys and numbers, those of many frames at a time.
+
+    What is gathered is copied. A frame's columns are views of the megabyte that was read with it, so
+    they would keep all values of the log in memory, though only keys are looked at.
+    """
     gathered: list[_Keyed] = []
-    count = 0
-    for frame in frames:
-        gathered.append(frame)
-        count += len(frame[0])
-        if count >= PIECE:
+    count = nbytes = 0
+    for keys, numbers in frames:
+        if gathered and nbytes + keys.nbytes > KEY_BYTES:
             yield _joined(gathered)
-            gathered, count = [], 0
+            gathered, count, nbytes = [], 0, 0
+        gathered.append((pa.concat_arrays([keys]), numbers.copy()))
+        count += len(keys)
+        nbytes += keys.nbytes
+        if count >= PIECE or nbytes >= KEY_BYTES:
+            yield _joined(gathered)
+            gathered, count, nbytes = [], 0, 0
     if gathered:
         yield _joined(gathered)
 

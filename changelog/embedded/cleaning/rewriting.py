@@ -97,6 +97,10 @@ class Rewriter:
         self._partition.environment.storage.sync_dir(self._partition.folder)
         return done
 
+    def leave(self) -> None:
+        """Leave the old segments as they are. No frame was added since the last `finish`."""
+        self._old = []
+
     def discard(self) -> None:
         """Remove what was written and is listed nowhere."""
         unlisted = [*self._done, *([self._segment] if self._segment else [])]
@@ -232,7 +236,11 @@ def remove_unlisted(segments: Sequence[Segment]) -> None:
 
 
 def _kept(content: Content, kept: Offsets | None) -> tuple[pa.RecordBatch, Offsets]:
-    """Those records of a frame that stay, and their offsets."""
+    """Copies of those records of a frame that stay, and of their offsets.
+
+    The frame's own columns are views of all that was read with it. A few small frames that are
+    gathered would keep a megabyte each in memory.
+    """
     if kept is None:
-        return content.columns, content.offsets
+        return pa.concat_batches([content.columns]), content.offsets.copy()
     return content.columns.take(pa.array(kept)), content.offsets[kept]

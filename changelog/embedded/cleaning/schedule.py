@@ -74,8 +74,11 @@ Doom = Callable[[Topic, Sequence[Segment]], None]
 class _Course:
     """What is known of the cleaning of one partition since the log was opened."""
 
-    wanted: bool = False
-    """Somebody asked for it."""
+    requests: int = 0
+    """Number of calls that have asked for it."""
+    answered: int = 0
+    """Number of the last request that needs no pass any more. A pass answers those that were there
+    when it began; one made meanwhile may be for records that the pass does not see."""
     running: Pass | None = None
     done_bytes: int = 0
     failures: int = 0
@@ -91,6 +94,11 @@ class _Course:
     """Records, in all passes."""
     freed: int = 0
     """Bytes, in all passes."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a request has not been answered."""
+        return self.requests > self.answered
 
 
 class Cleaners:
@@ -141,7 +149,7 @@ class Cleaners:
                     partition.roll()
             with self._lock:
                 course = self._course(partition)
-                course.wanted, course.retry_ms = True, 0
+                course.requests, course.retry_ms = course.requests + 1, 0
         self._looked_ms = NEVER
         self.tick()
 
@@ -175,20 +183,23 @@ class Cleaners:
     def _filthiest(self, steady_ms: int) -> tuple[Topic, Partition, Bounds] | None:
         """What to clean next; None: nothing is due."""
         now = self._environment.clock.now_ms()
-        self._courses = {p: course for p, course in self._courses.items() if not p.retired}
+        self._forget_retired()
         best: tuple[tuple[bool, float], Topic, Partition, Bounds] | None = None
         for topic, partition in _compacted(self._catalog):
             with self._lock:
                 course = self._course(partition)
-                course.wanted = wanted = course.wanted and partition.usable
-                if course.running or steady_ms < course.retry_ms or not partition.usable:
+                asked, wanted = course.requests, course.wanted
+                if not partition.usable:
+                    course.answered = asked
+                    continue
+                if course.running or steady_ms < course.retry_ms:
                     continue
             if self._settings.enable and active_is_due(partition, now):
                 with contextlib.suppress(StrandlineError), partition.lock:
                     partition.roll()
             bounds = bounds_of(partition, now)
             if wanted and not (bounds.dirty_bytes or bounds.expired):
-                course.wanted = wanted = False
+                course.answered, wanted = asked, False
             if not (wanted or (self._settings.enable and bounds.due)):
                 course.due_ms = None
             else:
@@ -204,26 +215,32 @@ class Cleaners:
         with self._lock:
             self._busy += 1
             course = self._course(partition)
+            asked = course.requests
             course.running = done = Pass(to_do=2 * bounds.dirty_bytes + bounds.clean_bytes)
             course.done_bytes, course.due_ms = 0, None
         if not self._background:
-            self._run(topic, partition, course, done)
+            self._run(topic, partition, course, done, asked)
             return
         if self._pool is None:
             most = 64  # threads begin as they are needed
             self._pool = ThreadPoolExecutor(most, "strandline-cleaner")
-        self._pool.submit(self._run, topic, partition, course, done)
+        self._pool.submit(self._run, topic, partition, course, done, asked)
 
-    def _run(self, topic: Topic, partition: Partition, course: _Course, done: Pass) -> None:
+    def _run(
+        self, topic: Topic, partition: Partition, course: _Course, done: Pass, asked: int
+    ) -> None:
+        """Do a pass, which answers the first `asked` requests unless memory ended it early."""
         try:
             self._clean(topic, partition, course, done)
             course.failures, course.reason = 0, ""
         except (UnknownTopic, InvalidTopic, OwnerUnavailable):
-            course.wanted = False  # deleted, not compacted any more, or closed
+            done.whole = True  # deleted, not compacted any more, or closed
         except Exception as error:
             self._failed(partition, course, error)
+            done.whole = True
         finally:
             with self._lock:
+                course.answered = asked if done.whole else course.answered
                 course.running = None
                 self._busy -= 1
             self._looked_ms = NEVER  # perhaps there is more to do
@@ -258,7 +275,6 @@ class Cleaners:
             self._doom(topic, done.replaced)
         seconds = clock.monotonic() - begun
         course.last = _told(done, started_ms, seconds, self._throttle.waited - waited)
-        course.wanted = course.wanted and not done.whole
         course.passes += 1
         course.removed += done.tally.read - done.tally.kept
         course.freed += done.bytes_before - done.bytes_after
@@ -267,7 +283,6 @@ class Cleaners:
         wait = min(LONGEST_WAIT_MS, self._settings.backoff_ms << min(course.failures, 20))
         course.failures += 1
         course.failed_passes += 1
-        course.wanted = False
         course.retry_ms = self._environment.steady_ms() + wait
         course.reason = str(error) or type(error).__name__
         said = {"partition": str(partition.topic_partition), "error": course.reason}
@@ -279,7 +294,13 @@ class Cleaners:
         check_compacted(topic.meta.name, topic.config)
         return topic
 
+    def _forget_retired(self) -> None:
+        with self._lock:  # others look up and add courses meanwhile
+            for partition in [one for one in self._courses if one.retired]:
+                del self._courses[partition]
+
     def _course(self, partition: Partition) -> _Course:
+        """What is known of a partition. `self._lock` is held."""
         return self._courses.setdefault(partition, _Course())
 
     def _status(self, partition: Partition, now_ms: int, steady_ms: int) -> CleaningStatus:

@@ -1,0 +1,98 @@
+"""Cleaning on request, while passes are running and while other threads look at the cleaner."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from changelog.embedded.cleaning import cleaner, schedule
+from changelog.embedded.cleaning.passes import Pass
+from changelog.embedded.owner import Owner
+from changelog.errors import StorageFailed
+from changelog.storage import LocalStorage
+from tests.log.kit import Client, World
+from tests.log.test_threads import BOUND, RealWorld
+
+CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1.0"}
+"""Nothing is cleaned unless it is asked for."""
+
+
+class Gate:
+    """Holds each pass at its end until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Semaphore(0)
+        self._open = threading.Semaphore(0)
+        self.error: Exception | None = None
+
+    def clean(self, *given: Any, **named: Any) -> Pass:
+        done = cleaner.clean(*given, **named)
+        self.reached.release()
+        assert self._open.acquire(timeout=BOUND)
+        if self.error is not None:
+            raise self.error
+        return done
+
+    def let_pass(self, error: Exception | None = None) -> None:
+        self.error = error
+        self._open.release()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A log with the compacted topic `t`, cleaned on threads of its own."""
+    world = RealWorld(LocalStorage(tmp_path / "log"))
+    world.owner.create_topic("t", config=CONFIG)
+    yield world
+    world.owner.close()
+
+
+@pytest.mark.parametrize("error", [None, StorageFailed("the disk fails")], ids=["done", "failed"])
+def test_a_request_made_during_a_pass_is_served_by_another_one(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+    error: Exception | None,
+) -> None:
+    gate, client = Gate(), Client(world)
+    monkeypatch.setattr(schedule, "clean", gate.clean)
+    client.append(b"1")
+    world.owner.clean(["t"])
+    assert gate.reached.acquire(timeout=BOUND)
+    client.append(b"2")
+    client.append(b"3")
+    world.owner.alter_config({"log.cleaner.backoff.ms": "1"})
+    world.owner.clean(["t"])  # the pass has looked already
+    gate.let_pass(error)
+    assert gate.reached.acquire(timeout=BOUND), "nothing came of the second request"
+    gate.let_pass()
+    eventually(lambda: state_of(world.owner) == "idle")
+    assert world.values() == [b"3"]
+
+
+def state_of(owner: Owner) -> str:
+    [state] = [one.state for one in owner.cleaning() if one.topic == "t"]
+    return state
+
+
+def test_requests_from_several_threads_are_all_served(
+    world: World, eventually: Callable[..., None]
+) -> None:
+    clients = [Client(world) for _ in range(4)]
+
+    def work(client: Client) -> None:
+        for number in range(20):
+            client.append(b"%d" % number)
+            world.owner.clean(["t"])
+
+    threads = [threading.Thread(target=work, args=[client]) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(BOUND)
+    eventually(lambda: state_of(world.owner) == "idle")
+    assert len(world.values()) == 1
