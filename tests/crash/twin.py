@@ -353,7 +353,10 @@ class PowerStorage:
             return self.short(size)
         return self.chance.randrange(size + 1) if self.chance is not None else 0
 
-    def lock(self, path: str, note: str) -> PowerLock:
+    def check(self) -> None:
+        pass
+
+    def lock(self, path: str, note: str, *, whole: bool = False) -> PowerLock:
         if path in self._locked:
             raise LogLocked(f"{path} is already locked by this process")
         self._locked.add(path)
@@ -451,6 +454,9 @@ class PowerLock:
 
     def release(self) -> None:
         self._storage.unlock(self._path, self._life)
+
+    def check(self) -> None:
+        pass
 
 
 def _folder(path: str) -> str:
