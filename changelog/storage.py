@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from changelog.directory import Directory, is_folder, open_folder
+from changelog.directory import Directory, Identity, is_folder, open_folder
 from changelog.errors import LogLocked, from_failed_sync, from_os_error
 from changelog.local_file import Bytes, LocalFile, allow_many_files, sync_folder
 from changelog.lock import FileLock
@@ -109,6 +109,10 @@ class Storage(Protocol):
         """Whether a file or folder of that name exists."""
         ...
 
+    def links(self, path: str) -> int:
+        """Number of names of a file; FileNotFoundError if there is none."""
+        ...
+
     def sync_dir(self, path: str) -> None:
         """Return when files created, renamed and removed in the folder survive a power cut."""
         ...
@@ -119,6 +123,10 @@ class Storage(Protocol):
         With `whole` the storage's folder itself is locked too, so that a removed lock file
         lets nobody in.
         """
+        ...
+
+    def identity(self) -> Identity | None:
+        """What tells this folder from its copies; None where there can be none."""
         ...
 
     def check(self) -> None:
@@ -266,6 +274,11 @@ class LocalStorage:
                 return False
         return True
 
+    def links(self, path: str) -> int:
+        passing = FileNotFoundError
+        with self._translated("look at", path, passing), self._parent(path) as (parent, name):
+            return os.stat(name, dir_fd=parent, follow_symlinks=False).st_nlink
+
     def sync_dir(self, path: str) -> None:
         try:
             with self._directory.folder(path, readable=True) as folder:
@@ -281,6 +294,10 @@ class LocalStorage:
         if whole:
             self._lock = lock
         return lock
+
+    def identity(self) -> Identity:
+        with self._translated("look at", ""):
+            return self._directory.identity()
 
     def check(self) -> None:
         self._directory.check()
@@ -361,8 +378,14 @@ class MemoryStorage:
     def exists(self, path: str) -> bool:
         return path in self._files or bool(self.list_dir(path))
 
+    def links(self, path: str) -> int:
+        return sum(content is self._files[path] for content in self._files.values())
+
     def sync_dir(self, path: str) -> None:
         pass
+
+    def identity(self) -> None:
+        return None
 
     def check(self) -> None:
         pass

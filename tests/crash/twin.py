@@ -338,6 +338,9 @@ class PowerStorage:
     def exists(self, path: str) -> bool:
         return path in self._names or path in self._folders
 
+    def links(self, path: str) -> int:
+        return sum(inode is self._names[path] for inode in self._names.values())
+
     def sync_dir(self, path: str) -> None:
         self._check_folder(path)
         if self.announce("sync_dir", path):
@@ -352,6 +355,9 @@ class PowerStorage:
         if self.short is not None:
             return self.short(size)
         return self.chance.randrange(size + 1) if self.chance is not None else 0
+
+    def identity(self) -> None:
+        return None
 
     def check(self) -> None:
         pass
