@@ -25,6 +25,7 @@
     ├── StorageFailed             the disk said no; mend it, then reopen
     │   ├── DiskFull · TooManyFiles   nothing happened; make room, then try again
     │   ├── PartitionPoisoned
+    │   ├── FolderLost                the folder was moved or removed while in use; open it again
     │   └── LogLocked                 another process owns the folder
     └── CorruptLog                what is on disk is not what was written; `strandline repair`
         └── FutureFormat              written by a later version; upgrade
@@ -184,6 +185,10 @@ class PartitionPoisoned(StorageFailed):
     """An earlier write or fsync of this partition failed; it is read-only until reopened."""
 
 
+class FolderLost(StorageFailed):
+    """The folder at the path, or the lock in it, is not the one that was opened; it is left alone."""
+
+
 class LogLocked(StorageFailed):
     """Another process owns the log folder."""
 
@@ -269,6 +274,7 @@ _WAYS_OUT = {
     errno.EACCES: _PERMISSION,
     errno.EPERM: _PERMISSION,
     errno.ENOENT: "it was removed or moved while in use; put it back, then open the log again",
+    errno.ELOOP: "it is a symbolic link, and none is followed in there; put what it leads to in its place",
     errno.ENOTDIR: "a file is where a folder should be; choose another folder",
 }
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
 import threading
 from pathlib import Path
 
-from changelog.errors import LogLocked
+from changelog.directory import Directory, Inode, inode_of
+from changelog.errors import FolderLost, LogLocked
 from changelog.processes import DEAD, state_of
 
 NOTE_BYTES = 200
@@ -18,53 +20,79 @@ UNKNOWN = "it is not known which"
 class FileLock:
     """An flock, and a table of this process's own: threads sharing a descriptor both "get" a flock.
 
-    The file is never unlinked, or two processes could each lock "the" file. A forked child
-    neither holds nor releases its parent's lock.
+    The file is never unlinked, or two processes could each lock "the" file; one that was unlinked by
+    somebody else is noticed by `check`. With `whole` the folder itself is locked too, which no
+    removal of a file undoes. A forked child neither holds nor releases its parent's lock.
     """
 
     _mutex = threading.RLock()  # garbage that is collected meanwhile may release one
-    _held: dict[str, int] = {}
-    """By path, the descriptor that holds it."""
+    _held: dict[Inode, list[int]] = {}
+    """By the lock file, the descriptors that hold it."""
 
-    def __init__(self, path: Path, note: str) -> None:
-        self._key = os.path.realpath(path)
+    def __init__(self, directory: Directory, path: str, note: str, *, whole: bool = False) -> None:
+        self._path = f"{directory.path}/{path}"
         self._pid = os.getpid()
-        with FileLock._mutex:
-            if self._key in FileLock._held:
-                raise LogLocked(f"{path} is already locked by this process (pid {self._pid})")
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                self._take(path, note)
-            except BaseException:
-                os.close(self._descriptor)
-                raise
-            FileLock._held[self._key] = self._descriptor
+        self._taken = False
+        with FileLock._mutex, contextlib.ExitStack() as undo:
+            descriptor = directory.open_file(path, os.O_RDWR | os.O_CREAT)
+            undo.callback(os.close, descriptor)
+            self._inode = inode_of(os.fstat(descriptor))
+            if self._inode in FileLock._held:
+                raise LogLocked(f"{self._path} is already locked by this process (pid {self._pid})")
+            held = [descriptor]
+            if whole:  # first, as its holder may have lost the lock file
+                folder = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.descriptor())
+                undo.callback(os.close, folder)
+                held.append(folder)
+                self._flock(folder)
+            self._flock(descriptor)
+            self._taken = True
+            self.check()  # between the opening and the lock it may have been replaced
+            # In this order a full disk does not refuse a lock that was there before: nothing is given back.
+            written = os.pwrite(descriptor, note.encode(), 0)
+            os.ftruncate(descriptor, written)
+            FileLock._held[self._inode] = held
+            undo.pop_all()
 
-    def _take(self, path: Path, note: str) -> None:
+    def _flock(self, descriptor: int) -> None:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LogLocked(f"{path} is locked by another process ({holder(path)})") from None
-        # In this order a full disk does not refuse a lock that was there before: nothing is given back.
-        written = os.pwrite(self._descriptor, note.encode(), 0)
-        os.ftruncate(self._descriptor, written)
+            raise LogLocked(
+                f"{self._path} is locked by another process ({holder(Path(self._path))})"
+            ) from None
+
+    def check(self) -> None:
+        """Raise FolderLost if it is held, and its file is not at its path any more."""
+        if not self._taken:
+            return
+        try:
+            found = inode_of(os.stat(self._path, follow_symlinks=False))
+        except OSError:
+            found = None
+        if found != self._inode:
+            raise FolderLost(
+                f"{self._path} was removed or moved while it was locked: nothing more is written, as "
+                "another process could have locked a new one; open it again"
+            )
 
     def release(self) -> None:
         with FileLock._mutex:
-            if self._descriptor < 0 or os.getpid() != self._pid:
+            if not self._taken or os.getpid() != self._pid:
                 return
-            FileLock._held.pop(self._key, None)
-            # Closing alone would leave it to a child that is being forked and has not yet let go.
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            os.close(self._descriptor)
-            self._descriptor = -1
+            self._taken = False
+            for descriptor in FileLock._held.pop(self._inode, []):
+                # Closing alone would leave it to a child that is being forked and has not yet let go.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
 
     @classmethod
     def forget_after_fork(cls) -> None:
         """In a forked child: the parent's locks are not ours, and end with the parent."""
         cls._mutex = threading.RLock()
-        for descriptor in cls._held.values():
-            os.close(descriptor)
+        for descriptors in cls._held.values():
+            for descriptor in descriptors:
+                os.close(descriptor)
         cls._held = {}
 
 

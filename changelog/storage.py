@@ -12,21 +12,15 @@ may stand behind the file's end: the next append overwrites it, `truncate` takes
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
-import fcntl
 import os
-import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol
 
-import pyarrow as pa
-
-from changelog.errors import LogLocked, from_failed_sync, from_os_error, out_of_memory
+from changelog.directory import Directory, Identity, is_folder, open_folder
+from changelog.errors import LogLocked, from_failed_sync, from_os_error
+from changelog.local_file import Bytes, LocalFile, allow_many_files, sync_folder
 from changelog.lock import FileLock
-
-Bytes = bytes | bytearray | memoryview
 
 
 class File(Protocol):
@@ -115,12 +109,28 @@ class Storage(Protocol):
         """Whether a file or folder of that name exists."""
         ...
 
+    def links(self, path: str) -> int:
+        """Number of names of a file; FileNotFoundError if there is none."""
+        ...
+
     def sync_dir(self, path: str) -> None:
         """Return when files created, renamed and removed in the folder survive a power cut."""
         ...
 
-    def lock(self, path: str, note: str) -> Lock:
-        """Take the exclusive lock file `path` and write `note` into it; LogLocked if it is taken."""
+    def lock(self, path: str, note: str, *, whole: bool = False) -> Lock:
+        """Take the exclusive lock file `path` and write `note` into it; LogLocked if it is taken.
+
+        With `whole` the storage's folder itself is locked too, so that a removed lock file
+        lets nobody in.
+        """
+        ...
+
+    def identity(self) -> Identity | None:
+        """What tells this folder from its copies; None where there can be none."""
+        ...
+
+    def check(self) -> None:
+        """Raise FolderLost if this is not the folder at its path any more, or its lock is gone."""
         ...
 
 
@@ -129,6 +139,10 @@ class Lock(Protocol):
 
     def release(self) -> None:
         """Let go; harmless when repeated."""
+        ...
+
+    def check(self) -> None:
+        """Raise FolderLost if it is held, and its file is not at its path any more."""
         ...
 
 
@@ -150,87 +164,161 @@ def replace(storage: Storage, path: str, content: bytes) -> None:
 
 
 class LocalStorage:
-    """A real folder."""
+    """A real folder, held by its descriptor: all access begins there, and follows no link inside.
+
+    Before each write of a name (create, rename, link, remove) and after each fsync the folder is
+    compared with what its path leads to by then, and so is the lock: `FolderLost` if it is not the same.
+    """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
+        self._directory = Directory(root)
+        self._lock: FileLock | None = None
 
     def create(self, path: str) -> File:
-        with self._translated("create", path, passing=FileExistsError):
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            return LocalFile(os.open(self.root / path, flags, 0o600), str(self.root / path))
+        with self._naming("create", path, passing=FileExistsError):
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            return self._file(path, self._directory.open_file(path, flags))
 
     def open(self, path: str, *, writable: bool = False) -> File:
         with self._translated("open", path, passing=FileNotFoundError):
-            flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
-            name = os.path.join(self.root, path)  # a Path would cost more than the call
-            return LocalFile(os.open(name, flags), name)
+            flags = os.O_RDWR if writable else os.O_RDONLY
+            return self._file(path, self._directory.open_file(path, flags))
+
+    def _file(self, path: str, descriptor: int) -> LocalFile:
+        # Joined as text: a Path would cost more than the call that opens the file.
+        return LocalFile(descriptor, f"{self._directory.path}/{path}", self.check)
 
     def rename(self, source: str, target: str) -> None:
-        with self._translated("rename", source):
-            os.replace(self.root / source, self.root / target)
+        with (
+            self._naming("rename", source),
+            self._parent(source) as (old, name),
+            self._parent(target) as (new, renamed),
+        ):
+            os.replace(name, renamed, src_dir_fd=old, dst_dir_fd=new)
 
     def link(self, source: str, target: str) -> None:
-        with self._translated("link", source, passing=(FileNotFoundError, FileExistsError)):
-            os.link(self.root / source, self.root / target)
+        passing = (FileNotFoundError, FileExistsError)
+        with (
+            self._naming("link", source, passing),
+            self._parent(source) as (old, name),
+            self._parent(target) as (new, linked),
+        ):
+            os.link(name, linked, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
 
     def unlink(self, path: str) -> None:
-        with self._translated("remove", path), contextlib.suppress(FileNotFoundError):
-            os.unlink(self.root / path)
+        with (
+            self._naming("remove", path),
+            contextlib.suppress(FileNotFoundError),
+            self._parent(path) as (parent, name),
+        ):
+            os.unlink(name, dir_fd=parent)
 
     def make_dir(self, path: str) -> None:
-        with self._translated("make the folder", path):
-            missing = []
-            folder = self.root / path
-            while not folder.exists():
-                if path and folder == self.root:  # removed: a new one would have no lock
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-                missing.append(folder)
-                folder = folder.parent
-            for folder in reversed(missing):
-                folder.mkdir(mode=0o700, exist_ok=True)
-                self._sync_name_of(folder)
+        with self._naming("make the folder", path):
+            self._make_root()
+            parent = ""
+            for name in filter(None, path.split("/")):
+                self._make_one(self._directory, parent, name)
+                parent = f"{parent}/{name}"
 
-    def _sync_name_of(self, folder: Path) -> None:
-        """Or remove it again: the next attempt would take it for durable."""
-        try:
-            _sync_folder(folder.parent)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-            raise from_failed_sync(error, f"the folder {folder.parent}") from error
+    def _make_root(self) -> None:
+        for folder in self._directory.missing():
+            above, _, name = folder.rpartition("/")
+            self._make_one(Directory(above or "/"), "", name)
+        self._directory.descriptor()
+
+    def _make_one(self, directory: Directory, path: str, name: str) -> None:
+        """Make the folder `name` in the folder `path`, durably; harmless if it is there."""
+        with directory.folder(path, readable=True) as parent:
+            try:
+                os.mkdir(name, 0o700, dir_fd=parent)
+            except FileExistsError:
+                os.close(open_folder(name, parent))
+                return
+            try:
+                sync_folder(parent)
+            except OSError as error:
+                with contextlib.suppress(OSError):  # the next attempt would take it for durable
+                    os.rmdir(name, dir_fd=parent)
+                where = f"the folder {directory.path}/{path}"
+                raise from_failed_sync(error, where) from error
 
     def remove_tree(self, path: str) -> None:
-        with self._translated("remove", path):
-            folder = self.root / path
-            if not folder.exists():
-                return
-            for name in os.listdir(folder):
-                child = folder / name
-                if child.is_dir() and not child.is_symlink():
-                    self.remove_tree(f"{path}/{name}")
-                else:
-                    child.unlink(missing_ok=True)
-            folder.rmdir()
+        with self._naming("remove", path), contextlib.suppress(FileNotFoundError):
+            with self._directory.folder(path, readable=True) as folder:
+                for name in os.listdir(folder):
+                    if is_folder(name, folder):
+                        self.remove_tree(f"{path}/{name}")
+                    else:  # a link goes, not what it leads to
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(name, dir_fd=folder)
+            with self._parent(path) as (parent, name):
+                os.rmdir(name, dir_fd=parent)
 
     def list_dir(self, path: str) -> list[str]:
-        with self._translated("list", path):
-            folder = self.root / path
-            return sorted(os.listdir(folder)) if folder.exists() else []
+        with (
+            self._translated("list", path),
+            contextlib.suppress(FileNotFoundError),
+            self._directory.folder(path, readable=True) as folder,
+        ):
+            return sorted(os.listdir(folder))
+        return []
 
     def exists(self, path: str) -> bool:
-        return (self.root / path).exists()
+        with self._translated("look for", path):
+            try:
+                with self._parent(path) as (parent, name):
+                    os.stat(name or ".", dir_fd=parent, follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+        return True
+
+    def links(self, path: str) -> int:
+        passing = FileNotFoundError
+        with self._translated("look at", path, passing), self._parent(path) as (parent, name):
+            return os.stat(name, dir_fd=parent, follow_symlinks=False).st_nlink
 
     def sync_dir(self, path: str) -> None:
         try:
-            _sync_folder(self.root / path)
+            with self._directory.folder(path, readable=True) as folder:
+                sync_folder(folder)
         except OSError as error:
             raise from_failed_sync(error, f"the folder {self.root / path}") from error
+        self.check()
 
-    def lock(self, path: str, note: str) -> Lock:
+    def lock(self, path: str, note: str, *, whole: bool = False) -> Lock:
         with self._translated("lock", path):
             allow_many_files()
-            return FileLock(self.root / path, note)
+            lock = FileLock(self._directory, path, note, whole=whole)
+        if whole:
+            self._lock = lock
+        return lock
+
+    def identity(self) -> Identity:
+        with self._translated("look at", ""):
+            return self._directory.identity()
+
+    def check(self) -> None:
+        self._directory.check()
+        if self._lock is not None:
+            self._lock.check()
+
+    @contextlib.contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[int, str]]:
+        """The descriptor of the folder that `path` lies in, and its name there."""
+        folder, _, name = path.rpartition("/")
+        with self._directory.folder(folder) as parent:
+            yield parent, name
+
+    @contextlib.contextmanager
+    def _naming(
+        self, doing: str, path: str, passing: type[OSError] | tuple[type[OSError], ...] = ()
+    ) -> Iterator[None]:
+        """Translate the errors of a write of a name, which is done in our own folder or not at all."""
+        self.check()
+        with self._translated(doing, path, passing):
+            yield
 
     @contextlib.contextmanager
     def _translated(
@@ -242,84 +330,6 @@ class LocalStorage:
             raise
         except OSError as error:
             raise from_os_error(error, doing, str(self.root / path)) from error
-
-
-class LocalFile:
-    """A file of a real folder, by its descriptor."""
-
-    def __init__(self, descriptor: int, path: str) -> None:
-        self._descriptor = descriptor
-        self._path = path
-        self._end = os.fstat(descriptor).st_size
-        self._closed = False
-
-    def append(self, *parts: Bytes) -> int:
-        start = self._end
-        self._end = self._write("append to", start, parts)
-        return start
-
-    def rewrite(self, position: int, data: Bytes) -> None:
-        self._write("write again", position, (data,))
-
-    def _write(self, doing: str, position: int, parts: Sequence[Bytes]) -> int:
-        """The position behind what was written."""
-        try:
-            pending = [memoryview(part).cast("B") for part in parts if len(part)]
-            while pending:
-                written = os.pwritev(self._descriptor, pending[:_IOV_MAX], position)
-                position += written
-                pending = _after(pending, written)
-        except OSError as error:
-            raise from_os_error(error, doing, self._path) from error
-        return position
-
-    def read(self, position: int, size: int) -> Bytes:
-        size = max(0, min(size, self._end - position))
-        # From Arrow's pool, which keeps what readers give back: fresh memory costs as much as the read.
-        try:
-            view = memoryview(pa.allocate_buffer(size)).cast("B")
-        except MemoryError as error:
-            raise out_of_memory(error, f"read {size} bytes of {self._path}") from error
-        done = 0
-        try:
-            while done < size:
-                count = os.preadv(self._descriptor, [view[done:]], position + done)
-                if count == 0:
-                    break
-                done += count
-        except OSError as error:
-            raise from_os_error(error, "read", self._path) from error
-        return view[:done]
-
-    def size(self) -> int:
-        return self._end
-
-    def truncate(self, size: int) -> None:
-        try:
-            os.ftruncate(self._descriptor, size)
-        except OSError as error:
-            raise from_os_error(error, "truncate", self._path) from error
-        self._end = size
-
-    def sync(self) -> None:
-        try:
-            _sync_descriptor(self._descriptor)
-            if os.fstat(self._descriptor).st_nlink == 0:
-                raise FileNotFoundError(errno.ENOENT, "it was removed while the log was open")
-        except OSError as error:
-            raise from_failed_sync(error, self._path) from error
-
-    def write_back(self, position: int) -> None:
-        if _sync_file_range is not None:  # what goes wrong here is told by `sync`
-            _sync_file_range(self._descriptor, position, self._end - position, _WRITE)
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            os.close(self._descriptor)
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class MemoryStorage:
@@ -368,10 +378,19 @@ class MemoryStorage:
     def exists(self, path: str) -> bool:
         return path in self._files or bool(self.list_dir(path))
 
+    def links(self, path: str) -> int:
+        return sum(content is self._files[path] for content in self._files.values())
+
     def sync_dir(self, path: str) -> None:
         pass
 
-    def lock(self, path: str, note: str) -> Lock:
+    def identity(self) -> None:
+        return None
+
+    def check(self) -> None:
+        pass
+
+    def lock(self, path: str, note: str, *, whole: bool = False) -> Lock:
         if path in self._locked:
             raise LogLocked(f"{path} is already locked by this process")
         self._locked.add(path)
@@ -424,62 +443,5 @@ class _MemoryLock:
     def release(self) -> None:
         self._locked.discard(self._path)
 
-
-_IOV_MAX = 512
-_MANY_FILES = 65_536
-
-
-def _after(parts: list[memoryview], written: int) -> list[memoryview]:
-    """What is left of `parts` once `written` bytes of them are gone."""
-    for index, part in enumerate(parts):
-        if written < len(part):
-            return [part[written:], *parts[index + 1 :]]
-        written -= len(part)
-    return []
-
-
-def allow_many_files() -> int:
-    """Let this process open as many files as the system allows it, and say how many.
-
-    An owner has a file open for every partition, a store several.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MANY_FILES if soft == resource.RLIM_INFINITY else soft
-
-
-def _linux_sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """sync_file_range(2), which Python does not have; None where there is none."""
-    function: Any = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if function is None:
-        return None
-    function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    function.restype = ctypes.c_int
-    return cast("Callable[[int, int, int, int], int]", function)
-
-
-_sync_file_range = _linux_sync_file_range()
-_WRITE = 2
-"""SYNC_FILE_RANGE_WRITE. The flags that wait would take an error away from the next fdatasync."""
-
-
-def _sync_descriptor(descriptor: int) -> None:
-    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone does not reach the platter
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    else:
-        os.fdatasync(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        if hasattr(fcntl, "F_FULLFSYNC"):
-            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-        else:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def check(self) -> None:
+        pass

@@ -214,8 +214,8 @@ class _Folder(LocalStorage):
         super().__init__(root)
         self._locks: list[Lock] = []
 
-    def lock(self, path: str, note: str) -> Lock:
-        lock = super().lock(path, note)
+    def lock(self, path: str, note: str, *, whole: bool = False) -> Lock:
+        lock = super().lock(path, note, whole=whole)
         self._locks.append(lock)
         return lock
 

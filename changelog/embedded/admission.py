@@ -9,7 +9,7 @@ from changelog.embedded.frame import Payload, encode
 from changelog.embedded.producer_state import SEQUENCES
 from changelog.embedded.topic import Topic
 from changelog.errors import InvalidRecord, RecordTooLarge, SchemaMismatch
-from changelog.records import Append
+from changelog.records import Append, ProducerIdentity
 from changelog.schema import BYTES
 
 
@@ -89,3 +89,10 @@ def _check_times(topic: Topic, columns: pa.RecordBatch, now_ms: int) -> None:
             f"topic {topic.meta.name!r}: timestamps {low} to {high} are outside of "
             f"message.timestamp.before.max.ms = {before} and after.max.ms = {after} around {now_ms}"
         )
+
+
+def identity_of(producer: ProducerIdentity | None) -> ProducerIdentity:
+    """The producer of a transactional append. Raises InvalidRecord if there is none."""
+    if producer is None:
+        raise InvalidRecord("a transactional append needs a producer; call init_producer first")
+    return producer

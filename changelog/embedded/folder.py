@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 
 import msgspec
 
+from changelog.directory import Identity
 from changelog.embedded import document
 from changelog.embedded.environment import Environment
-from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOG_CONFIG
-from changelog.errors import REPAIR, CorruptLog, FutureFormat, InvalidConfig
+from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOCK, LOG_CONFIG
+from changelog.errors import REPAIR, CorruptLog, FutureFormat, InvalidConfig, StorageFailed
 from changelog.log_config import LogConfig
 from changelog.storage import Storage
 
@@ -18,8 +20,21 @@ FOLDER_KIND = "log"
 CLEAN_KIND = "clean"
 CONFIG_KIND = "config"
 
+MOST_ANCESTORS = 32
+"""Of which a log knows; a copy of a copy begins to forget the first."""
+
+_log = logging.getLogger("strandline")
+
 ClosedSizes = dict[str, int]
 """By partition folder, how large the active segment was when the log was closed in order."""
+
+
+class Ancestor(msgspec.Struct):
+    """A log of which this one began as a copy."""
+
+    log_id: str
+    left_ms: int
+    """When the copy got an id of its own."""
 
 
 class FolderMeta(msgspec.Struct):
@@ -29,21 +44,72 @@ class FolderMeta(msgspec.Struct):
     created_ms: int
     configured: bool = False
     """Whether there must be a document of the log's settings: they could not be lost unnoticed."""
+    folder: Identity | None = None
+    """The folder that has this id; None: an older version made it, or the storage tells no folders apart."""
+    ancestors: list[Ancestor] = []
+    """The last ones, the nearest at the end."""
+
+    def is_of(self, folder: Identity | None) -> bool:
+        """Whether this is the log of that folder, and not of one it was copied from.
+
+        A device's number may change with every boot, so it counts only where no birth time is known.
+        """
+        known = self.folder
+        if known is None or folder is None:
+            return True
+        if known.born_ns and folder.born_ns:
+            return known[1:] == folder[1:]
+        return known[:2] == folder[:2]
+
+    def of_copy(self, new_id: str, now_ms: int) -> FolderMeta:
+        """What a copy of this log is."""
+        ancestors = [*self.ancestors, Ancestor(self.log_id, now_ms)][-MOST_ANCESTORS:]
+        return msgspec.structs.replace(self, log_id=new_id, ancestors=ancestors)
 
 
 def folder_meta(environment: Environment) -> FolderMeta:
     """Read what the folder is, or make it a log folder if it is empty."""
     storage, clock = environment.storage, environment.clock
     try:
-        return document.load(storage, FOLDER_META, FOLDER_KIND, FolderMeta)
+        meta = document.load(storage, FOLDER_META, FOLDER_KIND, FolderMeta)
+        return _in_its_folder(environment, meta)
     except FileNotFoundError:
         if storage.exists(CATALOG):
             raise CorruptLog(
                 f"{FOLDER_META} is missing though there are topics; {REPAIR}"
             ) from None
-        meta = FolderMeta(clock.new_id(), clock.now_ms())
+        meta = FolderMeta(clock.new_id(), clock.now_ms(), folder=storage.identity())
         document.save(storage, FOLDER_META, FOLDER_KIND, meta)
         return meta
+
+
+def _in_its_folder(environment: Environment, meta: FolderMeta) -> FolderMeta:
+    """What the folder is, with an id of its own if it is a copy of another one."""
+    storage, clock = environment.storage, environment.clock
+    here = storage.identity()
+    if not meta.is_of(here):
+        _refuse_shared_files(storage)
+        original = meta.log_id
+        meta = meta.of_copy(clock.new_id(), clock.now_ms())
+        said = {"log_id": meta.log_id, "original": original}
+        _log.warning(
+            "this log is a copy of %(original)s; its id is %(log_id)s now", said, extra=said
+        )
+    elif meta.folder is not None or here is None:
+        return meta
+    meta = msgspec.structs.replace(meta, folder=here)
+    document.save(storage, FOLDER_META, FOLDER_KIND, meta)
+    return meta
+
+
+def _refuse_shared_files(storage: Storage) -> None:
+    """The lock file has no second name, unless a whole folder was copied by hard links."""
+    if storage.links(LOCK) > 1:
+        raise StorageFailed(
+            "this folder is a copy by hard links, so its files are those of the original too, and "
+            "writing here would damage that; copy it without links (`cp -a`, not `cp -al`), or make "
+            "it with `strandline backup`"
+        )
 
 
 def log_config(storage: Storage) -> LogConfig:

@@ -2,7 +2,7 @@
 
 strandline.meta                 what this folder is, its format and log id
 lock                            flock of the owner; says its pid and start time
-owner.json  owner.sock          where the owner listens (changelog/flight)
+owner.json  owner-<hex>.sock    where the owner listens (changelog/flight)
 owner.log                       what background owners have said
 topics.meta                     the catalog: topics, their configs and schemas
 config.meta                     the settings of the log as a whole; missing while there are none

@@ -19,10 +19,11 @@ import pyarrow as pa
 from changelog.cleaning import CleaningStatus
 from changelog.clock import Clock, SystemClock
 from changelog.embedded import folder, reading, retention
-from changelog.embedded.admission import admitted
+from changelog.embedded.admission import admitted, identity_of
 from changelog.embedded.cleaning.schedule import Cleaners
 from changelog.embedded.coordinator import Coordinator
 from changelog.embedded.environment import Durability, Environment
+from changelog.embedded.folder_watch import FolderWatch
 from changelog.embedded.groups.groups import Groups
 from changelog.embedded.metrics import log_readings
 from changelog.embedded.names import (
@@ -44,8 +45,8 @@ from changelog.embedded.upkeep import Upkeep
 from changelog.embedded.view import View
 from changelog.errors import (
     UNDONE,
+    FolderLost,
     InvalidConfig,
-    InvalidRecord,
     InvalidTopic,
     OwnerUnavailable,
     StrandlineError,
@@ -90,12 +91,13 @@ class Owner:
         if durability not in ("fsync", "os"):
             raise InvalidConfig(f"durability is 'fsync' or 'os', got {durability!r}")
         self._environment = Environment(storage, clock or SystemClock(), durability)
+        self._watch = FolderWatch(self._environment)
         self._background = background
         self._closed = False
         self._pid = os.getpid()
         self._admin_lock = threading.RLock()
         storage.make_dir("")
-        self._lock = storage.lock(LOCK, folder.lock_note(role))
+        self._lock = storage.lock(LOCK, folder.lock_note(role), whole=True)
         try:
             self._open()
         except BaseException:
@@ -149,8 +151,9 @@ class Owner:
             self._ticking.stop()
         self._cleaners.stop()
         try:
-            self._close_in_order()
-        except UNDONE as error:
+            if not self._watch.finds_loss(self._partitions()):
+                self._close_in_order()
+        except (*UNDONE, FolderLost) as error:
             said = "the log is closed, and looked through at the next opening: %s"
             _log.warning(said, error, extra={"error": error})
         finally:
@@ -175,6 +178,8 @@ class Owner:
 
     def tick(self) -> None:
         """The periodic work: transaction timeouts, markers to disk, retention, expiry."""
+        if self._watch.finds_loss(self._partitions()):
+            return
         self._coordinator.tick()
         self._groups.tick()
         # What open transactions have written so far, for those who read uncommitted.
@@ -275,7 +280,7 @@ class Owner:
         producer = request.producer
         joined: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if request.transactional:
-            joined = self._coordinator.joined(_identity(producer), partition)
+            joined = self._coordinator.joined(identity_of(producer), partition)
         with joined:
             return partition.append(
                 payload, producer, request.base_sequence, transactional=request.transactional
@@ -484,12 +489,7 @@ class Owner:
             )
         if self._closed:
             raise OwnerUnavailable("this log is closed; open it again with changelog.open")
-
-
-def _identity(producer: ProducerIdentity | None) -> ProducerIdentity:
-    if producer is None:
-        raise InvalidRecord("a transactional append needs a producer; call init_producer first")
-    return producer
+        self._watch.check()
 
 
 def _sync_quietly(partition: Partition) -> bool:

@@ -10,10 +10,12 @@ goes to `owner.log` in the folder.
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import signal
 import site
+import stat
 import subprocess
 import sys
 import threading
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from changelog import signals
+from changelog.directory import Directory
 from changelog.embedded.environment import Durability
 from changelog.embedded.names import LOCK
 from changelog.embedded.owner import Owner
@@ -81,8 +84,8 @@ class Spawner:
         command = [sys.executable, "-m", "changelog.flight.background", str(self._folder)]
         command += ["--idle", str(self._idle), "--durability", self._durability]
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            log = _open_log(self._folder / LOG_FILE)
+            LocalStorage(self._folder).make_dir("")
+            log = _open_log(self._folder)
             try:
                 return subprocess.Popen(
                     command,
@@ -154,12 +157,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(given.folder, idle=given.idle, durability=durability)
 
 
-def _open_log(path: Path) -> int:
+def _open_log(folder: Path) -> int:
+    """Descriptor of the log file, at whose end is written. Raises OSError, also for a link."""
+    directory = Directory(folder)
     # Several may start at once: each appends, or one would write over what another has said.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND
-    if path.exists() and path.stat().st_size >= LOG_BYTES:
-        flags |= os.O_TRUNC
-    return os.open(path, flags, 0o600)
+    descriptor = directory.open_file(LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EMLINK, f"{LOG_FILE} has another name too, and is left alone")
+    if found.st_size >= LOG_BYTES:
+        os.ftruncate(descriptor, 0)
+    return descriptor
 
 
 def environment() -> dict[str, str]:

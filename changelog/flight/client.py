@@ -8,6 +8,7 @@ that may be repeated should be.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 from changelog.cleaning import CleaningStatus
 from changelog.clock import Clock, SystemClock
 from changelog.closing import Closing
+from changelog.errors import StorageFailed
 from changelog.flight import requests
 from changelog.flight.connection import Connection, Target
 from changelog.flight.files import FileReader
@@ -62,7 +64,8 @@ class FlightBroker:
         self._reader: FileReader | Connection = self._connection
         storage = None
         if target.folder is not None and self._connection.session.welcome.locates:
-            storage = LocalStorage(target.folder)
+            storage = _same_folder(target)
+        if storage is not None:
             self._reader = FileReader(storage, self._connection)
         self.pins = FlightPins(self._connection, storage)
         self._clock = clock or SystemClock()
@@ -255,3 +258,13 @@ class FlightBroker:
 
     def _ask(self, request: Request) -> Any:
         return self._connection.ask(request)
+
+
+def _same_folder(target: Target) -> LocalStorage | None:
+    """The folder at the target's path, held from now on; None if it is not that of the owner any more."""
+    assert target.folder is not None
+    storage = LocalStorage(target.folder)
+    known = target.endpoint.folder if target.endpoint is not None else None
+    with contextlib.suppress(StorageFailed):
+        return storage if known in (None, storage.identity()) else None
+    return None

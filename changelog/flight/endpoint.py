@@ -1,10 +1,14 @@
 """owner.json: where the owner of a log folder listens, and whether that owner can still be alive.
 
     {"version": 1, "pid": 4711, "started": "86211", "namespace": "pid:[4026531836]",
-     "location": "grpc+unix:///…/owner.sock", "token": "…"}
+     "location": "grpc+unix:///…/owner-5f2c81d0.sock", "token": "…", "folder": [2049, 131, 17…]}
 
 The owner writes it once it serves (temporary file, rename; mode 0600, as the token is in it), and removes it when it
 closes. The lock is the truth about who owns; this file only says where to knock.
+
+It names the folder that it was written for, because a copy of a folder that is in use has a copy of this
+file too: in a copy it counts for nothing. Names of sockets never come again, so whoever removes its own
+removes no other's.
 """
 
 from __future__ import annotations
@@ -19,11 +23,14 @@ from typing import Literal
 
 import msgspec
 
-from changelog.errors import UNREADABLE, CorruptLog, FutureFormat, from_os_error
+from changelog.directory import Identity
+from changelog.errors import UNREADABLE, CorruptLog, FutureFormat, StorageFailed
 from changelog.processes import DEAD, state_of
+from changelog.storage import LocalStorage
 
 ENDPOINT_FILE = "owner.json"
-SOCKET_FILE = "owner.sock"
+MAX_BYTES = 1 << 16
+"""Of the endpoint file; a longer one is none."""
 TOKEN_VARIABLE = "STRANDLINE_TOKEN"  # noqa: S105
 """The environment variable with what others ask for: logs at URLs, workers for queries."""
 VERSION = 1
@@ -45,6 +52,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     namespace: str = ""
     """The pid's namespace; in another one the pid says nothing."""
     version: int = VERSION
+    folder: Identity | None = None
+    """The log folder that it was written for; None: by a version that did not say."""
 
     @property
     def socket(self) -> str:
@@ -61,59 +70,71 @@ class Endpoint(msgspec.Struct, frozen=True):
         return "stopped" if state in "Tt" else "alive"
 
 
-def new_endpoint(folder: Path) -> Endpoint:
+def new_endpoint(folder: Path | LocalStorage) -> Endpoint:
     """An endpoint for this process as the owner of `folder`, with a fresh token."""
+    storage = _storage(folder)
+    identity = storage.identity()
     return Endpoint(
-        location=_UNIX + _socket_path(folder),
+        location=_UNIX + _socket_path(storage.root, identity),
         token=secrets.token_urlsafe(32),
         pid=os.getpid(),
         started=state_of(os.getpid())[1],
         namespace=_namespace(),
+        folder=identity,
     )
 
 
-def publish(folder: Path, endpoint: Endpoint) -> None:
-    """Write the endpoint file; readers see the old or the new one, whole."""
-    target = folder / ENDPOINT_FILE
-    temporary = folder / f"{ENDPOINT_FILE}.tmp"
+def publish(folder: Path | LocalStorage, endpoint: Endpoint) -> None:
+    """Write the endpoint file; readers see the old or the new one, whole. Raises StorageFailed."""
+    storage, temporary = _storage(folder), f"{ENDPOINT_FILE}.tmp"
+    storage.unlink(temporary)
+    with contextlib.closing(storage.create(temporary)) as file:
+        file.append(msgspec.json.encode(endpoint))
+    storage.rename(temporary, ENDPOINT_FILE)
+
+
+def withdraw(folder: Path | LocalStorage, endpoint: Endpoint) -> None:
+    """Remove the endpoint file, if it is still this one's, and the socket; nothing in a folder that was lost."""
+    storage = _storage(folder)
+    with contextlib.suppress(StorageFailed, CorruptLog):
+        storage.check()
+        if read(storage) == endpoint:
+            storage.unlink(ENDPOINT_FILE)
+        if Path(endpoint.socket).parent == Path(os.path.realpath(storage.root)):
+            storage.unlink(os.path.basename(endpoint.socket))
+    _remove_private(endpoint)
+
+
+def clear(storage: LocalStorage) -> None:
+    """Remove what dead owners left, for one that holds the lock: nothing but what is in the folder, or was made for it.
+
+    A copy of a folder names the sockets of the original: those are left alone.
+    """
+    with contextlib.suppress(CorruptLog):
+        left = read(storage)
+        if left is not None:
+            _remove_private(left)
+    for name in storage.list_dir(""):
+        if _SOCKET_NAME.fullmatch(name):
+            storage.unlink(name)
+
+
+def read(folder: Path | LocalStorage) -> Endpoint | None:
+    """What the endpoint file says; None if there is none, or if it is that of the folder this is a copy of.
+
+    Raises CorruptLog, FutureFormat, StorageFailed.
+    """
+    storage = _storage(folder)
     try:
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(endpoint))
-        os.replace(temporary, target)
-    except OSError as error:
-        raise from_os_error(error, "write", str(target)) from error
-
-
-def withdraw(folder: Path, endpoint: Endpoint) -> None:
-    """Remove the endpoint file, if it is still this one's, and the socket."""
-    with contextlib.suppress(OSError, CorruptLog):
-        if read(folder) == endpoint:
-            (folder / ENDPOINT_FILE).unlink()
-    remove_socket(endpoint)
-
-
-def remove_socket(endpoint: Endpoint) -> None:
-    """Remove the socket, and its folder if that was made for it."""
-    socket = Path(endpoint.socket)
-    with contextlib.suppress(OSError):
-        socket.unlink()
-    if socket.parent.name.startswith(_PRIVATE):
-        with contextlib.suppress(OSError):
-            socket.parent.rmdir()
-
-
-def read(folder: Path) -> Endpoint | None:
-    """What the endpoint file says; None if there is none. Raises CorruptLog, FutureFormat."""
-    path = folder / ENDPOINT_FILE
-    try:
-        content = path.read_bytes()
+        with contextlib.closing(storage.open(ENDPOINT_FILE)) as file:
+            content = bytes(file.read(0, MAX_BYTES))
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise from_os_error(error, "read", str(path)) from error
-    return parse(content, str(path))
+    endpoint = parse(content, str(storage.root / ENDPOINT_FILE))
+    if endpoint.folder is None:
+        here = Path(os.path.realpath(storage.root))
+        return endpoint if Path(endpoint.socket).parent == here else None
+    return endpoint if endpoint.folder == storage.identity() else None
 
 
 def parse(content: bytes, path: str = ENDPOINT_FILE) -> Endpoint:
@@ -142,18 +163,43 @@ class _Version(msgspec.Struct):
 
 _UNIX = "grpc+unix://"
 _PRIVATE = "strandline-"
+_PRIVATE_SOCKET = "owner.sock"
+_MARK = "folder"
+"""In a private folder, which log folder it was made for."""
 _PLAIN = re.compile(r"[\w/.+-]+", re.ASCII)
+_SOCKET_NAME = re.compile(r"owner(-[0-9a-f]{8})?\.sock")
 
 
-def _socket_path(folder: Path) -> str:
+def _storage(folder: Path | LocalStorage) -> LocalStorage:
+    return folder if isinstance(folder, LocalStorage) else LocalStorage(folder)
+
+
+def _socket_path(folder: Path, identity: Identity) -> str:
     """In the log folder; where its name is too long, or has characters that a URL changes, in a private one."""
-    path = os.path.join(os.path.realpath(folder), SOCKET_FILE)
+    path = os.path.join(os.path.realpath(folder), f"owner-{secrets.token_hex(4)}.sock")
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH and _PLAIN.fullmatch(path):
         return path
-    path = os.path.join(tempfile.mkdtemp(prefix=_PRIVATE), SOCKET_FILE)
+    path = os.path.join(tempfile.mkdtemp(prefix=_PRIVATE), _PRIVATE_SOCKET)
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
-        path = os.path.join(tempfile.mkdtemp(prefix=_PRIVATE, dir="/tmp"), SOCKET_FILE)
+        path = os.path.join(tempfile.mkdtemp(prefix=_PRIVATE, dir="/tmp"), _PRIVATE_SOCKET)
+    with contextlib.closing(LocalStorage(os.path.dirname(path)).create(_MARK)) as file:
+        file.append(msgspec.json.encode(identity))
     return path
+
+
+def _remove_private(endpoint: Endpoint) -> None:
+    """Remove the socket's own folder, if it has one that was made for this log folder."""
+    path = Path(endpoint.socket)
+    if not path.parent.name.startswith(_PRIVATE) or path.name != _PRIVATE_SOCKET:
+        return
+    storage = LocalStorage(path.parent)
+    with contextlib.suppress(OSError, StorageFailed):
+        with contextlib.closing(storage.open(_MARK)) as file:
+            mark = bytes(file.read(0, MAX_BYTES))
+        if mark == msgspec.json.encode(endpoint.folder):
+            storage.unlink(_PRIVATE_SOCKET)
+            storage.unlink(_MARK)
+            os.rmdir(path.parent)
 
 
 def _namespace() -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from changelog.clock import Clock
 from changelog.embedded.environment import Durability
 from changelog.embedded.owner import Owner
-from changelog.errors import CorruptLog
 from changelog.flight import endpoint as endpoints
 from changelog.flight.metrics import CLIENTS
 from changelog.flight.server import FlightEndpoint
@@ -31,8 +30,8 @@ class ServedOwner:
         durability: Durability = "fsync",
         role: str = "owner",
     ) -> None:
-        self._folder = folder
-        self.owner = Owner(LocalStorage(folder), clock=clock, durability=durability, role=role)
+        self._storage = LocalStorage(folder)
+        self.owner = Owner(self._storage, clock=clock, durability=durability, role=role)
         try:
             self._announce(clock)
         except BaseException:
@@ -40,12 +39,8 @@ class ServedOwner:
             raise
 
     def _announce(self, clock: Clock | None) -> None:
-        # We hold the lock, so what a dead owner left is ours to clear away.
-        with contextlib.suppress(CorruptLog):
-            left = endpoints.read(self._folder)
-            if left is not None:
-                endpoints.remove_socket(left)
-        self._endpoint = endpoints.new_endpoint(self._folder)
+        endpoints.clear(self._storage)
+        self._endpoint = endpoints.new_endpoint(self._storage)
         self.server = FlightEndpoint(
             self.owner,
             self._endpoint.location,
@@ -55,7 +50,7 @@ class ServedOwner:
         )
         with contextlib.suppress(OSError):
             os.chmod(self._endpoint.socket, 0o600)
-        endpoints.publish(self._folder, self._endpoint)
+        endpoints.publish(self._storage, self._endpoint)
 
     def metrics(self) -> list[Reading]:
         """What the owner tells, and how many are attached."""
@@ -63,6 +58,6 @@ class ServedOwner:
 
     def close(self) -> None:
         """Withdraw the endpoint, send the attached away, close the log; harmless when repeated."""
-        endpoints.withdraw(self._folder, self._endpoint)
+        endpoints.withdraw(self._storage, self._endpoint)
         self.server.close()
         self.owner.close()

@@ -79,7 +79,7 @@ def _locked(storage: LocalStorage, console: Console) -> Lock:
     until, said = time.monotonic() + PATIENCE, False
     while True:
         try:
-            return storage.lock(LOCK, "flights demo")
+            return storage.lock(LOCK, "flights demo", whole=True)
         except LogLocked as error:
             if time.monotonic() > until:
                 raise SystemExit(str(error)) from None

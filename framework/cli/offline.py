@@ -49,7 +49,9 @@ def held(log: str) -> Iterator[LocalStorage]:
 def _locked(storage: LocalStorage) -> Lock:
     try:
         return once_left(
-            lambda: storage.lock(LOCK, f"pid {os.getpid()}, `{' '.join(sys.argv[:2])}`\n")
+            lambda: storage.lock(
+                LOCK, f"pid {os.getpid()}, `{' '.join(sys.argv[:2])}`\n", whole=True
+            )
         )
     except LogLocked as error:
         raise LogLocked(

@@ -11,7 +11,7 @@ The rules, each for a failure that was seen:
 - Ingested files all land on level 0 and RocksDB does not push back, so a write waits while
   there are more than `MAX_LEVEL0_FILES`.
 - One block cache and one budget for memtables serve the whole process.
-- A store has seven files open besides its tables (LOCK, LOG, MANIFEST, a log that stays empty, two
+- A store has eight files open besides its tables (LOCK, LOG, MANIFEST, a log that stays empty, three
   folders, the lock of its folder), so how many tables it keeps open depends on how many files the
   process may have.
 - RocksDB's LOCK is a POSIX lock, which a process loses when it closes any descriptor of that
@@ -52,7 +52,8 @@ from changelog.errors import (
     TooManyFiles,
     files_allowed,
 )
-from changelog.storage import LocalStorage, Lock, allow_many_files
+from changelog.local_file import allow_many_files
+from changelog.storage import LocalStorage, Lock
 from statestore.engine import POSITION_KEY, Column, Entry, Position
 
 P = ParamSpec("P")
@@ -145,6 +146,7 @@ class RocksEngine:
 
     def write(self, keys: Column[bytes], values: Column[bytes | None], position: Position) -> None:
         self._wait_for_compaction()
+        self._check_folder()
         store = self._ingest if len(keys) >= self._sst_from else self._write_batch
         self._guarded("write", store, keys, values, position)
         self._position = position
@@ -208,8 +210,18 @@ class RocksEngine:
             said = {"folder": self.folder, "error": error}
             log.warning("closing the state in %s: %s", self.folder, error, extra=said)
 
+    def _check_folder(self) -> None:
+        """Raise FolderLost if the folder, or the lock beside it, is not at its path any more.
+
+        RocksDB goes by paths: it would write into a folder that has come in place of this one.
+        """
+        self._storage.check()
+        if self._lock is not None:
+            self._lock.check()
+
     def _discard_database(self) -> None:
         """Close and remove it. First it is taken away as a whole: half of one would pass for damaged."""
+        self._check_folder()
         self._close_database()
         self._storage.remove_tree(_GONE)
         if self._storage.exists(DATABASE):  # another engine may have taken it
@@ -234,6 +246,7 @@ class RocksEngine:
         self._storage.make_dir(DATABASE)  # RocksDB would make it, and its parents, for all to read
         self._db = self._guarded("open", rocksdict.Rdict, str(database), _options())
         try:
+            self._check_folder()  # RocksDB has opened what the path led to
             self._db.set_write_options(_write_options())
             found = self._guarded("read", self._db.get, POSITION_KEY)
             self._position = Position.from_bytes(found) if found is not None else None

@@ -338,6 +338,9 @@ class PowerStorage:
     def exists(self, path: str) -> bool:
         return path in self._names or path in self._folders
 
+    def links(self, path: str) -> int:
+        return sum(inode is self._names[path] for inode in self._names.values())
+
     def sync_dir(self, path: str) -> None:
         self._check_folder(path)
         if self.announce("sync_dir", path):
@@ -353,7 +356,13 @@ class PowerStorage:
             return self.short(size)
         return self.chance.randrange(size + 1) if self.chance is not None else 0
 
-    def lock(self, path: str, note: str) -> PowerLock:
+    def identity(self) -> None:
+        return None
+
+    def check(self) -> None:
+        pass
+
+    def lock(self, path: str, note: str, *, whole: bool = False) -> PowerLock:
         if path in self._locked:
             raise LogLocked(f"{path} is already locked by this process")
         self._locked.add(path)
@@ -451,6 +460,9 @@ class PowerLock:
 
     def release(self) -> None:
         self._storage.unlock(self._path, self._life)
+
+    def check(self) -> None:
+        pass
 
 
 def _folder(path: str) -> str:

@@ -32,7 +32,7 @@ def test_nobody_else_can_read_or_write_anything(
         bad = {path: oct(mode) for path, mode in modes.items() if is_open(path, modes)}
         assert not bad
     everything = " ".join(path for line in lines for path in line["modes"])
-    for kind in (".log", ".index", ".aborted", ".producers", ".meta", "owner.json", "owner.sock",
+    for kind in (".log", ".index", ".aborted", ".producers", ".meta", "owner.json", ".sock",
                  "owner.log", "lock", ".sst", "repaired/"):  # fmt: skip
         assert kind in everything, f"the test makes no {kind}"
 

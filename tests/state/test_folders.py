@@ -374,19 +374,19 @@ class Killed(BaseException):
 def test_who_is_killed_while_removing_leaves_no_half_of_a_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unlink, killed = Path.unlink, 0
+    unlink, killed = os.unlink, 0
     for number in range(1, 200):
         state, left = tmp_path / str(number), [number]
         fill(state, 1, 0, 2, 3)
 
-        def dying(path: Path, left: list[int] = left, **options: bool) -> None:
+        def dying(path: str, left: list[int] = left, **options: int) -> None:
             left[0] -= 1
             if left[0] == 0:
                 raise Killed
             unlink(path, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", dying)
+            patch.setattr(os, "unlink", dying)
             with contextlib.suppress(Killed):
                 open_when_free(state / "0").close()
         killed += left[0] <= 0

@@ -1,0 +1,237 @@
+"""A folder by its descriptor, which leads to the same folder whatever becomes of its path.
+
+A path is not an identity: a folder can be moved or removed while it is in use, another one can come
+to its path, and any name inside can be a symbolic link. So every access starts at the descriptor of
+the folder, no link inside is followed, and `check` compares what the path leads to with what is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from changelog.errors import FolderLost
+
+_FOLDER = os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_STEP = _FOLDER | getattr(os, "O_PATH", os.O_RDONLY)
+"""Flags for a folder that is only a step on the way to what is in it."""
+_FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Flags for every file. Without O_NONBLOCK opening a pipe would wait for its other end."""
+
+NOT_ALLOWED = (errno.ENOSYS, errno.EPERM, errno.EAGAIN, errno.EINVAL)
+"""Errors of openat2 after which the path is walked: unknown, forbidden (seccomp), or a race."""
+
+
+class Inode(NamedTuple):
+    """A file or folder of this machine, until the next boot: device numbers may change then."""
+
+    device: int
+    number: int
+
+
+class Identity(NamedTuple):
+    """What tells a folder from its copies, which have the same content and may have the same path."""
+
+    device: int
+    inode: int
+    born_ns: int
+    """Birth time in ns since 1970; 0 where the file system keeps none. No tool can copy it."""
+
+
+class Directory:
+    """The folder at `path`, which is opened when it is first needed, and held from then on."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(path)
+        self._descriptor = -1
+        self._inode: Inode | None = None
+        self._opening = threading.Lock()
+
+    def descriptor(self) -> int:
+        """The folder's descriptor. Raises FileNotFoundError if there is none."""
+        if self._descriptor < 0:
+            with self._opening:
+                if self._descriptor < 0:
+                    # The path itself may lead through links: it is the user's word.
+                    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+                    descriptor = os.open(self.path, flags)
+                    self._inode = inode_of(os.fstat(descriptor))
+                    self._descriptor = descriptor
+        return self._descriptor
+
+    def identity(self) -> Identity:
+        """What tells this folder from its copies. Raises FileNotFoundError if there is none."""
+        descriptor = self.descriptor()
+        found = os.fstat(descriptor)
+        return Identity(found.st_dev, found.st_ino, _born_ns(descriptor, found))
+
+    def check(self) -> None:
+        """Raise FolderLost if the path does not lead to this folder any more."""
+        if self._inode is None:
+            return
+        try:
+            found = inode_of(os.stat(self.path))
+        except OSError as error:
+            raise FolderLost(
+                f"{self.path} was removed or moved while in use ({error.strerror}): nothing more is "
+                "written; put it back, then open it again"
+            ) from error
+        if found != self._inode:
+            raise FolderLost(
+                f"{self.path} was removed or moved while in use, and another folder has taken its "
+                "place: nothing more is written, in neither; open it again"
+            )
+
+    def missing(self) -> list[str]:
+        """Paths of the folder and its parents as far as they do not exist, from the top."""
+        missing: list[str] = []
+        if self._descriptor >= 0:
+            return missing
+        folder = self.path
+        while not os.path.isdir(folder):
+            missing.insert(0, folder)
+            folder = os.path.dirname(folder)
+        return missing
+
+    def open_file(self, path: str, flags: int, mode: int = 0o600) -> int:
+        """Descriptor of a file inside. Raises OSError; ELOOP where a link is on the way."""
+        if not flags & (os.O_WRONLY | os.O_RDWR):
+            descriptor = _opened_beneath(self.descriptor(), path, flags | _FILE)
+            if descriptor is not None:
+                return descriptor
+        folder, _, name = path.rpartition("/")
+        with self.folder(folder) as parent:
+            return os.open(name, flags | _FILE, mode, dir_fd=parent)
+
+    @contextlib.contextmanager
+    def folder(self, path: str, *, readable: bool = False) -> Iterator[int]:
+        """Descriptor of a folder inside, for as long as the context lasts; "" is the folder itself.
+
+        It serves as `dir_fd`; with `readable` it can be listed and fsynced too.
+        """
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        current = root = self.descriptor()
+        try:
+            for number, part in enumerate(parts, 1):
+                whole = readable and number == len(parts)
+                following = open_folder(part, current, readable=whole)
+                if current != root:
+                    os.close(current)
+                current = following
+            yield current
+        finally:
+            if current != root:
+                os.close(current)
+
+    def __del__(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def inode_of(found: os.stat_result) -> Inode:
+    """What a status belongs to."""
+    return Inode(found.st_dev, found.st_ino)
+
+
+def open_folder(name: str, parent: int, *, readable: bool = False) -> int:
+    """Descriptor of the folder `name` in `parent`. Raises OSError; ELOOP if it is a link."""
+    if name == "..":
+        raise OSError(errno.EXDEV, "it leads out of its folder")
+    try:
+        return os.open(name, _FOLDER | os.O_RDONLY if readable else _STEP, dir_fd=parent)
+    except NotADirectoryError:
+        if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+        raise
+
+
+def is_folder(name: str, parent: int) -> bool:
+    """Whether there is a folder `name` in `parent`; a link to one is none."""
+    try:
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode)
+
+
+# What Python's os does not have ---------------------------------------------------------------
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
+
+
+_OPENAT2 = 437
+"""Number of the system call, the same on all architectures of Linux."""
+_BENEATH_WITHOUT_LINKS = 0x08 | 0x04
+"""RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS."""
+
+
+def _linux_function(name: str, *arguments: Any) -> Any:
+    """A function of the C library; None where there is none."""
+    if sys.platform != "linux":
+        return None
+    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    if function is not None:
+        function.restype, function.argtypes = ctypes.c_long, arguments
+    return function
+
+
+_syscall = _linux_function(
+    "syscall", ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
+)
+_statx = _linux_function(
+    "statx", ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p
+)
+
+
+def _opened_beneath(folder: int, path: str, flags: int) -> int | None:
+    """A file opened by one system call, where the kernel walks; None: it must be walked here."""
+    if _syscall is None:
+        return None
+    how = _OpenHow(flags, 0, _BENEATH_WITHOUT_LINKS)
+    size = ctypes.sizeof(how)
+    descriptor = _syscall(_OPENAT2, folder, os.fsencode(path), ctypes.byref(how), size)
+    if descriptor >= 0:
+        return int(descriptor)
+    number = ctypes.get_errno()
+    if number in NOT_ALLOWED:
+        return None
+    raise OSError(number, os.strerror(number), path)
+
+
+_AT_EMPTY_PATH = 0x1000
+_STATX_BTIME = 0x800
+_STATX_BYTES = 256
+_MASK_AT, _BTIME_AT = 0, 80
+"""Where in `struct statx` the mask and the birth time are."""
+
+
+def _born_ns(descriptor: int, found: os.stat_result) -> int:
+    """Birth time of an open file; 0 where it is not known."""
+    seconds = getattr(found, "st_birthtime", None)  # macOS
+    if seconds is not None:
+        return int(seconds * 1_000_000_000)
+    if _statx is None:
+        return 0
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    if _statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_BTIME, buffer) != 0:
+        return 0
+    mask = int.from_bytes(buffer.raw[_MASK_AT : _MASK_AT + 4], sys.byteorder)
+    if not mask & _STATX_BTIME:
+        return 0
+    seconds = int.from_bytes(buffer.raw[_BTIME_AT : _BTIME_AT + 8], sys.byteorder, signed=True)
+    part = int.from_bytes(buffer.raw[_BTIME_AT + 8 : _BTIME_AT + 12], sys.byteorder)
+    return seconds * 1_000_000_000 + part

@@ -1,0 +1,38 @@
+"""Whether an owner still has its folder: if not, it stops for good and touches nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from changelog.embedded.environment import Environment
+from changelog.embedded.partition import Partition
+from changelog.errors import FolderLost
+
+_log = logging.getLogger("strandline")
+
+
+class FolderWatch:
+    """Remembers that the folder was lost: putting it back does not undo what came in between."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._lost: FolderLost | None = None
+
+    def check(self) -> None:
+        """Raise FolderLost if `finds_loss` has found the folder lost before."""
+        if self._lost is not None:
+            raise FolderLost(str(self._lost)) from self._lost
+
+    def finds_loss(self, partitions: Iterable[Partition]) -> bool:
+        """Look whether the folder is lost; if so the partitions take nothing more, and readers wake up."""
+        if self._lost is None:
+            try:
+                self._environment.storage.check()
+            except FolderLost as error:
+                self._lost = error
+                _log.error("the log stops: %s", error, extra={"error": error})
+                for partition in partitions:
+                    partition.poison(error)
+                self._environment.signal.ring()
+        return self._lost is not None
