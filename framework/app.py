@@ -24,6 +24,7 @@ from framework.declaring import Declarations
 from framework.formats.choice import AnySerde, Name
 from framework.formats.registry import SchemaRegistry, registry_of
 from framework.formats.wire import Form
+from framework.handlers import check_handler
 from framework.options import Guarantee, Options
 from framework.record import Record
 from framework.store import Store
@@ -260,6 +261,9 @@ class App:
         Settings: `ttl_ms` lets values expire, `engine` is "rocksdb" or "memory", `limits` say
         how much memory it may use. Raises InvalidConfig.
         """
+        if default_factory is not None:
+            what = f"the default_factory of store {name!r}"
+            check_handler(what, default_factory, may_be_async=False)
         spec: StoreSpec[Any, Any] = StoreSpec(
             name,
             key=key,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from changelog.errors import InvalidConfig
+from framework.handlers import check_finished, check_handler
 from framework.record import Record
 from framework.task import TaskSpec
 from framework.topic import Topic
@@ -29,6 +30,8 @@ def declare(
         if not isinstance(key, str):
             raise InvalidConfig("repartition() by a function needs name=")
         name = f"{source.name}-by-{key}"
+    if not isinstance(key, str):
+        check_handler(f"the key function of repartition {name!r}", key, may_be_async=False)
     topic = Topic[Any, Any](
         app,
         f"{app.name}-{name}-repartition",
@@ -42,7 +45,9 @@ def declare(
     chosen = _by_column if isinstance(key, str) else key
 
     def forward(record: Record[Any, Any]) -> None:
-        topic.send(chosen(record), record.value, headers=record.headers)
+        chosen_key = chosen(record)
+        check_finished(chosen_key, "the key function")
+        topic.send(chosen_key, record.value, headers=record.headers)
 
     app.declared.add_task(TaskSpec(name, (source,), (), forward))
     return topic

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from changelog.errors import InvalidConfig
 from changelog.settings import check_number
+from framework.handlers import check_handler, check_methods, is_async
 from framework.store import Store
 from framework.timers import TimerKey
 from framework.topic import Topic
@@ -47,6 +48,10 @@ class TaskSpec:
             raise InvalidConfig(f"task {self.name!r} has no input topic")
         if self.is_class and not callable(getattr(self.handler, "process", None)):
             raise InvalidConfig(f"class {self.name!r} has no method process(self, record)")
+        if self.is_class:
+            check_methods(f"task {self.name!r}", self.handler)
+        else:
+            check_handler(f"the handler of task {self.name!r}", self.handler)
         if self.window_ms is not None:
             check_number(f"task {self.name!r}: window_ms", self.window_ms, 1)
         if self.window_ms is not None and not hasattr(self.handler, "window"):
@@ -61,9 +66,8 @@ class TaskSpec:
 
     @property
     def is_async(self) -> bool:
-        """Whether its handler is a coroutine function."""
-        process = self.handler.process if self.is_class else self.handler
-        return inspect.iscoroutinefunction(process)
+        """Whether its handler is awaited."""
+        return is_async(self.handler.process if self.is_class else self.handler)
 
     @property
     def has_timers(self) -> bool:
@@ -85,10 +89,8 @@ class TaskSpec:
         """`handler(name)` is called when a timer of the task fires."""
         if self.has_timers:
             raise InvalidConfig(f"task {self.name!r} has a handler for timers already")
-        if inspect.iscoroutinefunction(handler) and not self.is_async:
-            raise InvalidConfig(
-                f"task {self.name!r} is not async, so its on_timer cannot be async either"
-            )
+        what = f"the on_timer function of task {self.name!r}"
+        check_handler(what, handler, may_be_async=self.is_async)
         self.on_timer = handler
 
 

@@ -22,12 +22,14 @@ from changelog.rarely import Rarely
 from changelog.records import TopicPartition
 from framework import context
 from framework.container.decoding import Chunk, raw
+from framework.container.event_loop import EventLoop
 from framework.container.failures import NOT_THE_RECORD, dead_letter_headers, described, task_failed
 from framework.container.inputs import Input, next_run
 from framework.container.metrics import TaskCounters
 from framework.container.outbox import Outbox
 from framework.container.sampling import Sampling
 from framework.context import ClockName, TaskContext
+from framework.handlers import check_finished
 from framework.record import Record
 from framework.task import TaskSpec
 from framework.timers import DueTimer, Timers
@@ -205,7 +207,9 @@ class TaskInstance:
             step = next(steps)
             while True:
                 try:
-                    step[0](*step[1])
+                    result = step[0](*step[1])
+                    if result is not None:
+                        check_finished(result)
                 except Exception as error:
                     step = steps.throw(error)
                 else:
@@ -224,7 +228,9 @@ class TaskInstance:
                 try:
                     result = step[0](*step[1])
                     if inspect.isawaitable(result):
-                        await result
+                        result = await result
+                    if result is not None:
+                        check_finished(result)
                 except Exception as error:
                     step = steps.throw(error)
                 else:
@@ -275,12 +281,18 @@ class TaskInstance:
         self.changed = False
         self._start_counts = self.is_started
 
-    def close(self) -> None:
-        """Tell a class task that it is over, and let go of the stores."""
+    def close(self, loop: EventLoop) -> None:
+        """Call `close` of a class task, on `loop` if the task is async, and close the stores.
+
+        Raises what `close` does.
+        """
         try:
             close = getattr(self._object, "close", None)
-            if close is not None and not inspect.iscoroutinefunction(close):
-                close()
+            result = None if close is None else close()
+            if self.spec.is_async and inspect.isawaitable(result):
+                result = loop.run_one(result)
+            if result is not None:
+                check_finished(result, f"close of task {self.spec.name!r}")
         finally:
             self._put_aside.close()
             self.release()
@@ -339,12 +351,14 @@ class TaskInstance:
                 for record in records:
                     current.record = record
                     marks[0] = len(log)
-                    process(record)
+                    if (result := process(record)) is not None:
+                        check_finished(result)
                 return
             for record in records:
                 current.record = record
                 marks[:] = map(len, logs)
-                process(record)
+                if (result := process(record)) is not None:
+                    check_finished(result)
         except BaseException:
             self._undo(current.record)
             raise

@@ -23,6 +23,7 @@ from changelog.errors import Retriable, StorageFailed
 from changelog.metrics import Reading
 from changelog.records import CommittedOffset, PartitionOffsets, TopicInfo, TopicPartition
 from changelog.together import Leads
+from framework.container.event_loop import EventLoop
 from framework.container.folders import StoreFolders
 from framework.container.gauges import StableEnds, gauges
 from framework.container.inputs import Input
@@ -136,6 +137,8 @@ class TaskManager:
         self.counters = counters
         """Of the worker."""
         self._ends = StableEnds(broker, clock)
+        self.loop = EventLoop()
+        """Where async handlers run."""
         self._queries = queries
 
     @property
@@ -235,7 +238,7 @@ class TaskManager:
         self.rest(leaving)
         for instance in leaving:
             self.instances.remove(instance)
-            instance.close()
+            instance.close(self.loop)
         for tp in partitions:
             self.committed.pop(tp, None)
 
@@ -256,7 +259,7 @@ class TaskManager:
 
     def drop(self) -> None:
         """Let go of everything; what is not committed is forgotten."""
-        self._end(TaskInstance.close)
+        self._end(lambda instance: instance.close(self.loop))
 
     def release(self) -> None:
         """The same without telling the tasks, as a crash would."""

@@ -12,13 +12,11 @@ Only `cycle` and what it calls touch task instances; `stop` may be called from a
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from changelog.broker import Broker
 from changelog.clock import Clock
@@ -72,7 +70,6 @@ class Worker:
         self._seat = seat
         self._told: tuple[Place, Partitions] | None = None
         """What was said last that it holds, and of which place."""
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._outage = Outage(clock)
         self._intact = False
@@ -193,12 +190,12 @@ class Worker:
             self._tasks.shut_down()
         finally:
             self._seat.leave()
-            self._close_loop()
+            self._tasks.loop.close()
 
     def abandon(self) -> None:
         """Let go as a crash would: no commit, no farewell; only the files are closed."""
         self._tasks.release()
-        self._close_loop()
+        self._tasks.loop.close()
 
     # Looking at it --------------------------------------------------------------------
 
@@ -386,7 +383,7 @@ class Worker:
         left = None if limit is None else limit - before
         sizes = shares(len(ready), self._slice, left)
         steps = [i.run_async(n) for i, n in zip(ready, sizes, strict=True) if n]
-        return sum(self._run_async(steps)) if steps else 0
+        return sum(self._tasks.loop.run(steps)) if steps else 0
 
     def _tick(self) -> None:
         now = self._clock.now_ms()
@@ -397,23 +394,9 @@ class Worker:
 
     def _drive(self, instance: TaskInstance, steps: Steps) -> None:
         if instance.spec.is_async:
-            self._run_async([instance.drive_async(steps)])
+            self._tasks.loop.run([instance.drive_async(steps)])
         else:
             instance.drive(steps)
-
-    def _run_async(self, work: Sequence[Coroutine[Any, Any, int]]) -> list[int]:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-
-        async def together() -> list[int | BaseException]:
-            return await asyncio.gather(*work, return_exceptions=True)
-
-        # All have come to an end: one that was left within a handler would go on at the next call,
-        # beside another that is given the same records.
-        done = self._loop.run_until_complete(together())
-        if failed := [one for one in done if isinstance(one, BaseException)]:
-            raise min(failed, key=lambda error: isinstance(error, Retriable))
-        return [one for one in done if not isinstance(one, BaseException)]
 
     def _pause(self, seconds: float) -> None:
         """Wait for something to be held."""
@@ -488,11 +471,6 @@ class Worker:
         """The position of the last commit, or where the worker started."""
         position = position_of(instance.spec.name, source.partition, self._tasks.committed)
         return source.origin if position is None else max(position, source.origin)
-
-    def _close_loop(self) -> None:
-        if self._loop is not None:
-            self._loop.close()
-            self._loop = None
 
     def _commit_is_later(self) -> None:
         self._since_commit = 0

@@ -1,0 +1,137 @@
+"""Handlers: what can be one, and when one has run.
+
+A handler has run when it has returned, and what it returned is not work that is still to be done.
+A generator, a coroutine, a lazy iterator, a future or a function is such work: calling the handler
+has only made it. Where the declaration shows that a handler makes one, it is refused there. Where
+only the call shows it (a decorator or a lambda in between), the record fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from changelog.errors import InvalidConfig, InvalidRequest
+
+OPTIONAL_METHODS = ("init", "window", "on_timer", "close")
+"""Methods that a class task may have besides `process`."""
+
+
+def is_async(handler: Any) -> bool:
+    """Return whether calling a handler gives a coroutine that has to be awaited.
+
+    True for async functions, methods and partials of them, and for objects with an async
+    `__call__`.
+
+    >>> async def handler(record): ...
+    >>> is_async(handler), is_async(functools.partial(handler)), is_async(print)
+    (True, True, False)
+    """
+    return _any_form(handler, inspect.iscoroutinefunction)
+
+
+def check_handler(what: str, handler: Any, *, may_be_async: bool = True) -> None:
+    """Refuse a handler whose declaration shows that a call of it does not run it.
+
+    Args:
+        what: Name of the handler, for the message.
+        handler: Function, method, partial, or object with `__call__`.
+        may_be_async: Whether something awaits the handler.
+
+    Raises:
+        InvalidConfig: It cannot be called, it has `yield`, or it is async and may not be.
+    """
+    if not callable(handler):
+        raise InvalidConfig(f"{what} is no function that can be called: {handler!r}")
+    if _any_form(handler, inspect.isgeneratorfunction) or _any_form(
+        handler, inspect.isasyncgenfunction
+    ):
+        raise InvalidConfig(
+            f"{what} has `yield`, so calling it would run none of its code; leave out `yield`, and"
+            " send results with topic.send(key, value)"
+        )
+    if not may_be_async and is_async(handler):
+        raise InvalidConfig(
+            f"{what} is async, but nothing would await it; make it a plain function, or make the"
+            " task's own handler (`process` of a class) async too"
+        )
+
+
+def check_methods(what: str, declared: type) -> None:
+    """Refuse a class task of which a method would not run. Raises InvalidConfig."""
+    check_handler(f"{what}: process", declared.process)  # type: ignore[attr-defined]
+    may_be_async = is_async(declared.process)  # type: ignore[attr-defined]
+    for name in OPTIONAL_METHODS:
+        method = getattr(declared, name, None)
+        if method is not None:
+            check_handler(f"{what}: {name}", method, may_be_async=may_be_async)
+
+
+def check_finished(result: Any, what: str = "the handler") -> None:
+    """Refuse what a call returned if it is work that is still to be done.
+
+    Values that are done are passed over: `lambda record: seen.add(record.key)` returns a count.
+
+    Args:
+        result: What the call returned.
+        what: Name of what was called, for the message.
+
+    Raises:
+        InvalidRequest: `result` is a generator, an awaitable, an iterator, a future or a function.
+    """
+    if type(result) in _DONE:
+        return
+    found = _unfinished(result)
+    if found is not None:
+        _discard(result)
+        raise InvalidRequest(f"{what} has not run: it returned {found}")
+
+
+def _unfinished(result: Any) -> str | None:
+    """The kind of work that `result` stands for, and how to have it done; None if it is done."""
+    if inspect.isawaitable(result):
+        return (
+            f"an awaitable ({_kind(result)}) that nothing awaits; declare the async function itself,"
+            " or let the decorator around it be async"
+        )
+    if isinstance(result, AsyncIterator | Iterator):
+        return (
+            f"an iterator ({_kind(result)}) that nothing iterates; use a `for` loop and"
+            " topic.send(key, value) instead of `yield` or `map`"
+        )
+    if isinstance(result, concurrent.futures.Future):
+        return "a future, whose work would not be part of the commit; wait for its result()"
+    if callable(result):
+        return (
+            f"a callable ({_kind(result)}) that nothing calls; a decorator that takes arguments"
+            " needs its parentheses"
+        )
+    return None
+
+
+def _discard(result: Any) -> None:
+    """Close a coroutine that is never awaited, so that Python does not warn of it."""
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()
+    elif isinstance(result, asyncio.Future | concurrent.futures.Future):
+        result.cancel()
+
+
+def _any_form(handler: Any, test: Callable[[Any], bool]) -> bool:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if test(handler):
+        return True
+    plain = inspect.isroutine(handler) or inspect.isclass(handler)
+    return not plain and test(getattr(type(handler), "__call__", None))  # noqa: B004
+
+
+def _kind(result: Any) -> str:
+    return type(result).__name__
+
+
+_DONE = frozenset({int, float, str, bytes, bool, type(None), tuple, list, dict, set})

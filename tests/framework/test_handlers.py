@@ -1,0 +1,286 @@
+"""A handler has run when it has returned, and what it returned is not work still to be done."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import gc
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from changelog.records import TopicPartition
+from framework.testing import TestDriver
+
+
+def generator(record: Any) -> Iterator[None]:
+    yield
+
+
+async def coroutine(record: Any) -> None:
+    """Nothing."""
+
+
+async def async_generator(record: Any) -> AsyncIterator[None]:
+    yield
+
+
+class CallableGenerator:
+    def __call__(self, record: Any) -> Iterator[None]:
+        yield
+
+
+class AsyncCallable:
+    def __init__(self, done: list[Any]) -> None:
+        self._done = done
+
+    async def __call__(self, record: Any) -> None:
+        await asyncio.sleep(0)
+        self._done.append(record.value)
+
+
+def decorated(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """A plain function around a handler, as decorators often are."""
+
+    @functools.wraps(handler)
+    def around(*arguments: Any) -> Any:
+        return handler(*arguments)
+
+    return around
+
+
+def retry(times: int) -> Callable[..., Any]:
+    def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
+        def around(record: Any) -> None:
+            for _ in range(times):
+                handler(record)
+
+        return around
+
+    return decorate
+
+
+def future(record: Any) -> concurrent.futures.Future[None]:
+    return concurrent.futures.Future()
+
+
+# Seen at declaration ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        generator,
+        async_generator,
+        CallableGenerator(),
+        functools.partial(generator),
+        functools.partial(CallableGenerator()),
+    ],
+)
+def test_a_handler_with_yield_is_refused(handler: Any) -> None:
+    app = sl.App("app")
+    with pytest.raises(sl.InvalidConfig, match="yield.*topic\\.send"):
+        app.task(app.topic("in"), name="t")(handler)
+    assert not app.declared.tasks
+
+
+@pytest.mark.parametrize("handler", [5, None, object()])
+def test_what_cannot_be_called_is_refused(handler: Any) -> None:
+    app = sl.App("app")
+    with pytest.raises(sl.InvalidConfig, match="no function"):
+        app.task(app.topic("in"), name="t")(handler)
+
+
+@pytest.mark.parametrize("method", ["process", "init", "window", "on_timer", "close"])
+@pytest.mark.parametrize("body", [generator, async_generator])
+def test_a_class_with_yield_in_any_method_is_refused(method: str, body: Any) -> None:
+    app = sl.App("app")
+    methods = {"process": lambda self, record: None, method: body}
+    with pytest.raises(sl.InvalidConfig, match=f"{method} has `yield`"):
+        app.task(app.topic("in"))(type("Task", (), methods))
+
+
+@pytest.mark.parametrize("method", ["init", "window", "on_timer", "close"])
+def test_an_async_method_beside_a_plain_process_is_refused(method: str) -> None:
+    app = sl.App("app")
+    methods = {"process": lambda self, record: None, method: coroutine}
+    with pytest.raises(sl.InvalidConfig, match=f"{method} is async.*process"):
+        app.task(app.topic("in"))(type("Task", (), methods))
+
+
+@pytest.mark.parametrize("handler", [coroutine, generator, AsyncCallable([])])
+def test_a_timer_function_that_would_not_run_is_refused(handler: Any) -> None:
+    app = sl.App("app")
+    app.task(app.topic("in"), name="t")(lambda record: None)
+    with pytest.raises(sl.InvalidConfig, match="on_timer function of task 't'"):
+        app.on_timer("t")(handler)
+
+
+@pytest.mark.parametrize("key", [coroutine, generator, async_generator, AsyncCallable([]), 5])
+def test_a_key_function_that_would_not_run_is_refused(key: Any) -> None:
+    app = sl.App("app")
+    with pytest.raises(sl.InvalidConfig, match="key function of repartition 'by'"):
+        app.repartition(app.topic("in"), key, name="by")
+
+
+def test_a_default_factory_that_would_not_run_is_refused() -> None:
+    async def factory() -> int:
+        return 0
+
+    with pytest.raises(sl.InvalidConfig, match="default_factory of store 's' is async"):
+        sl.App("app").store("s", default_factory=factory)
+
+
+# Seen when it is called ---------------------------------------------------------------
+
+
+async def returns_a_coroutine(record: Any) -> Any:
+    return coroutine(record)
+
+
+UNFINISHED: dict[str, Callable[..., Any]] = {
+    "a decorated generator": decorated(generator),
+    "a decorated async function": decorated(coroutine),
+    "a decorated async generator": decorated(async_generator),
+    "a lambda of an async function": lambda record: coroutine(record),
+    "a lazy iterator": lambda record: map(print, [record]),
+    "a future": future,
+    "a decorator without its parentheses": retry(lambda record: None),  # type: ignore[arg-type]
+    "an async function that returns one": returns_a_coroutine,
+}
+
+
+@pytest.mark.parametrize("stores", [0, 1, 2])
+@pytest.mark.parametrize("handler", UNFINISHED.values(), ids=UNFINISHED)
+def test_a_record_whose_handler_has_not_run_fails(handler: Any, stores: int) -> None:
+    app = sl.App("app")
+    words = app.topic("words", value=int)
+    own = [app.store(f"s{n}", value=int) for n in range(stores)]
+    app.task(words, name="t", stores=own)(handler)
+    driver = TestDriver(app)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a coroutine that was never awaited is a RuntimeWarning
+        with pytest.raises(sl.TaskFailed, match="words-0 @ 0 .*the handler has not run"):
+            driver.run([1, 2])
+        gc.collect()
+    assert driver.owner.committed("app")[TopicPartition("words", 0)].offset == 0
+
+
+@pytest.mark.parametrize("handler", UNFINISHED.values(), ids=UNFINISHED)
+def test_a_record_whose_handler_has_not_run_goes_where_the_policy_says(handler: Any) -> None:
+    app = sl.App("app")
+    words, out = app.topic("words", value=int), app.topic("out", value=int)
+
+    @app.task(words, on_error="dead_letter", name="t")
+    def sometimes(record: Any) -> Any:
+        out.send(None, record.value)
+        return handler(record) if record.value < 0 else None
+
+    driver = TestDriver(app).run([1, -1, 2])
+    assert [record.value for record in driver.output(out)] == [1, 2]
+    [letter] = driver.output(app.declared.topics["app-t-dead-letter"])
+    assert b"has not run" in dict(letter.headers)["error.message"]
+
+
+@pytest.mark.parametrize("method", ["init", "window", "on_timer"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_other_methods_that_have_not_run_fail_the_task(method: str, is_async: bool) -> None:
+    app = sl.App("app")
+    words = app.topic("words", value=int)
+
+    async def process(self: Any, record: Any) -> None:
+        sl.set_timer("x", 0, clock="wall")
+
+    def plain(self: Any, record: Any) -> None:
+        sl.set_timer("x", 0, clock="wall")
+
+    methods = {
+        "process": process if is_async else plain,
+        "on_timer": lambda self, name: None,
+        "window": lambda self: None,
+        method: lambda self, *_: iter([1]),
+    }
+    app.task(words, window_ms=1)(type("Task", (), methods))
+    driver = TestDriver(app)
+    with pytest.raises(sl.TaskFailed, match=rf"{method.removeprefix('on_')}.*has not run"):
+        driver.run([1]).advance(1)
+
+
+def test_a_key_that_is_still_to_be_computed_fails_its_record() -> None:
+    app = sl.App("app")
+    words = app.topic("words", value=int)
+
+    async def key(record: Any) -> str:
+        return "k"
+
+    by = app.repartition(words, lambda record: key(record), name="by", key_type=dict)
+    app.task(by, name="t")(lambda record: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(sl.TaskFailed, match="the key function has not run"):
+            TestDriver(app).run([1])
+        gc.collect()
+
+
+@pytest.mark.parametrize("result", [None, 1, "x", [1], {"a": 1}, (1, 2)])
+def test_a_value_that_is_there_is_no_work_to_be_done(result: Any) -> None:
+    app = sl.App("app")
+    words, seen = app.topic("words", value=int), app.counter("seen")
+
+    def count(record: Any) -> Any:
+        seen.add(record.key)
+        return result
+
+    app.task(words, stores=[seen])(count)
+    assert TestDriver(app).run([("a", 1), ("a", 2)]).store(seen) == {"a": 2}
+
+
+# Run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("around", [lambda handler: handler, functools.partial])
+def test_an_object_with_an_async_call_is_awaited(around: Any) -> None:
+    app, done = sl.App("app"), list[int]()
+    app.task(app.topic("words", value=int), name="t")(around(AsyncCallable(done)))
+    TestDriver(app).run([1, 2])
+    assert done == [1, 2]
+
+
+def test_an_async_close_is_awaited() -> None:
+    app, closed = sl.App("app"), list[int]()
+
+    @app.task(app.topic("words", value=int, partitions=2))
+    class Session:
+        def init(self, context: sl.TaskContext) -> None:
+            self.partition = context.partition
+
+        async def process(self, record: Any) -> None:
+            """Nothing."""
+
+        async def close(self) -> None:
+            await asyncio.sleep(0)
+            closed.append(self.partition)
+
+    driver = TestDriver(app).run([1])
+    driver.close()
+    assert closed == [0, 1]
+
+
+def test_a_close_that_has_not_run_is_an_error() -> None:
+    app = sl.App("app")
+
+    @app.task(app.topic("words", value=int))
+    class Session:
+        def process(self, record: Any) -> None:
+            """Nothing."""
+
+        close = decorated(coroutine)
+
+    driver = TestDriver(app).run([1])
+    with pytest.raises(sl.InvalidRequest, match="close of task 'Session' has not run"):
+        driver.close()
+    driver.close()
