@@ -2,6 +2,7 @@
 
     strandline://host:port                        in clear, for one machine or a trusted network
     strandline+tls://host:port?ca=/path/ca.pem    TLS; without `ca`, the system's certificates
+        &cert=/path/cert.pem&key=/path/key.pem    with a certificate of the client's own
     grpc://…  grpc+tcp://…  grpc+tls://…          the same, by Flight's names
 
 The token comes as `token=…` in the query, or from the environment variable STRANDLINE_TOKEN.
@@ -36,18 +37,23 @@ def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Target:
     parts = urlsplit(url)
     options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     token = options.pop("token", "") or environment.get(TOKEN_VARIABLE, "")
-    ca = options.pop("ca", None)
+    ca, certificate, key = (options.pop(name, None) for name in ("ca", "cert", "key"))
     try:
         location = f"{SERVED[parts.scheme]}://{host_port(parts.netloc)}"
     except KeyError:
         raise InvalidConfig(f"{parts.scheme}:// is not one of {', '.join(SERVED)}") from None
-    if options or parts.path.strip("/") or (ca and not location.startswith("grpc+tls")):
+    of_tls = {"ca": ca, "cert": certificate, "key": key}
+    misplaced = [] if location.startswith("grpc+tls") else [n for n, v in of_tls.items() if v]
+    if options or parts.path.strip("/") or misplaced:
         raise InvalidConfig(
-            f"expected {parts.scheme}://host:port?token=…, with ca=… for TLS (strandline+tls://); "
-            f"got path {parts.path!r} and options {sorted(options) or ['ca']}"
+            f"expected {parts.scheme}://host:port?token=…, with ca=…, cert=… and key=… for TLS "
+            f"(strandline+tls://); got path {parts.path!r} and options {[*sorted(options), *misplaced]}"
         )
+    if key and not certificate:
+        raise InvalidConfig("key=… is the private key of a certificate; give cert=… too")
     name = f"{parts.scheme}://{parts.netloc}"
-    return Target(location, token, name, ca=read_pem(ca) if ca else None)
+    trusted = read_pem(ca) if ca else None
+    return Target(location, token, name, ca=trusted, certificate=certificate, key=key)
 
 
 def connect(

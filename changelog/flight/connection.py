@@ -17,6 +17,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import flight
@@ -47,6 +48,7 @@ from changelog.flight.messages import (
     encode,
     error_of,
 )
+from changelog.flight.relay import Relay, TlsClient
 from changelog.flight.requests import Request
 from changelog.records import Append, Appended, Fetched, TopicPartition
 
@@ -67,6 +69,10 @@ class Target:
     """The log's folder, where it can be seen from this process."""
     ca: bytes | None = None
     """PEM certificates to trust with TLS; None: the system's."""
+    certificate: str | None = None
+    """Path of the client's own certificate with TLS, PEM."""
+    key: str | None = None
+    """Path of its private key, PEM."""
 
 
 class Connection:
@@ -82,7 +88,7 @@ class Connection:
         self._deadline = deadline
         self.session = SessionStream(target, connect_within)
         self._client = self.session.client
-        self._headers = _headers(target, self.session.welcome.session)
+        self._headers = _headers(self.session.credential, self.session.welcome.session)
 
     def close(self) -> None:
         """End the session; harmless when repeated, and in a forked child."""
@@ -158,6 +164,22 @@ class Connection:
             _raise_translated(error, self._target, call, self._deadline, self.session)
 
 
+def relay_to(target: Target, deadline: float) -> Relay | None:
+    """Return an authenticated relay to a log that is served over TCP; None for a Unix socket."""
+    parts = urlsplit(target.location)
+    if parts.scheme not in ("grpc+tcp", "grpc+tls"):
+        return None
+    tls = TlsClient(target.ca, target.certificate, target.key)
+    return Relay(
+        parts.hostname or "",
+        parts.port or 0,
+        token=target.token,
+        tls=tls if parts.scheme == "grpc+tls" else None,
+        name=target.name,
+        deadline_s=deadline,
+    )
+
+
 class SessionStream:
     """The stream held open for as long as client and owner both live."""
 
@@ -166,13 +188,15 @@ class SessionStream:
         self._lost = threading.Event()
         self._closing = threading.Lock()
         self.why = f"the log {target.name} was closed by this process"
-        self.client = flight.connect(
-            target.location, tls_root_certs=target.ca, generic_options=_channel_options(target)
-        )
+        self._relay = relay_to(target, deadline)
+        location = target.location if self._relay is None else self._relay.location
+        self.credential = target.token if self._relay is None else self._relay.credential
+        """Shown with each call."""
+        self.client = flight.connect(location, generic_options=_CHANNEL_OPTIONS)
         try:
             self.welcome = self._begin(deadline)
         except BaseException:
-            self.client.close()
+            self._hang_up(self.client)
             raise
         self._watcher = threading.Thread(target=self._watch, name="strandline-session", daemon=True)
         self._watcher.start()
@@ -190,6 +214,11 @@ class SessionStream:
         _cancel(self._reader)
         if threading.current_thread() is not self._watcher:
             self._watcher.join(_HANG_UP_SECONDS)
+        self._hang_up(client)
+
+    def _hang_up(self, client: Any) -> None:
+        if self._relay is not None:
+            self._relay.close()
         client.close()
 
     def give_up(self, why: str) -> None:
@@ -200,20 +229,23 @@ class SessionStream:
 
     def _begin(self, deadline: float) -> Welcome:
         hello = Hello(WIRE_VERSION, os.getpid(), os.path.basename(sys.argv[0] or "python"))
-        options = flight.FlightCallOptions(headers=_headers(self._target))
-        descriptor = flight.FlightDescriptor.for_command(SESSION)
+        options = flight.FlightCallOptions(headers=_headers(self.credential))
+        # The front's server decodes nothing of a stream that a client sends: see docs/security.md.
+        command = SESSION if self._relay is None else SESSION + encode(hello)
+        descriptor = flight.FlightDescriptor.for_command(command)
         # A stream that lasts has no deadline, and beginning one waits for the connection without any.
         # So a call that has one goes first, and an alarm gives up on the owner's answer.
         late = threading.Event()
         try:
-            knock = flight.FlightCallOptions(timeout=deadline, headers=_headers(self._target))
+            knock = flight.FlightCallOptions(timeout=deadline, headers=_headers(self.credential))
             list(self.client.do_action(flight.Action(HELLO, encode(hello)), knock))
             self._writer, self._reader = self.client.do_exchange(descriptor, options)
             alarm = threading.Timer(deadline, _cancel, [self._reader, late])
             alarm.daemon = True
             alarm.start()
             try:
-                self._writer.write_metadata(encode(hello))
+                if self._relay is None:
+                    self._writer.write_metadata(encode(hello))
                 answer = self._reader.read_chunk().app_metadata
             finally:
                 alarm.cancel()
@@ -245,19 +277,8 @@ _MARGIN = 0.1
 _FOREIGN = (flight.FlightError, pa.ArrowException, OSError)
 
 
-def _channel_options(target: Target) -> list[tuple[str, int]]:
-    # Or a new connection would share the socket of one that is stuck.
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    if target.endpoint is None:
-        # A machine that vanished says nothing. With keepalive gRPC gives a connection up when
-        # what was sent is not acknowledged within the timeout (TCP_USER_TIMEOUT; on macOS when a
-        # ping is not). More than a ping in five minutes the other side takes for an attack.
-        options += [
-            ("grpc.keepalive_time_ms", 330_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.http2.max_pings_without_data", 0),
-        ]
-    return options
+# Or a new connection would share the socket of one that is stuck.
+_CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 
 class _Stuck(Exception):
@@ -292,10 +313,10 @@ def _cancel(reader: Any, late: threading.Event | None = None) -> None:
         reader.cancel()
 
 
-def _headers(target: Target, session: str = "") -> list[tuple[bytes, bytes]]:
+def _headers(credential: str, session: str = "") -> list[tuple[bytes, bytes]]:
     headers = []
-    if target.token:
-        headers.append((b"authorization", f"Bearer {target.token}".encode()))
+    if credential:
+        headers.append((b"authorization", f"Bearer {credential}".encode()))
     if session:
         headers.append((SESSION_HEADER.encode(), session.encode()))
     return headers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import ssl
 import threading
 
 import pyarrow as pa
@@ -11,12 +12,15 @@ import pyarrow as pa
 from changelog.clock import Clock
 from changelog.embedded.environment import Durability
 from changelog.errors import InvalidConfig
-from changelog.flight.address import host_port, read_pem
+from changelog.flight import hello
+from changelog.flight.address import host_port
 from changelog.flight.attach import attach_or_own
 from changelog.flight.client import DEADLINE
+from changelog.flight.clients import Authenticate, Caller
 from changelog.flight.failover import FailoverBroker
+from changelog.flight.limits import Limits, limits_from
 from changelog.flight.metrics import CLIENTS
-from changelog.flight.server import FlightEndpoint, Tls
+from changelog.flight.remote import RemoteEndpoint, server_context
 from changelog.hosts import is_loopback
 from changelog.metrics import Reading
 
@@ -28,7 +32,7 @@ class Served:
     """A log that is being served; `close` ends it."""
 
     def __init__(
-        self, broker: FailoverBroker, endpoint: FlightEndpoint, url: str, token: str
+        self, broker: FailoverBroker, endpoint: RemoteEndpoint, url: str, token: str
     ) -> None:
         self.broker = broker
         """The log, for use in this process."""
@@ -40,7 +44,7 @@ class Served:
 
     def metrics(self) -> list[Reading]:
         """What this process tells of the log, those attached over TCP included."""
-        return [*self.broker.metrics(), Reading(CLIENTS, ("tcp",), len(self._endpoint.sessions))]
+        return [*self.broker.metrics(), Reading(CLIENTS, ("tcp",), len(self._endpoint))]
 
     def wait(self) -> None:
         """Return once `close` was called."""
@@ -60,20 +64,39 @@ def serve(
     token: str | None = None,
     tls_certificate: str | os.PathLike[str] | None = None,
     tls_key: str | os.PathLike[str] | None = None,
+    client_ca: str | os.PathLike[str] | None = None,
     plaintext: bool = False,
+    limits: Limits | None = None,
     durability: Durability = "fsync",
     clock: Clock | None = None,
 ) -> Served:
     """Serve the log in the folder `path` at `listen` ("host:port"; port 0 takes a free one).
 
-    Clients must show `token`; without one a fresh one is made, see `Served.token`. Beyond
-    this machine TLS is asked for, as the token would be there for all to read; `plaintext=True`
-    goes without. When another process owns the folder, calls are passed on to it.
+    When another process owns the folder, calls are passed on to it.
 
-    Raises InvalidConfig, and what opening the log raises.
+    Args:
+        path: The log's folder, made if it is not there.
+        listen: Where to listen.
+        token: The admin token, which clients must know; without one a fresh one is made, see
+            `Served.token`. At least 16 characters.
+        tls_certificate: Path of the server's certificate chain, PEM.
+        tls_key: Path of its private key, PEM.
+        client_ca: Path of the authorities of which clients must show a certificate, PEM; None asks
+            for none.
+        plaintext: Whether to go without TLS where other machines can connect.
+        limits: What clients may take; None for those of the environment, or the defaults.
+        durability: See `changelog.open`; counts if this process becomes the owner.
+        clock: Tells the time.
+
+    Returns:
+        The log that is being served.
+
+    Raises:
+        InvalidConfig: An argument is wrong, or the address cannot be listened at.
+        StrandlineError: What opening the log raises.
     """
     address = host_port(listen)
-    tls = _tls(tls_certificate, tls_key)
+    tls = _tls(tls_certificate, tls_key, client_ca)
     if tls is None and not plaintext and is_seen_by_others(listen):
         raise InvalidConfig(
             f"{listen} can be reached from other machines, and without TLS anybody on the way can read "
@@ -82,30 +105,43 @@ def serve(
     if token is not None and len(token) < MIN_TOKEN:
         raise InvalidConfig(f"the token has {len(token)} characters; take {MIN_TOKEN} or more")
     shown = token or secrets.token_urlsafe(32)
+    allowed = limits or limits_from()
     broker = attach_or_own(path, durability=durability, clock=clock, deadline=DEADLINE)
+    host, _, port = address.rpartition(":")
     try:
-        scheme = "grpc+tls" if tls else "grpc+tcp"
-        endpoint = FlightEndpoint(
-            broker, f"{scheme}://{address}", token=shown, clock=clock, tls=tls
+        endpoint = RemoteEndpoint(
+            broker,
+            (host.strip("[]"), int(port)),
+            _knowing(shown),
+            tls=tls,
+            limits=allowed,
+            clock=clock,
         )
     except BaseException as error:
         broker.close()
         if isinstance(error, OSError | pa.ArrowException):
             raise InvalidConfig(f"cannot listen at {listen}: {error}") from error
         raise
-    host = address.rpartition(":")[0]
     url = f"strandline{'+tls' if tls else ''}://{host}:{endpoint.port}"
     return Served(broker, endpoint, url, shown)
 
 
+def _knowing(admin_token: str) -> Authenticate:
+    """Return what authenticates clients: by the admin token, which has no id."""
+    admin = Caller("admin", hello.verifier_of(admin_token))
+    return lambda token_id: None if token_id else admin
+
+
 def _tls(
-    certificate: str | os.PathLike[str] | None, key: str | os.PathLike[str] | None
-) -> Tls | None:
-    if certificate is None and key is None:
+    certificate: str | os.PathLike[str] | None,
+    key: str | os.PathLike[str] | None,
+    client_ca: str | os.PathLike[str] | None,
+) -> ssl.SSLContext | None:
+    if certificate is None and key is None and client_ca is None:
         return None
     if certificate is None or key is None:
         raise InvalidConfig("TLS needs both tls_certificate and tls_key, each a PEM file")
-    return Tls(read_pem(certificate), read_pem(key))
+    return server_context(certificate, key, client_ca)
 
 
 def is_seen_by_others(listen: str) -> bool:

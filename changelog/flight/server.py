@@ -19,7 +19,6 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from pyarrow import flight
@@ -37,6 +36,7 @@ from changelog.flight.batches import (
     rows_of,
     stream_of,
 )
+from changelog.flight.clients import Client, Clients
 from changelog.flight.messages import (
     APPEND,
     GOODBYE,
@@ -49,6 +49,7 @@ from changelog.flight.messages import (
     WIRE_VERSION,
     AppendAnswer,
     FetchRequest,
+    Hello,
     Located,
     SessionEnded,
     SmallAppend,
@@ -80,14 +81,6 @@ POLL_SLICE = 0.2
 """Seconds after which a waiting fetch looks whether its client is still there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """A certificate chain and its private key, both PEM."""
-
-    certificate: bytes
-    key: bytes
-
-
 class Locate(Protocol):
     """`Owner.locate`."""
 
@@ -102,10 +95,17 @@ class Locate(Protocol):
 
 
 class FlightEndpoint:
-    """Serves `broker` at `location` ("grpc+unix:///…", "grpc+tcp://host:port", "grpc+tls://host:port").
+    """Serves `broker` at `location`, a Unix socket ("grpc+unix:///…").
 
-    It runs from construction until `close`, in threads of its own. Clients must show `token`.
-    `locate` serves those who see the log's files; without it all get records.
+    It runs from construction until `close`, in threads of its own.
+
+    Args:
+        broker: The log.
+        location: The socket, which only this user may reach.
+        token: What processes of this user show; "" where only `clients` call.
+        clock: Measures waiting times.
+        clients: The connections that a front has authenticated, if it serves one.
+        locate: Serves clients that see the log's files; without it all get records.
     """
 
     def __init__(
@@ -115,24 +115,22 @@ class FlightEndpoint:
         *,
         token: str,
         clock: Clock | None = None,
-        tls: Tls | None = None,
+        clients: Clients | None = None,
         locate: Locate | None = None,
     ) -> None:
         self.sessions = Sessions(broker, clock or SystemClock())
         self._service = _Service(
             location=location,
-            tls_certificates=[(tls.certificate, tls.key)] if tls else None,
-            middleware={_GATE: _Gate(token)},
+            middleware={_GATE: _Gate(token, Clients() if clients is None else clients)},
         )
         self._service.bind(broker, self.sessions, clock or SystemClock(), locate)
         self._closing = threading.Lock()
         self._closed = False
         fork.keep_in_child(self, self._service)
 
-    @property
-    def port(self) -> int:
-        """The TCP port that is listened on (useful with port 0); 0 on a Unix socket."""
-        return int(self._service.port)
+    def say_goodbye(self) -> None:
+        """Refuse new calls, and ask the clients to leave."""
+        self._service.say_goodbye()
 
     def close(self, grace: float = 3.0) -> None:
         """Say goodbye, refuse new calls, and wait up to `grace` seconds for those under way."""
@@ -175,9 +173,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _failures_sent():
-            if descriptor.command != SESSION:
-                raise InvalidRequest(f"unknown stream {descriptor.command!r}")
-            hello = check_version(reader.read_chunk().app_metadata)
+            caller = context.get_middleware(_GATE)
+            hello = _hello_of(descriptor.command, reader, caller.client)
             session = self._sessions.start(hello)
             goodbye = _Goodbye(writer)
             try:
@@ -185,7 +182,10 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 welcome = Welcome(WIRE_VERSION, os.getpid(), session.id, locates)
                 writer.write_metadata(encode(welcome))
                 self._register(session, goodbye)
-                _until_it_ends(reader)
+                if caller.client is None:
+                    _until_it_ends(reader)
+                else:
+                    caller.client.ended.wait()
             finally:
                 goodbye.forget()
                 with self._streams_lock:
@@ -299,28 +299,34 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Turns away every call without the token, before its body is looked at."""
+    """Turns away every call without the token, or the credential of a client of the front."""
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
+    def __init__(self, token: str, clients: Clients) -> None:
+        self._token = token.encode()
+        self._clients = clients
 
     def start_call(self, info: Any, headers: dict[str, list[str]]) -> _Caller:
         shown = str(next(iter(headers.get("authorization", [])), ""))
-        if not hmac.compare_digest(shown.encode(), self._expected):
+        credential = shown.removeprefix("Bearer ")
+        client = self._clients.find(credential)
+        local = bool(self._token) and hmac.compare_digest(credential.encode(), self._token)
+        if client is None and not local:
             refusal = Unauthenticated(
                 "the log's owner does not accept this token"
                 if shown
                 else "the log's owner asks for a token; give it as token=… or in STRANDLINE_TOKEN"
             )
             raise flight.FlightUnauthenticatedError("refused", encode(failure_of(refusal)))
-        return _Caller(str(next(iter(headers.get(SESSION_HEADER, [])), "")))
+        return _Caller(str(next(iter(headers.get(SESSION_HEADER, [])), "")), client)
 
 
 class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
     """Who calls, for the time of the call."""
 
-    def __init__(self, session: str) -> None:
+    def __init__(self, session: str, client: Client | None) -> None:
         self.session = session
+        self.client = client
+        """The front's connection on which the call came; None for a process of the same user."""
 
 
 class _Goodbye:
@@ -344,6 +350,22 @@ class _Goodbye:
 
 
 _GATE = "strandline-gate"
+
+
+def _hello_of(command: bytes, reader: Any, client: Client | None) -> Hello:
+    """Return the Hello with which a session begins. Raises InvalidRequest.
+
+    A client of the front says it in the descriptor. Nothing else of its stream is read, as Arrow
+    would unpack whatever batch is in it.
+    """
+    if not command.startswith(SESSION) or (client is None and command != SESSION):
+        raise InvalidRequest(f"unknown stream {command[:40]!r}")
+    if client is None:
+        return check_version(reader.read_chunk().app_metadata)
+    hello = check_version(command.removeprefix(SESSION))
+    if not client.begin_session():
+        raise InvalidRequest("this connection has a session already")
+    return hello
 
 
 def _until_it_ends(reader: Any) -> None:

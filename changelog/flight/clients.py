@@ -1,0 +1,94 @@
+"""The authenticated clients of a TCP listener, by the credential that their gRPC calls carry."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from changelog.flight.hello import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """On whose behalf a client calls: a token."""
+
+    name: str
+    verifier: Verifier
+
+
+Authenticate = Callable[[str], Caller | None]
+"""Returns what is known of a token id ("" for the admin token); None if there is no such token."""
+
+
+class Client:
+    """One authenticated connection."""
+
+    def __init__(self, caller: Caller, credential: str, network: str) -> None:
+        self.caller = caller
+        self.credential = credential
+        self.network = network
+        self.ended = threading.Event()
+        """Set once the connection has ended."""
+        self._lock = threading.Lock()
+        self._stop: Callable[[], None] | None = None
+        self._dropped = False
+        self._has_session = False
+
+    def begin_session(self) -> bool:
+        """Take note that the client has a session; False if it had one already."""
+        with self._lock:
+            had, self._has_session = self._has_session, True
+            return not had
+
+    def begin(self, stop: Callable[[], None]) -> bool:
+        """Say how the connection is stopped; False if it is to end at once."""
+        with self._lock:
+            self._stop = stop
+            return not self._dropped
+
+    def drop(self) -> None:
+        """End the connection, without waiting for the peer."""
+        with self._lock:
+            self._dropped = True
+            stop = self._stop
+        if stop is not None:
+            stop()
+
+
+class Clients:
+    """All authenticated connections of one listener."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_credential: dict[str, Client] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_credential)
+
+    def of_network(self, network: str) -> int:
+        """Return how many connections there are from an address."""
+        with self._lock:
+            return sum(one.network == network for one in self._by_credential.values())
+
+    def find(self, credential: str) -> Client | None:
+        """Return the client that shows this credential."""
+        return self._by_credential.get(credential)
+
+    def add(self, client: Client) -> None:
+        """Register an authenticated connection."""
+        with self._lock:
+            self._by_credential[client.credential] = client
+
+    def remove(self, client: Client) -> None:
+        """Forget a connection that has ended."""
+        with self._lock:
+            self._by_credential.pop(client.credential, None)
+        client.ended.set()
+
+    def drop_all(self) -> None:
+        """End all connections, without waiting for the peers."""
+        with self._lock:
+            clients = list(self._by_credential.values())
+        for client in clients:
+            client.drop()

@@ -1,0 +1,252 @@
+"""The front of a log that is served over TCP: it authenticates peers before gRPC sees a byte of them.
+
+One thread accepts connections and takes each through TLS and the hello (hello.py), all of them at
+once and without blocking, so a peer that is not authenticated costs a descriptor and a small buffer for
+a bounded time. An authenticated connection gets a thread of its own, which passes bytes between
+the peer and the gRPC server's private Unix socket (splice.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+import selectors
+import socket
+import ssl
+import threading
+from collections import Counter
+
+from changelog.clock import Clock, SystemClock
+from changelog.errors import InvalidConfig, OwnerUnavailable, StrandlineError
+from changelog.flight.clients import Authenticate, Client, Clients
+from changelog.flight.greeting import Greeting, network_of
+from changelog.flight.limits import (
+    DESCRIPTORS_OF_THE_LOG,
+    NO_DESCRIPTOR_PAUSE_S,
+    Limits,
+)
+from changelog.flight.splice import Splice, end_if_peer_vanishes
+
+_log = logging.getLogger(__name__)
+
+
+class Front:
+    """Listens at an address, and connects authenticated peers with the gRPC server at `backend`.
+
+    Args:
+        address: Host and port to listen at; port 0 takes a free one.
+        backend: Path of the gRPC server's Unix socket.
+        authenticate: Returns what is known of a token id, or None.
+        clients: Where authenticated connections are registered.
+        tls: Context of the server's side of TLS; None for connections in clear.
+        limits: What peers may take.
+        clock: Measures deadlines.
+
+    Raises:
+        OSError: The address cannot be listened at.
+        InvalidConfig: The process may not have as many descriptors as the limits allow for.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        backend: str,
+        authenticate: Authenticate,
+        clients: Clients,
+        *,
+        tls: ssl.SSLContext | None,
+        limits: Limits,
+        clock: Clock | None = None,
+    ) -> None:
+        self._backend = backend
+        self._authenticate = authenticate
+        self._clients = clients
+        self._tls = tls
+        self._limits = limits
+        self._clock = clock or SystemClock()
+        _make_room_for_descriptors(limits)
+        self._listener = _listen(address)
+        self.port = int(self._listener.getsockname()[1])
+        self._pending: dict[socket.socket, Greeting] = {}
+        self._deaf_until: float | None = None
+        self._closed = threading.Event()
+        self._waker, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="strandline-front", daemon=True)
+        self._thread.start()
+
+    @property
+    def pending(self) -> int:
+        """Number of connections that are not authenticated yet."""
+        return len(self._pending)
+
+    def close(self) -> None:
+        """Listen no more and end all connections. Waits for no peer; harmless when repeated."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._waker.send(b"\0")
+        self._thread.join()
+        self._clients.drop_all()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                for key, _ in self._selector.select(self._next_deadline()):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif isinstance(key.data, Greeting) and key.fileobj in self._pending:
+                        self._go_on(key.data)
+                self._expire()
+        finally:
+            for greeting in list(self._pending.values()):
+                self._forget(greeting)
+            self._selector.close()
+            for one in (self._listener, self._waker, self._woken):
+                one.close()
+
+    def _next_deadline(self) -> float | None:
+        """Seconds until something expires; None if nothing does."""
+        deadlines = [greeting.deadline for greeting in self._pending.values()]
+        if self._deaf_until is not None:
+            deadlines.append(self._deaf_until)
+        return max(0.0, min(deadlines) - self._clock.monotonic()) if deadlines else None
+
+    def _expire(self) -> None:
+        now = self._clock.monotonic()
+        for greeting in [g for g in self._pending.values() if g.deadline <= now]:
+            self._forget(greeting)
+        if self._deaf_until is not None and self._deaf_until <= now:
+            self._deaf_until = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    # Connections that are not authenticated yet ---------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            peer, address = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+            return
+        except OSError as error:
+            # Without a pause the waiting connection would wake this thread again at once.
+            _log.warning("no connection can be accepted for a moment: %s", error)
+            self._selector.unregister(self._listener)
+            self._deaf_until = self._clock.monotonic() + NO_DESCRIPTOR_PAUSE_S
+            return
+        try:
+            peer.settimeout(0)
+            end_if_peer_vanishes(peer)
+            if self._tls is not None:
+                peer = self._tls.wrap_socket(peer, server_side=True, do_handshake_on_connect=False)
+        except OSError:
+            peer.close()
+            return
+        deadline = self._clock.monotonic() + self._limits.hello_timeout_s
+        greeting = Greeting(peer, network_of(address[0]), deadline, self._authenticate, self._room)
+        self._make_room(greeting.network)
+        self._pending[peer] = greeting
+        self._selector.register(peer, selectors.EVENT_READ, greeting)
+
+    def _make_room(self, network: str) -> None:
+        """Close the oldest pending connection of the address that has too many, or the most."""
+        each = Counter(greeting.network for greeting in self._pending.values())
+        if each[network] >= self._limits.max_pending_per_address:
+            crowded = network
+        elif len(self._pending) >= self._limits.max_pending:
+            crowded = each.most_common(1)[0][0]
+        else:
+            return
+        self._forget(next(g for g in self._pending.values() if g.network == crowded))
+
+    def _go_on(self, greeting: Greeting) -> None:
+        try:
+            wanted = greeting.go_on()
+        except (OSError, StrandlineError, ValueError) as error:
+            _log.debug("a peer from %s was turned away: %s", greeting.network, error)
+            self._forget(greeting)
+            return
+        if greeting.client is None:
+            self._selector.modify(greeting.peer, wanted, greeting)
+            return
+        self._selector.unregister(greeting.peer)
+        del self._pending[greeting.peer]
+        self._connect(greeting.peer, greeting.client)
+
+    def _forget(self, greeting: Greeting) -> None:
+        del self._pending[greeting.peer]
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            self._selector.unregister(greeting.peer)
+        greeting.peer.close()
+
+    # Authenticated connections --------------------------------------------------------------
+
+    def _room(self, network: str) -> None:
+        """Raise OwnerUnavailable if there is no room for one more authenticated connection."""
+        for count, limit, whose in (
+            (len(self._clients), self._limits.max_connections, ""),
+            (
+                self._clients.of_network(network),
+                self._limits.max_connections_per_address,
+                f" from {network}",
+            ),
+        ):
+            if count >= limit:
+                raise OwnerUnavailable(
+                    f"the log's owner has {count} connections{whose} and takes no more; close some, or "
+                    "start `strandline serve` with --max-connections and --max-connections-per-address"
+                )
+
+    def _connect(self, peer: socket.socket, client: Client) -> None:
+        self._clients.add(client)
+        thread = threading.Thread(
+            target=self._serve, args=(peer, client), name="strandline-connection", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _log.warning("no thread for a connection: %s", error)
+            self._clients.remove(client)
+            peer.close()
+
+    def _serve(self, peer: socket.socket, client: Client) -> None:
+        far = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            far.connect(self._backend)
+            splice = Splice(peer, far, stall_s=self._limits.stall_timeout_s)
+            if client.begin(splice.stop):
+                why = splice.run()
+                _log.debug("connection from %s: %s", client.network, why)
+        except OSError as error:
+            _log.warning("a connection cannot be passed on to the log: %s", error)
+        finally:
+            peer.close()
+            far.close()
+            self._clients.remove(client)
+
+
+def _listen(address: tuple[str, int]) -> socket.socket:
+    host, port = address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    dual = host == "::" and socket.has_dualstack_ipv6()
+    listener = socket.create_server(
+        (host, port), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=dual
+    )
+    listener.settimeout(0)
+    return listener
+
+
+def _make_room_for_descriptors(limits: Limits) -> None:
+    """Raise the process's soft limit of descriptors so that no peer can use the last one."""
+    needed = limits.descriptors + DESCRIPTORS_OF_THE_LOG
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise InvalidConfig(
+            f"{limits.max_connections} connections need {needed} descriptors, and this process may "
+            f"have {hard}; raise the limit (ulimit -n), or lower --max-connections"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

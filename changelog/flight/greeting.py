@@ -1,0 +1,142 @@
+"""One peer's way from accepting its connection to its authentication, without blocking.
+
+The steps are TLS, the opening, the proof (hello.py). Each call of `Greeting.go_on` does what can be
+done at once. Nothing of unbounded length is read, and what is sent fits into a new socket's
+buffer: a peer that does not take it is given up.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import selectors
+import socket
+import ssl
+from collections.abc import Callable
+from typing import NoReturn
+
+from changelog.errors import InvalidRequest, StrandlineError, Unauthenticated
+from changelog.flight import hello
+from changelog.flight.clients import Authenticate, Client
+from changelog.flight.messages import encode, failure_of
+
+HTTP2_PREFACE = b"PRI * HTTP/2.0"
+_TOO_OLD = b"this port begins with a hello; upgrade the client's strandline"
+_GO_AWAY = (
+    b"\0\0\0\4\0\0\0\0\0"  # SETTINGS, with which a server begins
+    + (8 + len(_TOO_OLD)).to_bytes(3, "big")
+    + b"\7\0\0\0\0\0"  # GOAWAY
+    + b"\0\0\0\0\0\0\0\x0d"  # no stream; HTTP_1_1_REQUIRED is the nearest code there is
+    + _TOO_OLD
+)
+
+
+class Greeting:
+    """A peer that is being authenticated.
+
+    Args:
+        peer: Its socket, which does not block.
+        network: Its address, as limits count it.
+        deadline: By the clock's monotonic time, when it is given up.
+        authenticate: Returns what is known of a token id.
+        room: Raises OwnerUnavailable if no more peers of a network are taken.
+    """
+
+    def __init__(
+        self,
+        peer: socket.socket,
+        network: str,
+        deadline: float,
+        authenticate: Authenticate,
+        room: Callable[[str], None],
+    ) -> None:
+        self.peer = peer
+        self.network = network
+        self.deadline = deadline
+        self.client: Client | None = None
+        """The authenticated client; None as long as it is not."""
+        self._authenticate = authenticate
+        self._room = room
+        self._step = self._handshake if isinstance(peer, ssl.SSLSocket) else self._open
+        self._received = b""
+        self._nonce = secrets.token_bytes(hello.NONCE_BYTES)
+
+    def go_on(self) -> int:
+        """Do what can be done now, and return the selector events to wait for.
+
+        Raises OSError or StrandlineError if the peer is to be given up.
+        """
+        try:
+            while self.client is None:
+                self._step()
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return selectors.EVENT_READ
+        except ssl.SSLWantWriteError:
+            return selectors.EVENT_WRITE
+        return selectors.EVENT_READ
+
+    def _handshake(self) -> None:
+        assert isinstance(self.peer, ssl.SSLSocket)
+        self.peer.do_handshake()
+        self._step = self._open
+
+    def _open(self) -> None:
+        content = self._exactly(hello.OPENING_BYTES)
+        try:
+            self._opening = hello.unpack_opening(content)
+        except InvalidRequest as error:
+            self._refuse(error)
+        self._transcript = content + self._nonce
+        self._reply(hello.ACCEPTED, self._nonce)
+        self._step = self._prove
+
+    def _prove(self) -> None:
+        proof = self._exactly(hello.PROOF_BYTES)
+        caller = self._authenticate(self._opening.token_id)
+        verifier = hello.NOBODY if caller is None else caller.verifier
+        credential = hello.credential_if_proven(verifier, self._transcript, proof)
+        if caller is None or credential is None:
+            self._refuse(Unauthenticated("the log's owner does not accept this token"))
+        try:
+            self._room(self.network)
+        except StrandlineError as error:
+            self._refuse(error)
+        self._reply(hello.ACCEPTED, hello.signature_of(verifier, self._transcript))
+        self.client = Client(caller, credential, self.network)
+
+    def _exactly(self, count: int) -> bytes:
+        """Return the next `count` bytes of the peer. Raises BlockingIOError as long as some lack."""
+        while len(self._received) < count:
+            part = self.peer.recv(count - len(self._received))
+            if not part:
+                raise ConnectionResetError("the peer has closed the connection")
+            self._received += part
+            if self._received.startswith(HTTP2_PREFACE):
+                # As clients of older releases begin: tell them why they are not served.
+                self.peer.send(_GO_AWAY)
+                raise InvalidRequest("a client of an older release")
+        content, self._received = self._received, b""
+        return content
+
+    def _reply(self, status: int, body: bytes) -> None:
+        content = hello.REPLY_HEADER.pack(status, len(body)) + body
+        if self.peer.send(content) != len(content):
+            raise ConnectionError("the peer takes no reply")
+
+    def _refuse(self, error: StrandlineError) -> NoReturn:
+        self._reply(hello.REFUSED, encode(failure_of(error)))
+        raise error
+
+
+def network_of(address: str) -> str:
+    """Return the address as limits count it: with IPv6 its /64, which one machine has to itself.
+
+    >>> network_of("192.0.2.1"), network_of("2001:db8::1:2"), network_of("::ffff:192.0.2.1")
+    ('192.0.2.1', '2001:db8::/64', '192.0.2.1')
+    """
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, 64), strict=False))

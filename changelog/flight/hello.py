@@ -1,0 +1,117 @@
+"""The hello with which a connection over TCP begins: both sides prove that they know the token.
+
+docs/security.md has the bytes. The computation is SCRAM's (RFC 5802): the token does not cross the
+wire, and what the server stores of a token (`Verifier`) does not let its reader act as a client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import struct
+from typing import NamedTuple
+
+from changelog.errors import InvalidRequest
+
+MAGIC = b"strandline hello"
+VERSION = 1
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+REPLY_HEADER = struct.Struct(">BH")
+"""Status and length of a reply."""
+ACCEPTED, REFUSED = 0, 1
+
+_OPENING = struct.Struct(">16sB31s32s")
+OPENING_BYTES = _OPENING.size
+_MADE = re.compile(r"sl_([0-9a-z]{1,31})_\S+", re.ASCII)
+
+
+class Verifier(NamedTuple):
+    """What a server stores of a token."""
+
+    stored_key: bytes
+    server_key: bytes
+
+
+class Opening(NamedTuple):
+    """The first message of a client."""
+
+    token_id: str
+    nonce: bytes
+
+
+def verifier_of(token: str) -> Verifier:
+    """Return what a server needs in order to check proofs of `token`."""
+    client_key = _mac(token.encode(), b"strandline client")
+    return Verifier(_hash(client_key), _mac(token.encode(), b"strandline server"))
+
+
+NOBODY = Verifier(_stored := bytes(32), _stored)
+"""Stands for an unknown token, so that an unknown id takes as long as a wrong proof."""
+
+
+def token_id(token: str) -> str:
+    """Return the id that is part of a token made by `strandline tokens`; "" for any other.
+
+    >>> token_id("sl_4f1c_secret"), token_id("chosen by a person")
+    ('4f1c', '')
+    """
+    made = _MADE.fullmatch(token)
+    return made[1] if made else ""
+
+
+def pack_opening(opening: Opening) -> bytes:
+    """Return the first message of a client."""
+    return _OPENING.pack(MAGIC, VERSION, opening.token_id.encode("ascii"), opening.nonce)
+
+
+def unpack_opening(content: bytes) -> Opening:
+    """Return what a client's first message says. Raises InvalidRequest."""
+    magic, version, token, nonce = _OPENING.unpack(content)
+    if magic != MAGIC or version != VERSION:
+        raise InvalidRequest(
+            f"a connection to the log begins with a hello of version {VERSION}; run the same release "
+            "of strandline on both sides"
+        )
+    return Opening(token.rstrip(b"\0").decode("ascii", "replace"), nonce)
+
+
+def proof_of(token: str, transcript: bytes) -> bytes:
+    """Return a client's proof that it knows `token`."""
+    client_key = _mac(token.encode(), b"strandline client")
+    return _xor(client_key, _mac(_hash(client_key), transcript))
+
+
+def credential_if_proven(verifier: Verifier, transcript: bytes, proof: bytes) -> str | None:
+    """Return the connection's credential if `proof` is right, else None."""
+    client_key = _xor(proof, _mac(verifier.stored_key, transcript))
+    if not hmac.compare_digest(_hash(client_key), verifier.stored_key):
+        return None
+    return _credential(client_key, transcript)
+
+
+def credential_of(token: str, transcript: bytes) -> str:
+    """Return the connection's credential, as a client that knows `token` computes it."""
+    return _credential(_mac(token.encode(), b"strandline client"), transcript)
+
+
+def signature_of(verifier: Verifier, transcript: bytes) -> bytes:
+    """Return the server's proof that it knows the token's verifier."""
+    return _mac(verifier.server_key, transcript)
+
+
+def _credential(client_key: bytes, transcript: bytes) -> str:
+    return _mac(client_key, b"credential" + transcript).hex()
+
+
+def _mac(key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, "sha256")
+
+
+def _hash(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def _xor(one: bytes, other: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, other, strict=True))

@@ -1,0 +1,225 @@
+"""The client's side of the front: a gRPC client in this process speaks to a Unix socket of ours.
+
+gRPC cannot authenticate before it speaks, so a relay does: it connects over TCP, speaks TLS and the
+hello (hello.py), and then passes on what the process's gRPC client sends to a Unix socket in a
+private folder. That socket takes one connection and is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import ssl
+import tempfile
+import threading
+from dataclasses import dataclass
+
+from changelog.clock import SystemClock
+from changelog.errors import (
+    UNREADABLE,
+    InvalidConfig,
+    OwnerUnavailable,
+    StrandlineError,
+    Unauthenticated,
+)
+from changelog.flight import hello
+from changelog.flight.limits import MAX_REPLY
+from changelog.flight.messages import Failure, decode, error_of
+from changelog.flight.splice import Splice, end_if_peer_vanishes
+
+
+@dataclass(frozen=True, slots=True)
+class TlsClient:
+    """How a client speaks TLS."""
+
+    ca: bytes | None = None
+    """PEM certificates to trust; None for the system's."""
+    certificate: str | None = None
+    """Path of the client's own certificate chain, PEM."""
+    key: str | None = None
+    """Path of its private key, PEM."""
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context. Raises InvalidConfig for files that are not PEM or not there."""
+        try:
+            context = ssl.create_default_context(cadata=self.ca.decode() if self.ca else None)
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ValueError) as error:
+            raise InvalidConfig(
+                f"cannot use the certificates of the URL ({error}); ca=, cert= and key= name PEM files: an "
+                "authority's certificate, the client's own, and its private key"
+            ) from error
+        return context
+
+
+class Relay:
+    """An authenticated connection to the log at `host`:`port`, for the gRPC client of this process.
+
+    Args:
+        host: Name or address.
+        port: TCP port.
+        token: Proven to the server, and not sent.
+        tls: How TLS is spoken; None for a connection in clear.
+        name: How errors call the log.
+        deadline_s: Seconds for connecting, TLS and the hello together.
+
+    Raises:
+        OwnerUnavailable: Nothing listens there, or it does not answer in time.
+        Unauthenticated: The token is not accepted, or the server does not know it.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        token: str,
+        tls: TlsClient | None,
+        name: str,
+        deadline_s: float,
+    ) -> None:
+        self._name = name
+        self._deadline_s = deadline_s
+        self._until = SystemClock().monotonic() + deadline_s
+        context = None if tls is None else tls.context()
+        peer = self._connected(host, port, context)
+        try:
+            self.credential = self._greeted(peer, token)
+            """What calls carry instead of the token."""
+            self._folder = tempfile.mkdtemp(prefix="strandline-")
+        except BaseException:
+            peer.close()
+            raise
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._peer = peer
+        self._splice: Splice | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        path = os.path.join(self._folder, "relay.sock")
+        try:
+            self._listener.bind(path)
+            self._listener.listen(1)
+            self._listener.settimeout(max(0.1, self._left()))
+        except BaseException:
+            self.close()
+            raise
+        self.location = f"grpc+unix://{path}"
+        """Where this process's gRPC client connects."""
+        self._thread = threading.Thread(target=self._run, name="strandline-relay", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the connection, without waiting for the server; harmless when repeated."""
+        with self._lock:
+            self._closed = True
+            splice = self._splice
+        if splice is not None:
+            splice.stop()
+            return
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._peer.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _run(self) -> None:
+        try:
+            near, _ = self._listener.accept()
+        except OSError:
+            self._peer.close()
+            return
+        finally:
+            self._listener.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+        with self._lock:
+            self._splice = splice = Splice(near, self._peer)
+            if self._closed:
+                splice.stop()
+        splice.run()
+
+    # The hello ------------------------------------------------------------------------------
+
+    def _left(self) -> float:
+        """Seconds that are left. Raises TimeoutError if there are none."""
+        left = self._until - SystemClock().monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        return left
+
+    def _connected(self, host: str, port: int, context: ssl.SSLContext | None) -> socket.socket:
+        try:
+            peer = socket.create_connection((host, port), timeout=self._left())
+            end_if_peer_vanishes(peer)
+            if context is None:
+                return peer
+            peer.settimeout(self._left())
+            try:
+                return context.wrap_socket(peer, server_hostname=host)
+            except BaseException:
+                peer.close()
+                raise
+        except ssl.SSLCertVerificationError as error:
+            raise StrandlineError(
+                f"{self._name} has a certificate that is not trusted: {error.verify_message}; give the "
+                "authority's certificate as ca=… in the URL"
+            ) from error
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def _greeted(self, peer: socket.socket, token: str) -> str:
+        """Authenticate both sides, and return the connection's credential."""
+        if not token:
+            raise Unauthenticated(
+                f"the log {self._name} asks for a token; give it as token=… or in STRANDLINE_TOKEN"
+            )
+        opening = hello.pack_opening(
+            hello.Opening(hello.token_id(token), secrets.token_bytes(hello.NONCE_BYTES))
+        )
+        try:
+            peer.sendall(opening)
+            transcript = opening + self._reply(peer)
+            peer.sendall(hello.proof_of(token, transcript))
+            signature = self._reply(peer)
+        except OSError as error:
+            raise self._unavailable(error) from error
+        if signature[: hello.PROOF_BYTES] != hello.signature_of(
+            hello.verifier_of(token), transcript
+        ):
+            raise Unauthenticated(
+                f"the server at {self._name} does not know the token, so it is not the log's owner"
+            )
+        return hello.credential_of(token, transcript)
+
+    def _reply(self, peer: socket.socket) -> bytes:
+        status, length = hello.REPLY_HEADER.unpack(self._exactly(peer, hello.REPLY_HEADER.size))
+        if length > MAX_REPLY:
+            raise ConnectionError("what answers is not a log of strandline")
+        body = self._exactly(peer, length)
+        if status == hello.ACCEPTED:
+            return body
+        try:
+            failure: Failure = decode(body, Failure)
+        except (StrandlineError, *UNREADABLE):
+            raise ConnectionError("what answers is not a log of strandline") from None
+        raise error_of(failure)
+
+    def _exactly(self, peer: socket.socket, count: int) -> bytes:
+        content = b""
+        while len(content) < count:
+            peer.settimeout(self._left())
+            part = peer.recv(count - len(content))
+            if not part:
+                raise ConnectionError("the server has closed the connection during the hello")
+            content += part
+        return content
+
+    def _unavailable(self, error: OSError) -> OwnerUnavailable:
+        if not isinstance(error, TimeoutError):
+            return OwnerUnavailable(f"cannot connect to {self._name}: {error}")
+        late = OwnerUnavailable(f"{self._name} did not answer")
+        late.waited = self._deadline_s
+        return late

@@ -1,0 +1,122 @@
+"""A log served to other machines: a front, and behind it a gRPC server for what the front lets in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+import tempfile
+
+from changelog.broker import Broker
+from changelog.clock import Clock
+from changelog.errors import InvalidConfig
+from changelog.flight.clients import Authenticate, Clients
+from changelog.flight.front import Front
+from changelog.flight.limits import Limits
+from changelog.flight.server import FlightEndpoint
+
+
+class RemoteEndpoint:
+    """Serves `broker` at a TCP address until `close`.
+
+    Args:
+        broker: The log.
+        address: Host and port to listen at; port 0 takes a free one.
+        authenticate: Returns what is known of a token id, or None.
+        tls: Context of the server's side of TLS; None for connections in clear.
+        limits: What peers may take.
+        clock: Measures deadlines.
+
+    Raises:
+        OSError: The address cannot be listened at.
+        InvalidConfig: The process may not have as many descriptors as the limits allow for.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        address: tuple[str, int],
+        authenticate: Authenticate,
+        *,
+        tls: ssl.SSLContext | None = None,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.clients = Clients()
+        # mkdtemp makes a folder that only this user may enter.
+        self._folder = tempfile.mkdtemp(prefix="strandline-")
+        backend = os.path.join(self._folder, "front.sock")
+        try:
+            self._endpoint = FlightEndpoint(
+                broker, f"grpc+unix://{backend}", token="", clock=clock, clients=self.clients
+            )
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        try:
+            self._front = Front(
+                address,
+                backend,
+                authenticate,
+                self.clients,
+                tls=tls,
+                limits=limits or Limits(),
+                clock=clock,
+            )
+        except BaseException:
+            self._close_server()
+            raise
+
+    @property
+    def port(self) -> int:
+        """The TCP port that is listened on (useful with port 0)."""
+        return self._front.port
+
+    @property
+    def pending(self) -> int:
+        """Number of connections that are not authenticated yet."""
+        return self._front.pending
+
+    def __len__(self) -> int:
+        return len(self._endpoint.sessions)
+
+    def close(self) -> None:
+        """Send the clients away, and listen no more. Waits for no peer; harmless when repeated."""
+        self._endpoint.say_goodbye()
+        self._front.close()
+        self._close_server()
+
+    def _close_server(self) -> None:
+        self._endpoint.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def server_context(
+    certificate: str | os.PathLike[str],
+    key: str | os.PathLike[str],
+    client_ca: str | os.PathLike[str] | None = None,
+) -> ssl.SSLContext:
+    """Return the server's side of TLS 1.2 or later.
+
+    Args:
+        certificate: Path of the certificate chain, PEM.
+        key: Path of its private key, PEM.
+        client_ca: Path of the authorities that clients' certificates must come from, PEM; None
+            asks clients for no certificate.
+
+    Raises:
+        InvalidConfig: A file is not there, or is not what it should be.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for path in (certificate, key, client_ca):
+        if path is not None and not os.path.isfile(path):
+            raise InvalidConfig(f"there is no file {path}; give the path of a PEM file")
+    try:
+        context.load_cert_chain(certificate, key)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as error:
+        given = ", ".join(str(path) for path in (certificate, key, client_ca) if path is not None)
+        raise InvalidConfig(f"cannot use the PEM files {given} for TLS: {error}") from error
+    return context
