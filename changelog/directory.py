@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from changelog.errors import FolderLost
+from changelog.trust import check_trusted
 
 _FOLDER = os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _STEP = _FOLDER | getattr(os, "O_PATH", os.O_RDONLY)
@@ -46,10 +47,14 @@ class Identity(NamedTuple):
 
 
 class Directory:
-    """The folder at `path`, which is opened when it is first needed, and held from then on."""
+    """The folder at `path`, which is opened when it is first needed, and held from then on.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    With `follow=False` the last name of the path is no link.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, follow: bool = True) -> None:
         self.path = os.path.abspath(path)
+        self._follow = follow
         self._descriptor = -1
         self._inode: Inode | None = None
         self._opening = threading.Lock()
@@ -59,12 +64,23 @@ class Directory:
         if self._descriptor < 0:
             with self._opening:
                 if self._descriptor < 0:
-                    # The path itself may lead through links: it is the user's word.
-                    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-                    descriptor = os.open(self.path, flags)
+                    descriptor = self._open()
                     self._inode = inode_of(os.fstat(descriptor))
                     self._descriptor = descriptor
         return self._descriptor
+
+    def _open(self) -> int:
+        if self._follow:  # the path is the user's word, and may lead through links
+            return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        parent = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return open_folder(os.path.basename(self.path), parent, readable=True)
+        finally:
+            os.close(parent)
+
+    def check_trusted(self) -> None:
+        """Raise UntrustedFolder if others own the folder or may write it."""
+        check_trusted(os.fstat(self.descriptor()), self.path)
 
     def identity(self) -> Identity:
         """What tells this folder from its copies. Raises FileNotFoundError if there is none."""
@@ -125,6 +141,7 @@ class Directory:
                 if current != root:
                     os.close(current)
                 current = following
+                check_trusted(os.fstat(current), f"{self.path}/{'/'.join(parts[:number])}")
             yield current
         finally:
             if current != root:
@@ -148,18 +165,26 @@ def open_folder(name: str, parent: int, *, readable: bool = False) -> int:
     try:
         return os.open(name, _FOLDER | os.O_RDONLY if readable else _STEP, dir_fd=parent)
     except NotADirectoryError:
-        if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+        if is_link(name, parent):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
         raise
 
 
 def is_folder(name: str, parent: int) -> bool:
     """Whether there is a folder `name` in `parent`; a link to one is none."""
+    return stat.S_ISDIR(_mode(name, parent))
+
+
+def is_link(name: str, parent: int) -> bool:
+    """Whether `name` in `parent` is a symbolic link."""
+    return stat.S_ISLNK(_mode(name, parent))
+
+
+def _mode(name: str, parent: int) -> int:
     try:
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        return os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     except FileNotFoundError:
-        return False
-    return stat.S_ISDIR(found.st_mode)
+        return 0
 
 
 # What Python's os does not have ---------------------------------------------------------------

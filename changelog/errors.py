@@ -25,6 +25,7 @@
     ├── StorageFailed             the disk said no; mend it, then reopen
     │   ├── DiskFull · TooManyFiles   nothing happened; make room, then try again
     │   ├── PartitionPoisoned
+    │   ├── UntrustedFolder           others own or may write it; chmod, or STRANDLINE_TRUST=1
     │   ├── FolderLost                the folder was moved or removed while in use; open it again
     │   └── LogLocked                 another process owns the folder
     └── CorruptLog                what is on disk is not what was written; `strandline repair`
@@ -187,6 +188,10 @@ class PartitionPoisoned(StorageFailed):
 
 class FolderLost(StorageFailed):
     """The folder at the path, or the lock in it, is not the one that was opened; it is left alone."""
+
+
+class UntrustedFolder(StorageFailed):
+    """A folder, or a file in it, belongs to another user or can be written by others."""
 
 
 class LogLocked(StorageFailed):

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from changelog.errors import from_failed_sync, from_os_error, out_of_memory
+from changelog.trust import check_trusted
 
 Bytes = bytes | bytearray | memoryview
 
@@ -32,6 +33,7 @@ class LocalFile:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")  # and is closed with this object
+        check_trusted(found, path)
         self._end = found.st_size
 
     def append(self, *parts: Bytes) -> int:

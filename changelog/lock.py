@@ -12,6 +12,7 @@ from pathlib import Path
 from changelog.directory import Directory, Inode, inode_of
 from changelog.errors import FolderLost, LogLocked
 from changelog.processes import DEAD, state_of
+from changelog.trust import check_trusted
 
 NOTE_BYTES = 200
 UNKNOWN = "it is not known which"
@@ -36,7 +37,9 @@ class FileLock:
         with FileLock._mutex, contextlib.ExitStack() as undo:
             descriptor = directory.open_file(path, os.O_RDWR | os.O_CREAT)
             undo.callback(os.close, descriptor)
-            self._inode = inode_of(os.fstat(descriptor))
+            found = os.fstat(descriptor)
+            check_trusted(found, self._path)
+            self._inode = inode_of(found)
             if self._inode in FileLock._held:
                 raise LogLocked(f"{self._path} is already locked by this process (pid {self._pid})")
             held = [descriptor]
@@ -48,9 +51,12 @@ class FileLock:
             self._flock(descriptor)
             self._taken = True
             self.check()  # between the opening and the lock it may have been replaced
-            # In this order a full disk does not refuse a lock that was there before: nothing is given back.
-            written = os.pwrite(descriptor, note.encode(), 0)
-            os.ftruncate(descriptor, written)
+            if (
+                os.fstat(descriptor).st_nlink == 1
+            ):  # else it may be somebody's file with this name too
+                # In this order a full disk does not refuse a lock that was there before.
+                written = os.pwrite(descriptor, note.encode(), 0)
+                os.ftruncate(descriptor, written)
             FileLock._held[self._inode] = held
             undo.pop_all()
 

@@ -12,12 +12,13 @@ may stand behind the file's end: the next append overwrites it, `truncate` takes
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from changelog.directory import Directory, Identity, is_folder, open_folder
+from changelog.directory import Directory, Identity, is_folder, is_link, open_folder
 from changelog.errors import LogLocked, from_failed_sync, from_os_error
 from changelog.local_file import Bytes, LocalFile, allow_many_files, sync_folder
 from changelog.lock import FileLock
@@ -170,9 +171,10 @@ class LocalStorage:
     compared with what its path leads to by then, and so is the lock: `FolderLost` if it is not the same.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, follow: bool = True) -> None:
+        """The folder `root`; with `follow=False` its last name is no link either."""
         self.root = Path(root)
-        self._directory = Directory(root)
+        self._directory = Directory(root, follow=follow)
         self._lock: FileLock | None = None
 
     def create(self, path: str) -> File:
@@ -226,7 +228,22 @@ class LocalStorage:
         for folder in self._directory.missing():
             above, _, name = folder.rpartition("/")
             self._make_one(Directory(above or "/"), "", name)
-        self._directory.descriptor()
+        self._directory.check_trusted()
+
+    def check_trusted(self) -> None:
+        """Raise UntrustedFolder if others own the folder or may write it; StorageFailed if there is none."""
+        with self._translated("look at", ""):
+            self._directory.check_trusted()
+
+    def check_no_links(self, path: str) -> None:
+        """Raise StorageFailed if anything in a folder is a link: a library that goes by paths would follow it."""
+        with (
+            self._translated("look at", path),
+            self._directory.folder(path, readable=True) as folder,
+        ):
+            for name in os.listdir(folder):
+                if is_link(name, folder):
+                    raise OSError(errno.ELOOP, f"{name}: {os.strerror(errno.ELOOP)}")
 
     def _make_one(self, directory: Directory, path: str, name: str) -> None:
         """Make the folder `name` in the folder `path`, durably; harmless if it is there."""
@@ -289,6 +306,7 @@ class LocalStorage:
 
     def lock(self, path: str, note: str, *, whole: bool = False) -> Lock:
         with self._translated("lock", path):
+            self._directory.check_trusted()
             allow_many_files()
             lock = FileLock(self._directory, path, note, whole=whole)
         if whole:

@@ -45,6 +45,8 @@ PIN = "pin.meta"
 MANIFEST = "manifest.meta"
 KEYS = "keys.tmp"
 
+TOPIC_ID = "[0-9a-f]{32}"
+
 CONSUMER_OFFSETS = "__consumer_offsets"
 TRANSACTION_STATE = "__transaction_state"
 SYSTEM_TOPICS = (CONSUMER_OFFSETS, TRANSACTION_STATE)
@@ -85,6 +87,11 @@ def partition_folder(topic_id: str, partition: int) -> str:
 def topic_folder(topic_id: str) -> str:
     """Folder of a topic."""
     return f"{TOPICS}/{topic_id}"
+
+
+def is_topic_id(name: str) -> bool:
+    """Whether a name in the folder of topics is one that this log gives; others are left alone."""
+    return re.fullmatch(TOPIC_ID, name) is not None
 
 
 def topic_copy(topic_id: str) -> str:

@@ -73,7 +73,8 @@ class KeptPins:
         for name in list(pins_in(self._storage)):
             self._found(name)
         for holder in self._storage.list_dir(PINS):
-            self._leave(holder)
+            if re.fullmatch(NAME_PATTERN, holder):
+                self._leave(holder)
 
     def hold(
         self, name: PinName, ranges: PinnedRanges, *, timeout_ms: int

@@ -16,7 +16,9 @@ from changelog.embedded.manifest import Manifest
 from changelog.embedded.names import (
     CATALOG,
     SYSTEM_TOPICS,
+    TOPIC_ID,
     TOPICS,
+    is_topic_id,
     partition_folder,
     topic_copy,
     topic_folder,
@@ -40,7 +42,7 @@ from changelog.storage import Storage
 
 KIND = "topics"
 COPY_KIND = "topic"
-TopicId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+TopicId = Annotated[str, msgspec.Meta(pattern=f"^{TOPIC_ID}$")]
 """It names a folder."""
 
 
@@ -159,7 +161,7 @@ class Catalog:
             self._save(metas)  # before any topic has a folder: from now on it is never missing
         known = {meta.topic_id for meta in metas}
         for topic_id in storage.list_dir(TOPICS):
-            if topic_id not in known:  # a deletion that a crash cut short
+            if topic_id not in known and is_topic_id(topic_id):  # a deletion that a crash cut short
                 storage.remove_tree(topic_folder(topic_id))
         for meta in metas:
             if _copy_of(storage, meta.topic_id) != meta:

@@ -33,6 +33,7 @@ from changelog.flight import endpoint as endpoints
 from changelog.flight.owning import ServedOwner
 from changelog.lock import holder
 from changelog.storage import LocalStorage
+from changelog.trust import check_trusted
 
 IDLE = 10.0
 """Seconds without a session after which a background owner leaves."""
@@ -163,6 +164,7 @@ def _open_log(folder: Path) -> int:
     # Several may start at once: each appends, or one would write over what another has said.
     descriptor = directory.open_file(LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     found = os.fstat(descriptor)
+    check_trusted(found, str(folder / LOG_FILE))
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(descriptor)
         raise OSError(errno.EMLINK, f"{LOG_FILE} has another name too, and is left alone")

@@ -130,6 +130,7 @@ def read(folder: Path | LocalStorage) -> Endpoint | None:
             content = bytes(file.read(0, MAX_BYTES))
     except FileNotFoundError:
         return None
+    storage.check_trusted()
     endpoint = parse(content, str(storage.root / ENDPOINT_FILE))
     if endpoint.folder is None:
         here = Path(os.path.realpath(storage.root))

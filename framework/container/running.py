@@ -26,6 +26,7 @@ from changelog.errors import (
 from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.location import is_url
 from changelog.metrics import Reading, measured
+from changelog.storage import LocalStorage
 from framework.container.folders import StoreFolders
 from framework.container.manager import TaskManager
 from framework.container.metrics import WorkerCounters
@@ -199,7 +200,9 @@ def state_root(app: App) -> Path | None:
         return Path(app.state_dir) / app.name
     if not isinstance(app.log, str | Path):
         return None
-    return (_folder_of(app) or Path()) / "state" / app.name
+    folder = _folder_of(app) or Path()
+    LocalStorage(folder).exists(f"state/{app.name}/")  # refuses links: RocksDB would follow them
+    return folder / "state" / app.name
 
 
 def raise_failures(worker: Worker) -> None:

@@ -10,6 +10,7 @@ A socket gets its name when it listens, so what has a name and refuses is dead, 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -189,6 +190,8 @@ def _belongs_to_another(folder: Path) -> bool:
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if folder.stat().st_mode & 0o077:
             folder.chmod(0o700)
     except OSError as error:
@@ -199,6 +202,8 @@ def _clear(folder: Path) -> None:
     """Remove the sockets of workers that were killed."""
     for path in folder.glob(f"*{_SUFFIX}"):
         try:
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                continue  # nothing of ours
             connect(f"{UNIX}{path}", 1.0).close()
         except ConnectionRefusedError:
             with contextlib.suppress(OSError):

@@ -81,7 +81,7 @@ def remove_all(root: Path) -> None:
 
     Raises LogLocked, and removes nothing, if a folder is open somewhere; StorageFailed.
     """
-    storage = LocalStorage(root)
+    storage = LocalStorage(root, follow=False)
     with contextlib.ExitStack() as locked:
         for folder in sorted(path for path in root.glob("*/*") if path.is_dir()):
             lock = lock_folder(storage, folder.relative_to(root).as_posix())
@@ -98,7 +98,7 @@ def lock_folder(storage: Storage, folder: str) -> Lock:
 
 
 def _open(path: Path, clock: Clock) -> RocksEngine:
-    parent = LocalStorage(path.parent)
+    parent = LocalStorage(path.parent, follow=False)
     parent.make_dir("")
     lock = lock_folder(parent, path.name)
     try:
@@ -119,7 +119,7 @@ def _take_furthest(own: RocksEngine, clock: Clock) -> None:
 def _free_beside(path: Path, clock: Clock) -> Iterator[RocksEngine]:
     """The engines of folders beside that nobody has; one that cannot be opened is left alone."""
     inside = f"{path.name}."
-    for name in LocalStorage(path.parent).list_dir(""):
+    for name in LocalStorage(path.parent, follow=False).list_dir(""):
         if name.startswith(inside) and name.removeprefix(inside).isdecimal():
             try:
                 engine = _open(path.with_name(name), clock)

@@ -62,6 +62,8 @@ R = TypeVar("R")
 DATABASE = "db"
 """Within a partition's folder."""
 _GONE = "tmp/gone"
+DAMAGED = "damaged"
+"""The mark, within a partition's folder."""
 SST_FROM = 10_000
 MAX_LEVEL0_FILES = 20
 BACK_PRESSURE_SECONDS = 120.0
@@ -104,7 +106,7 @@ class RocksEngine:
         self._lock = lock
         if lock is not None:
             weakref.finalize(self, lock.release).atexit = False  # for one that nobody closes
-        self._storage = LocalStorage(self.folder)
+        self._storage = LocalStorage(self.folder, follow=False)
         self._clock = clock or SystemClock()
         self._sst_from = sst_from
         self._scans: weakref.WeakSet[Generator[Entry, None, None]] = weakref.WeakSet()
@@ -236,7 +238,7 @@ class RocksEngine:
         except CorruptLog as error:
             self._set_aside(str(error))
             self._open()
-        if self._damage_mark.exists():
+        if self._storage.exists(DAMAGED):
             self._db.close()
             self._set_aside("damage was met when it was last read")
             self._open()
@@ -244,6 +246,7 @@ class RocksEngine:
     def _open(self) -> None:
         database = self.folder / DATABASE
         self._storage.make_dir(DATABASE)  # RocksDB would make it, and its parents, for all to read
+        self._storage.check_no_links(DATABASE)
         self._db = self._guarded("open", rocksdict.Rdict, str(database), _options())
         try:
             self._check_folder()  # RocksDB has opened what the path led to
@@ -329,11 +332,7 @@ class RocksEngine:
         self._storage.remove_tree("db.damaged")
         if self._storage.exists(DATABASE):
             self._storage.rename(DATABASE, "db.damaged")
-        self._damage_mark.unlink(missing_ok=True)
-
-    @property
-    def _damage_mark(self) -> Path:
-        return self.folder / "damaged"
+        self._storage.unlink(DAMAGED)
 
     def _guarded(self, doing: str, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         try:
@@ -359,8 +358,8 @@ class RocksEngine:
         # A file is missing, or is none of this database.
         strange = doing == "open" and ("No such file" in text or "Invalid argument" in text)
         if strange or "Corruption" in text:
-            with contextlib.suppress(OSError):
-                self._damage_mark.touch()
+            with contextlib.suppress(FileExistsError, StorageFailed):
+                self._storage.create(DAMAGED).close()
             return CorruptLog(f"{what}; start again: it is rebuilt from the changelog")
         return StorageFailed(what)
 

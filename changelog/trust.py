@@ -1,0 +1,53 @@
+"""Whose files are read: a folder that others own or may write could make this process act for them.
+
+The rule is that of ssh for its own files: they belong to the user of this process or to root, and
+nobody else may write them. A group with no other member, named like the user, is the user.
+"""
+
+from __future__ import annotations
+
+import functools
+import grp
+import os
+import pwd
+import stat
+
+from changelog.errors import UntrustedFolder
+
+TRUST_VARIABLE = "STRANDLINE_TRUST"
+"""The environment variable that turns the rule off when it is "1"."""
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def check_trusted(found: os.stat_result, path: str) -> None:
+    """Raise UntrustedFolder if somebody else owns the file or folder `path`, or may write it."""
+    user, mode = os.geteuid(), found.st_mode
+    if found.st_uid in (user, 0) and not mode & _OTHERS:
+        return  # nearly always; what follows costs more
+    if os.environ.get(TRUST_VARIABLE) == "1":
+        return
+    if found.st_uid not in (user, 0):
+        why = f"belongs to user {found.st_uid}, and this process runs as user {user}"
+        way_out = "run it as that user, or change the owner"
+    elif mode & stat.S_IWOTH or not _is_only_ours(found.st_gid, user):
+        why = f"can be written by others (mode {stat.S_IMODE(mode):o}, group {found.st_gid})"
+        way_out = f"run `chmod go-w {path}`"
+    else:
+        return
+    raise UntrustedFolder(
+        f"{path} {why}: what it says could be theirs; {way_out}, or set {TRUST_VARIABLE}=1 if all who "
+        "can write there are trusted"
+    )
+
+
+@functools.cache
+def _is_only_ours(group: int, user: int) -> bool:
+    """Whether it is the group that many systems make for each user, with nobody else in it."""
+    try:
+        who, what = pwd.getpwuid(user), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return (
+        what.gr_name == who.pw_name and who.pw_gid == group and not {*what.gr_mem} - {who.pw_name}
+    )

@@ -1,0 +1,303 @@
+"""A log folder from somebody else: links, foreign files and rights in it reach nothing outside of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import changelog
+import strandline as sl
+from changelog import trust
+from changelog.errors import StorageFailed, UntrustedFolder
+from changelog.flight.attach import attach_or_own
+from changelog.storage import LocalStorage
+from framework.querying import sockets
+from statestore.engines.folders import open_when_free, remove_all
+
+pytestmark = pytest.mark.damages
+
+TOPIC = "a" * 32
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A log with a topic, closed."""
+    made = tmp_path / "log"
+    with changelog.open(made) as log:
+        log.create_topic("t")
+        log.append("t", [{"value": b"a"}])
+    return made
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """Somebody's folder, which must stay as it is."""
+    made = tmp_path / "outside"
+    made.mkdir()
+    for name in ("precious", "manifest.meta.tmp", f"{0:020d}-{9:08d}.log", "CURRENT"):
+        (made / name).write_text("mine")
+    return made
+
+
+def content(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {p.name: (p.stat().st_mode, p.read_bytes()) for p in sorted(folder.iterdir())}
+
+
+def in_place_of(path: Path, target: Path) -> None:
+    """A link instead of what is at `path`."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.symlink_to(target)
+
+
+def partition_of(folder: Path) -> Path:
+    (path,) = [p for p in folder.glob("topics/*/0") if topic_name(p.parent) == "t"]
+    return path
+
+
+def topic_name(folder: Path) -> str:
+    body = (folder / "topic.meta").read_text().partition("\n")[2]
+    return str(json.loads(body)["name"])
+
+
+LINKS: dict[str, Callable[[Path], Path]] = {
+    "a topic that is not in the catalog": lambda log: log / "topics" / TOPIC,
+    "a topic": lambda log: partition_of(log).parent,
+    "a partition": partition_of,
+    "all topics": lambda log: log / "topics",
+    "a segment": lambda log: next(partition_of(log).glob("*.log")),
+    "the manifest": lambda log: partition_of(log) / "manifest.meta",
+    "the catalog": lambda log: log / "topics.meta",
+    "the lock": lambda log: log / "lock",
+    "all pins": lambda log: log / "pins",
+    "a pin's holder": lambda log: log / "pins/q",
+    "a pin": lambda log: log / "pins/q/a-b",
+}
+
+
+@pytest.mark.parametrize("what", LINKS)
+def test_a_link_in_a_log_is_refused_and_what_it_leads_to_stays(
+    what: str, folder: Path, outside: Path
+) -> None:
+    path = LINKS[what](folder)
+    target = outside / "precious" if path.is_file() or path.suffix else outside
+    in_place_of(path, target)
+    before = content(outside)
+    with pytest.raises(StorageFailed, match="symbolic link"), changelog.open(folder) as log:
+        log.append("t", [{"value": b"b"}])
+        log.create_topic("new")
+    assert content(outside) == before
+
+
+@pytest.mark.parametrize("name", ["notes", "a" * 31, "A" * 32])
+def test_a_folder_among_the_topics_that_is_none_is_left_alone(name: str, folder: Path) -> None:
+    (folder / "topics" / name).mkdir()
+    (folder / "topics" / name / "file").touch()
+    changelog.open(folder).close()
+    assert (folder / "topics" / name / "file").exists()
+
+
+def test_links_in_what_is_removed_go_without_what_they_lead_to(folder: Path, outside: Path) -> None:
+    before = content(outside)
+    gone = folder / "topics" / TOPIC
+    gone.mkdir()
+    (gone / "0").symlink_to(outside)
+    (gone / "topic.meta").symlink_to(outside / "precious")
+    changelog.open(folder).close()
+    assert not gone.exists()
+    assert content(outside) == before
+
+
+def test_owner_json_names_nothing_that_is_removed(folder: Path, outside: Path) -> None:
+    private = outside.with_name("strandline-of-another")
+    private.mkdir(mode=0o700)
+    (private / "owner.sock").write_text("mine")
+    (private / "folder").write_text("[1,2,3]")
+    identity = LocalStorage(folder).identity()
+    for place in (outside / "precious", private / "owner.sock", folder / "../outside/precious"):
+        said = {"location": f"grpc+unix://{place}", "token": "t", "pid": 1, "started": "0"}
+        (folder / "owner.json").write_text(json.dumps({**said, "folder": identity}))
+        (folder / "owner.json").chmod(0o600)
+        before = content(outside), content(private)
+        attach_or_own(folder).close()
+        assert (content(outside), content(private)) == before
+
+
+@pytest.mark.parametrize("linked", [os.symlink, os.link])
+def test_owner_log_writes_into_no_other_file(
+    linked: Callable[[Path, Path], None], folder: Path, outside: Path
+) -> None:
+    (folder / "owner.log").unlink(missing_ok=True)
+    linked(outside / "precious", folder / "owner.log")
+    before = content(outside)
+    with pytest.raises(StorageFailed):
+        attach_or_own(folder, role="attach_or_spawn", deadline=5)
+    assert content(outside) == before
+
+
+def test_a_lock_with_another_name_is_not_written(folder: Path, outside: Path) -> None:
+    (folder / "lock").unlink()
+    os.link(outside / "precious", folder / "lock")
+    before = content(outside)
+    changelog.open(folder).close()
+    assert content(outside) == before
+
+
+# State and queries ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["state", "state/app", "state/app/seen", "state/app/seen/0"])
+def test_the_state_of_a_log_lies_in_its_folder(level: str, folder: Path, outside: Path) -> None:
+    in_place_of(folder / level, outside)
+    before = content(outside)
+    app = sl.App("app", log=folder)
+    topic = app.topic("t")
+    seen = app.store("seen", key=str, value=int, default=0)
+
+    @app.task(topic, stores=[seen])
+    def count(record: sl.Record[bytes, bytes]) -> None:
+        seen["x"] += 1
+
+    with pytest.raises(StorageFailed, match="symbolic link"):
+        app.run(until="idle", timeout=30)
+    with contextlib.suppress(StorageFailed):  # of a link to a store the link alone is removed
+        app.reset()
+    assert content(outside) == before
+
+
+def test_rocksdb_gets_no_links(tmp_path: Path, outside: Path) -> None:
+    open_when_free(tmp_path / "0").close()
+    before = content(outside)
+    in_place_of(tmp_path / "0/db/LOG", outside / "precious")
+    with pytest.raises(StorageFailed, match="symbolic link"):
+        open_when_free(tmp_path / "0")
+    in_place_of(tmp_path / "0/damaged", outside / "new")
+    assert content(outside) == before
+
+
+def test_state_is_not_removed_through_links(tmp_path: Path, outside: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app/store").symlink_to(outside.parent)
+    with pytest.raises(StorageFailed, match="symbolic link"):
+        remove_all(tmp_path / "app")
+    assert content(outside)
+
+
+def test_sockets_of_queries_are_in_the_log(folder: Path, outside: Path) -> None:
+    outside.chmod(0o755)
+    (outside / "mine.sock").write_text("mine")
+    in_place_of(folder / "queries", outside)
+    before = content(outside)
+    with pytest.raises(StorageFailed):
+        sockets.listen_here(folder)
+    assert content(outside) == before
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o755
+    (folder / "queries").unlink()
+    (folder / "queries").mkdir()
+    (folder / "queries/notes.sock").write_text("mine")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(folder / "queries/dead.sock"))
+    listening = sockets.listen_here(folder)
+    assert (folder / "queries/notes.sock").exists()
+    assert not (folder / "queries/dead.sock").exists()
+    listening.socket.close()
+    sockets.remove(listening.url)
+
+
+# Rights --------------------------------------------------------------------------------
+
+
+OPEN = [0o777, 0o707, 0o1777, 0o722]
+
+
+@pytest.mark.parametrize("mode", OPEN)
+@pytest.mark.parametrize("where", ["", "topics"])
+def test_a_folder_that_others_may_write_is_refused(
+    mode: int, where: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / where).chmod(mode)
+    with pytest.raises(UntrustedFolder, match="chmod go-w.*STRANDLINE_TRUST=1"):
+        changelog.open(folder)
+    with pytest.raises(UntrustedFolder):
+        changelog.open(folder, role="attach_or_spawn")
+    monkeypatch.setenv(trust.TRUST_VARIABLE, "1")
+    changelog.open(folder).close()
+
+
+@pytest.mark.parametrize("name", ["strandline.meta", "topics.meta", "lock"])
+def test_a_file_that_others_may_write_is_refused(name: str, folder: Path) -> None:
+    (folder / name).chmod(0o666)
+    with pytest.raises(UntrustedFolder, match=name):
+        changelog.open(folder)
+
+
+@pytest.mark.parametrize("what", ["", "topics", "strandline.meta", "lock"])
+def test_what_belongs_to_another_user_is_refused(
+    what: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    os.chown(folder / what, 65_534, 65_534)
+    with pytest.raises(UntrustedFolder, match="belongs to user 65534.*STRANDLINE_TRUST=1"):
+        changelog.open(folder)
+    monkeypatch.setenv(trust.TRUST_VARIABLE, "1")
+    changelog.open(folder).close()
+
+
+def test_the_endpoint_in_a_folder_of_others_is_not_asked(folder: Path) -> None:
+    with changelog.open(folder):
+        folder.chmod(0o777)
+        with pytest.raises(UntrustedFolder):
+            attach_or_own(folder, role="attach_or_spawn", deadline=5)
+        folder.chmod(0o700)
+
+
+def test_a_folder_below_one_that_everybody_may_write_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all").chmod(0o1777)
+    changelog.open(tmp_path / "all/log").close()
+
+
+class Entry:
+    """An entry of the databases of users and groups."""
+
+    def __init__(self, **fields: object) -> None:
+        self.__dict__.update(fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "primary", "trusted"),
+    [
+        ("me", [], 7, True),
+        ("me", ["me"], 7, True),
+        ("me", ["me", "you"], 7, False),
+        ("staff", [], 7, False),
+        ("me", [], 8, False),
+    ],
+)
+def test_a_group_that_is_the_users_own_is_the_user(
+    name: str, members: list[str], primary: int, trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust.pwd, "getpwuid", lambda _: Entry(pw_name="me", pw_gid=primary))
+    monkeypatch.setattr(trust.grp, "getgrgid", lambda _: Entry(gr_name=name, gr_mem=members))
+    trust._is_only_ours.cache_clear()
+    found = os.stat_result((0o40770, 1, 1, 1, os.geteuid(), 7, 0, 0, 0, 0))
+    try:
+        if trusted:
+            trust.check_trusted(found, "x")
+        else:
+            with pytest.raises(UntrustedFolder):
+                trust.check_trusted(found, "x")
+    finally:
+        trust._is_only_ours.cache_clear()
