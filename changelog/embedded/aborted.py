@@ -24,7 +24,9 @@ class AbortedTransactions:
     def __init__(self, transactions: Iterable[EndedTransaction] = ()) -> None:
         self._by_producer: dict[int, list[tuple[int, int]]] = {}
         self._by_marker: list[EndedTransaction] = []
-        for transaction in transactions:
+        self._least_first: list[int] = []
+        """For each block of `_by_marker` the smallest first offset in it."""
+        for transaction in sorted(transactions, key=_marker_offset):
             self.add(transaction)
 
     def __iter__(self) -> Iterator[EndedTransaction]:
@@ -34,12 +36,18 @@ class AbortedTransactions:
         return bool(self._by_marker)
 
     def add(self, transaction: EndedTransaction) -> None:
-        """Note an aborted transaction; noting it twice is harmless."""
-        spans = self._by_producer.setdefault(transaction.producer_id, [])
+        """Note an aborted transaction; noting it twice is harmless.
+
+        It takes the same time however many there are, if its marker is the last one of all.
+        """
+        at = bisect_left(self._by_marker, transaction.marker_offset, key=_marker_offset)
+        end = bisect_right(self._by_marker, transaction.marker_offset, at, key=_marker_offset)
+        if transaction in self._by_marker[at:end]:
+            return
+        self._by_marker.insert(end, transaction)
+        self._note_first(end)
         span = (transaction.first_offset, transaction.marker_offset)
-        if span not in spans:
-            insort(spans, span)
-            insort(self._by_marker, transaction, key=_marker_offset)
+        insort(self._by_producer.setdefault(transaction.producer_id, []), span)
 
     def covers(self, producer_id: int, base_offset: int) -> bool:
         """Whether the producer's batch at `base_offset` was aborted."""
@@ -66,9 +74,35 @@ class AbortedTransactions:
 
     def among(self, start: int, end: int) -> AbortedTransactions:
         """Those that a batch with offsets in [start, end) can belong to."""
-        later = self.ending_in(start, _FOREVER)
-        return AbortedTransactions(one for one in later if one.first_offset < end)
+        ended = self.ending_in(start, end)
+        return AbortedTransactions([*ended, *self._reaching_over(end, max(start, end))])
+
+    def _reaching_over(self, offset: int, marker: int) -> Iterator[EndedTransaction]:
+        """Those that begin before `offset` and end at `marker` or after it.
+
+        Whole blocks in which none begins so early are passed over.
+        """
+        at = bisect_left(self._by_marker, marker, key=_marker_offset)
+        for block in range(at // BLOCK, len(self._least_first)):
+            if self._least_first[block] < offset:
+                for one in self._by_marker[max(at, block * BLOCK) : (block + 1) * BLOCK]:
+                    if one.first_offset < offset:
+                        yield one
+
+    def _note_first(self, at: int) -> None:
+        """Keep `_least_first` right after a transaction was put in at an index."""
+        block = at // BLOCK
+        if at == len(self._by_marker) - 1 and block < len(self._least_first):
+            first = self._by_marker[at].first_offset
+            self._least_first[block] = min(self._least_first[block], first)
+            return
+        del self._least_first[block:]  # all those after it have moved
+        for begin in range(block * BLOCK, len(self._by_marker), BLOCK):
+            stretch = self._by_marker[begin : begin + BLOCK]
+            self._least_first.append(min(one.first_offset for one in stretch))
 
 
+BLOCK = 256
+"""Transactions in a block."""
 _FOREVER = 1 << 62
 _marker_offset = attrgetter("marker_offset")
