@@ -73,8 +73,9 @@ class Settings:
         """
         kind = self._kinds[name]
         value = kind.parse(checked_text(text, called), called)
-        if isinstance(kind, _Number) and kind.range.high < value <= kind.range.stored:
-            return kind.range.high
+        if isinstance(kind, _Number) and not isinstance(value, str):
+            _, high, stored = kind.range
+            value = high if high < value <= stored else value
         if not kind.allows(value):
             raise kind.refused(value, called)
         return value

@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from changelog.embedded.checking.findings import Severity
+from changelog.embedded.checking.folder import check_log
 from changelog.embedded.cleaning import rewriting
 from changelog.embedded.cleaning.cleaner import clean
 from changelog.embedded.cleaning.passes import Pass
@@ -233,6 +235,25 @@ def test_records_without_a_key_are_counted_by_the_pass_that_removes_them(
     passes = [pass_of(world, ONE_KEY) for _ in range(3)]
     assert [(one.end, one.tally.keyless) for one in passes] == [(1, 0), (3, 1), (5, 1)]
     assert [one.tally.superseded for one in passes] == [0, 0, 0]
+
+
+def test_check_takes_an_older_marker_for_what_cleaning_has_left_of_a_forgotten_producer(
+    world: PowerWorld,
+) -> None:
+    client = Client(world, "tx")
+    send(client, (b"a", b"1"))
+    client.commit()
+    pass_of(world, 1 << 16)  # the marker stays, because it is the last thing known of the producer
+    send(client, (b"a", b"2"))
+    client.abort()
+    partition_of(world).roll()  # the snapshot knows the producer
+    world.clock.advance(DAY_MS + 1)
+    world.owner.tick()
+    done = pass_of(world, 1 << 16)
+    assert done.left_alone == 1, "no key was written, so nothing in the first segment can go"
+    world.owner.close()
+    report = check_log(world.storage, clock=world.clock).report
+    assert [str(one) for one in report.findings if one.severity != Severity.NOTE] == []
 
 
 def test_a_cleaned_segment_is_as_old_as_its_records(world: PowerWorld) -> None:

@@ -12,6 +12,7 @@ import pytest
 from changelog.embedded.cleaning import cleaner, schedule
 from changelog.embedded.cleaning.passes import Pass
 from changelog.embedded.owner import Owner
+from changelog.embedded.partition import Partition
 from changelog.errors import StorageFailed
 from changelog.storage import LocalStorage
 from tests.log.kit import Client, World
@@ -96,3 +97,29 @@ def test_requests_from_several_threads_are_all_served(
         thread.join(BOUND)
     eventually(lambda: state_of(world.owner) == "idle")
     assert len(world.values()) == 1
+
+
+def test_the_state_of_the_cleaner_is_asked_for_while_it_looks_for_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is known of partitions is changed by whoever asks, and gone through by the tick."""
+    world = World()
+    for topic in ("t", "u"):
+        world.owner.create_topic(topic, config=CONFIG)
+        Client(world).append(b"1", topic=topic)
+        if topic == "t":
+            world.owner.clean(["t"])
+    asking = threading.Thread(target=world.owner.cleaning)
+    looked_up = Partition.retired
+
+    def retired(partition: Partition) -> bool:
+        if threading.current_thread() is threading.main_thread() and asking.ident is None:
+            asking.start()
+            asking.join(0.2)  # it adds a partition, unless it waits for its turn
+        return bool(looked_up.__get__(partition))
+
+    monkeypatch.setattr(Partition, "retired", property(retired))
+    world.clock.advance(60_000)
+    world.owner._cleaners.tick()
+    asking.join(BOUND)
+    assert {one.topic for one in world.owner.cleaning()} >= {"t", "u"}

@@ -57,26 +57,27 @@ def test_it_finds_what_looking_at_all_would_find(
         assert list(index.since(first)) == [one for one in ended if one.marker_offset >= first]
 
 
+def counting(name: str) -> Any:
+    """A method of int that counts its calls."""
+    compare = getattr(int, name)
+
+    def method(self: int, other: object) -> Any:
+        Counted.comparisons += 1
+        return compare(self, other)
+
+    return method
+
+
 class Counted(int):
     """An offset that counts how often it is compared."""
 
     comparisons = 0
-
-    def _counted(name: str) -> Callable[[int, object], Any]:  # type: ignore[misc]
-        compare = getattr(int, name)
-
-        def counting(self: int, other: object) -> Any:
-            Counted.comparisons += 1
-            return compare(self, other)
-
-        return counting
-
-    __eq__ = _counted("__eq__")  # type: ignore[assignment]
-    __ne__ = _counted("__ne__")  # type: ignore[assignment]
-    __lt__ = _counted("__lt__")  # type: ignore[assignment]
-    __le__ = _counted("__le__")  # type: ignore[assignment]
-    __gt__ = _counted("__gt__")  # type: ignore[assignment]
-    __ge__ = _counted("__ge__")  # type: ignore[assignment]
+    __eq__ = counting("__eq__")
+    __ne__ = counting("__ne__")
+    __lt__ = counting("__lt__")
+    __le__ = counting("__le__")
+    __gt__ = counting("__gt__")
+    __ge__ = counting("__ge__")
     __hash__ = int.__hash__
 
 

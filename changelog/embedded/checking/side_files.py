@@ -143,6 +143,8 @@ class StateFiles:
         rows = document.load(self._storage, path, SNAPSHOT_KIND, list[tuple[int, ProducerEntry]])
         noted, found = dict(rows), self._rules.producers.entries
         for producer_id in noted.keys() | found.keys():
+            if self._later_is_gone(noted.get(producer_id), found.get(producer_id), producer_id):
+                continue
             problem = self._compare(
                 noted.get(producer_id), found.get(producer_id), producer_id, offset
             )
@@ -164,6 +166,20 @@ class StateFiles:
             seen = self._whole(noted.batches)
             return f"has batches in it that are not there: {seen}" if seen else None
         return self._compare_both(noted, found, offset)
+
+    def _later_is_gone(
+        self, noted: ProducerEntry | None, found: ProducerEntry | None, producer_id: int
+    ) -> bool:
+        """Whether a snapshot may rightly know a later epoch of a producer than the frames show.
+
+        Cleaning removes the last frames of a producer that is forgotten. Earlier ones can remain, in
+        segments in which nothing else was to be removed.
+        """
+        if noted is None or found is None or noted.epoch <= found.epoch:
+            return False
+        after = self._rules.last_seen[producer_id] + 1
+        shown = self._whole(noted.batches) or noted.open_since >= self._first
+        return self._rules.whole_from > after and not shown
 
     def _compare_both(self, noted: ProducerEntry, found: ProducerEntry, offset: int) -> Problem:
         seen, there = self._whole(noted.batches), self._whole(found.batches)
