@@ -122,6 +122,10 @@ class InvalidTxnState(InvalidRequest):
     """The call does not fit the state that the transaction is in."""
 
 
+class KeyInSeveralPartitions(InvalidRequest):
+    """Several partitions of a store have the key, and what they have cannot be merged into one value."""
+
+
 class NotInTask(InvalidRequest):
     """A store or a topic was used outside a running handler."""
 

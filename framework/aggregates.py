@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from framework.parts import Merge
 from framework.store import Store
 from statestore.aggregates import Aggregates, counter_spec
 from statestore.spec import UNSET
@@ -27,6 +28,10 @@ class Counter(Store[K, int]):
         value = store[key] + by
         store.put(key, value)
         return value
+
+    @property
+    def merge(self) -> Merge[int]:
+        return sum
 
 
 class Grouped(Store[K, Any]):
@@ -63,6 +68,10 @@ class Grouped(Store[K, Any]):
     def all(self, *, reverse: bool = False) -> Iterator[tuple[K, Any]]:
         """All keys of the partition and their figures, in the order of the keys."""
         return self._figures(super().all(reverse=reverse))
+
+    @property
+    def merge(self) -> Merge[Any]:
+        return self.aggregates.merge
 
     def shown(self, value: Any) -> Any:
         return self.aggregates.result(value)

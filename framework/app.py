@@ -469,12 +469,23 @@ class App:
         self.prepare()
         return Producer(self.broker, transactional_id=transactional_id, clock=self.clock)
 
-    def query(self, store: Store[K, V]) -> StoreView[K, V]:
-        """What a store holds, over all partitions, as of the last commit; read-only."""
+    def query(self, store: Store[K, V], *, partition: int | None = None) -> StoreView[K, V]:
+        """Return the committed state of a store, read from its changelog; read-only.
+
+        Args:
+            store: A store of this app.
+            partition: Read only what this partition has: one part of a store that is not keyed
+                as the input of its task is. By default all partitions are put together.
+
+        Raises:
+            InvalidConfig: The store belongs to no task.
+            InvalidRequest: There is no such partition.
+            RequestTimedOut: A transaction stays open before something that was committed.
+        """
         from framework.query import view_of
 
         self.prepare()
-        return view_of(self, store)
+        return view_of(self, store, partition)
 
     def describe(self) -> dict[str, Any]:
         """Tasks with their inputs and stores, topics, and settings, as plain data."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
-from operator import itemgetter
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -13,6 +11,7 @@ from changelog.broker import Broker
 from changelog.errors import InvalidConfig
 from changelog.records import TopicPartition
 from framework.container.folders import StoreFolders
+from framework.parts import Entry, Parts, partitions_asked
 from framework.store import Store
 from statestore.keys import key_codec
 from statestore.restore import READERS_WAIT_S, restore_all
@@ -27,14 +26,20 @@ V = TypeVar("V")
 
 
 class StoreView(Generic[K, V]):
-    """All partitions of a store, in memory, as of the last `refresh`; read-only."""
+    """Committed state of a store in memory, as of the last `refresh`; read-only.
+
+    It holds all partitions, or the one that was asked for. A key that several partitions have is
+    merged in counters and aggregates; elsewhere reading it raises KeyInSeveralPartitions.
+    """
 
     def __init__(
-        self, store: Store[K, V], parts: list[PartitionStore[K, V]], broker: Broker
+        self, store: Store[K, V], parts: Mapping[int, PartitionStore[K, V]], broker: Broker
     ) -> None:
         self._store = store
         self._parts = parts
         self._broker = broker
+        self._codec = key_codec(store.spec.key)
+        self._whole: Parts[Any] = Parts(store.name, self._codec.decode, store.merge)
         self.refresh()
 
     def refresh(self) -> StoreView[K, V]:
@@ -43,53 +48,49 @@ class StoreView(Generic[K, V]):
         Raises RequestTimedOut if a transaction that is open before some of it does not end.
         """
         topic = self._store.changelog_topic
-        parts = [(part, TopicPartition(topic, n)) for n, part in enumerate(self._parts)]
+        parts = [(part, TopicPartition(topic, n)) for n, part in self._parts.items()]
         restore_all(parts, self._broker, wait=READERS_WAIT_S)
         return self
 
     def get(self, key: K, default: Any = UNSET) -> V | Any:
-        """The value of a key on whichever partition has it; else `default`, as a handler gets it.
+        """Return the value of a key; else `default`, else the store's own default, else None.
 
-        That is, without one the store's own default, else None.
+        Raises KeyInSeveralPartitions, and InvalidRecord for a key of another type.
         """
-        for part in self._parts:
-            if key in part:
-                return self._store.shown(part[key])
+        found = self._found(key)
+        if found is not UNSET:
+            return found
         if default is not UNSET:
             return default
-        value = self._parts[0].get(key)
+        value = self._any_part.get(key)
         return None if value is None else self._store.shown(value)
 
     def __getitem__(self, key: K) -> V:
-        for part in self._parts:
-            if key in part:
-                return self._store.shown(part[key])  # type: ignore[no-any-return]
-        return self._store.shown(self._parts[0][key])  # type: ignore[no-any-return]
+        found = self._found(key)
+        return self._store.shown(self._any_part[key]) if found is UNSET else found
 
     def __contains__(self, key: K) -> bool:
-        return any(key in part for part in self._parts)
+        return any(key in part for part in self._parts.values())
 
     def all(self) -> Iterator[tuple[K, V]]:
-        """All entries, in the order of the keys."""
+        """All entries, in the order of the keys. Raises KeyInSeveralPartitions."""
         return self.range()
 
     def range(self, lower: K | None = None, upper: K | None = None) -> Iterator[tuple[K, V]]:
-        """Entries from `lower` up to but without `upper`, in the order of the keys."""
-        codec = key_codec(self._store.spec.key)
-        streams = [
-            ((codec.encode(key), key, value) for key, value in part.range(lower, upper))
-            for part in self._parts
-        ]
-        shown = self._store.shown
-        merged = heapq.merge(*streams, key=itemgetter(0))
-        return ((key, shown(value)) for _, key, value in merged)
+        """Entries from `lower` up to but without `upper`, in the order of the keys.
+
+        Raises KeyInSeveralPartitions.
+        """
+        streams = [self._entries(number, lower, upper) for number in self._parts]
+        decode, shown = self._codec.decode, self._store.shown
+        return ((decode(key), shown(value)) for key, value in self._whole.scan(streams))
 
     def to_dict(self) -> dict[K, V]:
-        """All entries."""
+        """All entries. Raises KeyInSeveralPartitions."""
         return dict(self.all())
 
     def to_arrow(self) -> pa.Table:
-        """Columns `key` and `value`, in the order of the keys."""
+        """Columns `key` and `value`, in the order of the keys. Raises KeyInSeveralPartitions."""
         import msgspec
 
         entries = list(self.all())
@@ -97,16 +98,41 @@ class StoreView(Generic[K, V]):
         return pa.table({"key": [key for key, _ in entries], "value": plain})
 
     def __len__(self) -> int:
+        """Exact number of keys. Raises KeyInSeveralPartitions."""
         return sum(1 for _ in self.all())
 
+    @property
+    def _any_part(self) -> PartitionStore[K, V]:
+        """A part that does not have the key knows the store's default as well as any other."""
+        return next(iter(self._parts.values()))
 
-def view_of(app: App, store: Store[K, V]) -> StoreView[K, V]:
-    """A view of a store of `app`."""
+    def _found(self, key: K) -> V | Any:
+        """The value of a key as users see it; UNSET if no partition has it."""
+        found = {number: part[key] for number, part in self._parts.items() if key in part}
+        if not found:
+            return UNSET
+        return self._store.shown(
+            self._whole.whole(self._codec.encode(self._codec.admit(key)), found)
+        )
+
+    def _entries(self, number: int, lower: K | None, upper: K | None) -> Iterator[Entry[V]]:
+        encode = self._codec.encode
+        return (
+            (encode(key), number, value) for key, value in self._parts[number].range(lower, upper)
+        )
+
+
+def view_of(app: App, store: Store[K, V], partition: int | None = None) -> StoreView[K, V]:
+    """A view of a store of `app`: of all partitions, or of one.
+
+    Raises InvalidConfig for a store without a task, InvalidRequest if there is no such partition.
+    """
     if store.task is None:
         raise InvalidConfig(f"store {store.name!r} belongs to no task, so it holds nothing")
-    partitions = app.broker.topic(store.changelog_topic).partitions
+    count = app.broker.topic(store.changelog_topic).partitions
     folders = StoreFolders(None, app.clock)
-    return StoreView(store, [folders.open(store.spec, n) for n in range(partitions)], app.broker)
+    parts = {n: folders.open(store.spec, n) for n in partitions_asked(store.name, count, partition)}
+    return StoreView(store, parts, app.broker)
 
 
 _NATIVE = (bytes, bytearray)

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from changelog.errors import NotInTask
+from framework.parts import Merge
 from statestore.edit import Edit
 from statestore.spec import UNSET, StoreSpec
 from statestore.store import PartitionStore
@@ -137,6 +138,11 @@ class Store(Unsized, Generic[K, V]):
     def shown(self, value: Any) -> Any:
         """A stored value as users see it."""
         return value
+
+    @property
+    def merge(self) -> Merge[Any] | None:
+        """How stored values that partitions have of one key become one; None if they cannot."""
+        return None
 
     def bind(self, store: PartitionStore[Any, Any] | None) -> None:
         """Let the handle mean `store`, in this thread or asyncio task; None: nothing."""

@@ -30,9 +30,11 @@ from framework.container.decoding import decode
 from framework.container.folders import StoreFolders
 from framework.container.running import raise_failures, worker_on
 from framework.looking import committed_batches
+from framework.parts import Parts
 from framework.record import Record
 from framework.store import Store
 from framework.topic import Topic
+from statestore.keys import key_codec
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -125,22 +127,21 @@ class TestDriver:
         return [record for chunk in chunks for record in chunk.records]
 
     def store(self, store: Store[K, V]) -> dict[K, V]:
-        """All a store holds, over all partitions.
+        """Return all entries of a store, over all partitions, as `App.query` does.
 
-        Raises InvalidRequest if several partitions have the same key: what the task counts by
-        is then not what its input is keyed by, and each partition has only a part.
+        Raises KeyInSeveralPartitions, an InvalidRequest, if several partitions have the same key
+        and their values cannot be merged.
         """
-        found: dict[K, V] = {}
-        for instance in self.worker.instances:
-            for handle, part in zip(instance.spec.stores, instance.stores, strict=True):
-                for key, value in part.all() if handle is store else ():
-                    if key in found:
-                        raise InvalidRequest(
-                            f"store {store.name!r} has key {key!r} in several partitions: the"
-                            " input is keyed by something else; use app.repartition(topic, key=…)"
-                        )
-                    found[key] = store.shown(value)
-        return found
+        codec = key_codec(store.spec.key)
+        encode = codec.encode
+        streams = [
+            [(encode(key), instance.partition, value) for key, value in part.all()]
+            for instance in self.worker.instances
+            for handle, part in zip(instance.spec.stores, instance.stores, strict=True)
+            if handle is store
+        ]
+        whole: Parts[Any] = Parts(store.name, codec.decode, store.merge)
+        return {codec.decode(key): store.shown(value) for key, value in whole.scan(streams)}
 
     def close(self) -> None:
         """Let go of everything."""

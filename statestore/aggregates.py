@@ -10,9 +10,10 @@ sum, min, max and mean of no value at all are None. `count()` counts rows. NaN i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -103,6 +104,27 @@ class Aggregates:
                 f"{sorted({column for _, column in self._steps if column})}"
             ) from error
         return self.state(*new)
+
+    def merge(self, states: Sequence[Any]) -> Any:
+        """Return the state of all rows that `states` were made from: every kind can be merged.
+
+        Raises InvalidRecord if figures cannot be compared, as text with numbers.
+
+        >>> delays = Aggregates(n=count(), mean=mean("delay"))
+        >>> parts = [delays.fold(delays.empty, {"delay": delay}) for delay in (4, 8)]
+        >>> delays.result(delays.merge(parts))
+        Result(n=2, mean=6.0)
+        """
+        rows = [msgspec.structs.astuple(state) for state in states]
+        try:
+            return self.state(
+                *(
+                    _merged(fold, figures)
+                    for (fold, _), figures in zip(self._steps, zip(*rows, strict=True), strict=True)
+                )
+            )
+        except TypeError as error:
+            raise InvalidRecord(f"cannot merge {rows!r:.200}: {error}") from error
 
     def result(self, state: Any) -> Any:
         """The figures of a state, as an immutable object with one attribute for each name."""
@@ -223,6 +245,13 @@ def _min(old: Any, value: Any) -> Any:
 def _max(old: Any, value: Any) -> Any:
     value = _comparable(value)
     return old if value is None or (old is not None and old >= value) else value
+
+
+def _merged(fold: Fold, figures: Sequence[Any]) -> Any:
+    """One figure of several states as that of all their rows."""
+    if fold is _count:
+        return reduce(operator.add, figures)
+    return reduce(fold, figures)  # a sum, least or greatest value is folded like a row's value
 
 
 def _comparable(value: Any) -> Any:

@@ -10,20 +10,29 @@ import contextlib
 import heapq
 import math
 from collections.abc import Iterator
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
 
 from changelog.broker import Broker
-from changelog.errors import InvalidRecord, InvalidRequest, RequestTimedOut, StrandlineError
+from changelog.errors import (
+    InvalidRecord,
+    InvalidRequest,
+    KeyInSeveralPartitions,
+    RequestTimedOut,
+    StrandlineError,
+)
 from framework.cli import output
 from framework.cli.forms import ValueForm, json_line, plain, show_value
 from framework.cli.loading import location, opened
 from framework.cli.options import JsonOption, LogOption
+from framework.parts import Entry, Parts, partitions_asked
 from framework.querying.client import Connection, connect
 from framework.querying.committed import entries
+from framework.querying.declared import parts_of
 from framework.querying.folded import Folded
 from framework.querying.workers import Source
 from statestore.keys import codec_of, decode_key
@@ -45,6 +54,10 @@ FormOption = Annotated[
 ExpiredOption = Annotated[
     bool, typer.Option("--expired", help="Also values whose time to live is over.")
 ]
+
+
+Row = tuple[bytes, int | None, bytes]
+"""A key, the partition that has it if it is one, and the value."""
 
 
 class StoreName(NamedTuple):
@@ -69,8 +82,20 @@ def list_stores(
     """List the stores whose changelogs are in the log."""
     with opened(log) as where:
         rows = [_summary(where.broker, name, expired=expired) for name in stores_of(where.broker)]
-    names = ("store", "partitions", "keys", "changelog")
+    split = any(row["keys_in_several_partitions"] for row in rows)
+    names = ["store", "partitions", "keys", "changelog"]
+    if split:
+        names.insert(3, "keys_in_several_partitions")
     output.listing(rows, names, json=json, empty="no store has a changelog here yet")
+
+
+PartitionOption = Annotated[
+    int | None,
+    typer.Option("--partition", min=0, metavar="N", help="Only the part that this partition has."),
+]
+PartsOption = Annotated[
+    bool, typer.Option("--parts", help="Each partition's part by itself, with its partition.")
+]
 
 
 @commands.command("get")
@@ -84,23 +109,24 @@ def get(
     ],
     value_format: FormOption = "auto",
     expired: ExpiredOption = False,
+    partition: PartitionOption = None,
+    parts: PartsOption = False,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print the committed value of a key. Exit code 1 if it has none."""
-    wanted = list(encoded_keys(key))
     with _connected(log, expired=expired) as connection:
-        held = _held(connection, _named(connection.broker, store), expired=expired)
+        held = _held(connection, _named(connection.broker, store), expired, partition)
         found = [
-            _entry(partition, name, data, value_format)
-            for partition, values in held.source.read(held.partitions, wanted).items()
-            for name, data in zip(wanted, values, strict=True)
-            if data is not None
+            _entry(*entry, value_format)
+            for name, have in held.having(list(encoded_keys(key)))
+            for entry in ([(name, *one) for one in have] if parts else [held.whole(name, have)])
         ]
     if not found:
         raise InvalidRequest(f"store {store} has no key {key}")
     for entry in found:
-        output.line(json_line(entry) if json else output.cell(entry["value"]))
+        place = f"partition {entry['partition']}: " if parts else ""
+        output.line(json_line(entry) if json else place + output.cell(entry["value"]))
 
 
 @commands.command("scan")
@@ -114,22 +140,21 @@ def scan(
     ] = None,
     value_format: FormOption = "auto",
     expired: ExpiredOption = False,
+    partition: PartitionOption = None,
+    parts: PartsOption = False,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print all keys of a store, in order, and their committed values. --json: a line each."""
     with _connected(log, expired=expired) as connection:
-        held = _held(connection, _named(connection.broker, store), expired=expired)
-        rows = (
-            _entry(partition, name, data, value_format)
-            for name, partition, data in heapq.merge(*held.entries())
-        )
+        held = _held(connection, _named(connection.broker, store), expired, partition)
+        rows = (_entry(*entry, value_format) for entry in (held.parts() if parts else held.all()))
         shown = islice((row for row in rows if _begins(row["key"], prefix)), limit)
         if json:
             for row in shown:
                 output.document(row)
             return
-        _print_entries(list(shown))
+        _print_entries(list(shown), parts=parts)
 
 
 @contextlib.contextmanager
@@ -137,6 +162,9 @@ def _connected(log: str | None, *, expired: bool) -> Iterator[Connection]:
     with connect(location(log)) as connection:
         try:
             yield connection
+        except KeyInSeveralPartitions as error:
+            hint = "on the command line: --partition N, or --parts for all of them"
+            raise KeyInSeveralPartitions(f"{error} ({hint})") from None
         except RequestTimedOut as error:
             if expired:
                 raise
@@ -198,44 +226,76 @@ class _Held(NamedTuple):
 
     source: Source
     partitions: range
+    put_together: Parts[bytes]
 
-    def entries(self) -> list[Iterator[tuple[bytes, int, bytes]]]:
-        """By partition the keys in order, where they are, and their values."""
-        return [self._of(number) for number in self.partitions]
+    def having(self, keys: list[bytes]) -> Iterator[tuple[bytes, list[tuple[int, bytes]]]]:
+        """Those of some keys that are there; of each the partitions that have it, and its values."""
+        parts = self.source.read(self.partitions, keys)
+        for at, key in enumerate(keys):
+            have = [
+                (n, data) for n, part in sorted(parts.items()) if (data := part[at]) is not None
+            ]
+            if have:
+                yield key, have
 
-    def _of(self, number: int) -> Iterator[tuple[bytes, int, bytes]]:
-        return ((key, number, data) for key, data in entries(self.source, number, Bounds()))
+    def whole(self, key: bytes, have: list[tuple[int, bytes]]) -> Row:
+        """One key; without a partition if several have it. Raises KeyInSeveralPartitions."""
+        number = have[0][0] if len(have) == 1 else None
+        return key, number, self.put_together.whole(key, dict(have))
+
+    def all(self) -> Iterator[Row]:
+        """All keys in order, each once. Raises KeyInSeveralPartitions."""
+        for key, same in self._by_key():
+            yield self.whole(key, [(number, data) for _, number, data in same])
+
+    def parts(self) -> Iterator[Row]:
+        """All keys in order, each with every partition that has it."""
+        return (row for _, same in self._by_key() for row in same)
+
+    def counted(self) -> tuple[int, int]:
+        """The number of keys, and of those that several partitions have."""
+        sizes = [sum(1 for _ in same) for _, same in self._by_key()]
+        return len(sizes), sum(size > 1 for size in sizes)
+
+    def _by_key(self) -> Iterator[tuple[bytes, Iterator[Entry[bytes]]]]:
+        streams = [entries(self.source, number, Bounds()) for number in self.partitions]
+        return groupby(heapq.merge(*streams), key=itemgetter(0))
 
 
-def _held(connection: Connection, name: StoreName, *, expired: bool) -> _Held:
+def _held(connection: Connection, name: StoreName, expired: bool, partition: int | None) -> _Held:
     """As the workers have it. They do not tell what has expired: that is in the changelogs."""
     committed = connection.committed(str(name))
+    numbers = partitions_asked(str(name), len(committed.partitions), partition)
     try:
-        known = not expired and committed.ask(lambda _told, _source: True)
+        told = None if expired else committed.ask(lambda told, _source: told)
     except InvalidRequest:
-        known = False  # the app has it for itself, as timers, or does not have it any more
-    if known:
-        return _Held(committed, committed.partitions)
-    return _folded(connection.broker, name, expired=expired)
+        told = None  # the app has it for itself, as timers, or does not have it any more
+    else:
+        if not expired:
+            return _Held(committed, numbers, parts_of(str(name), told))
+    return _folded(connection.broker, name, numbers, expired=expired)
 
 
-def _folded(broker: Broker, name: StoreName, *, expired: bool) -> _Held:
+def _folded(broker: Broker, name: StoreName, numbers: range, *, expired: bool) -> _Held:
     """As its changelogs have it."""
     partitions = broker.topic(name.topic).partitions
-    return _Held(Folded(broker, name.topic, partitions, expired=expired), range(partitions))
+    folded = Folded(broker, name.topic, partitions, expired=expired)
+    return _Held(folded, numbers, parts_of(str(name), None))
 
 
 def _summary(broker: Broker, name: StoreName, *, expired: bool) -> dict[str, Any]:
-    held = _folded(broker, name, expired=expired)
+    numbers = range(broker.topic(name.topic).partitions)
+    keys, split = _folded(broker, name, numbers, expired=expired).counted()
     return {
         "store": str(name),
-        "partitions": len(held.partitions),
-        "keys": sum(1 for found in held.entries() for _ in found),
+        "partitions": len(numbers),
+        "keys": keys,
+        "keys_in_several_partitions": split,
         "changelog": name.topic,
     }
 
 
-def _entry(partition: int, key: bytes, data: bytes, form: ValueForm) -> dict[str, Any]:
+def _entry(key: bytes, partition: int | None, data: bytes, form: ValueForm) -> dict[str, Any]:
     try:
         shown_key = plain(decode_key(key))
     except StrandlineError:
@@ -257,17 +317,18 @@ def _begins(key: Any, prefix: str) -> bool:
     return not prefix or (isinstance(first, str) and first.startswith(prefix))
 
 
-def _print_entries(rows: list[dict[str, Any]]) -> None:
+def _print_entries(rows: list[dict[str, Any]], *, parts: bool) -> None:
     if not rows:
         output.note("no keys")
         return
     fields = list(dict.fromkeys(name for row in rows for name in _fields(row["value"])))
-    columns = ["key", *(fields or ["value"])]
+    columns = ["key", *(["partition"] if parts else []), *(fields or ["value"])]
     cells = []
     for row in rows:
         values = _fields(row["value"])
         rest = [_rounded(values.get(name)) for name in fields] if fields else [row["value"]]
-        cells.append([output.cell(row["key"]), *rest])
+        where = [row["partition"]] if parts else []
+        cells.append([output.cell(row["key"]), *where, *rest])
     output.table("", columns, cells)
 
 

@@ -71,7 +71,8 @@ def at_least_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     """Outputs and changelog are durable before the offsets are."""
     batches = [*_changes(work, instances), *_outputs(work, instances)]
     appended = _append_alone(work, batches)
-    _commit_offsets(work, instances)
+    # Changes may outlive these offsets in a crash, so the offsets cannot say which keys there are.
+    _commit_offsets(work, instances, placed=False)
     _apply(work, appended, instances)
 
 
@@ -99,6 +100,7 @@ def _changes(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoi
         for store in instance.all_stores:
             batch = store.drain()
             if batch is not None:
+                instance.placed.look(store, batch.keys)
                 changes.append((_changelog(work, instance, store), batch.columns(now), 0))
     return changes
 
@@ -133,10 +135,13 @@ def _append_alone(
     return appended
 
 
-def _commit_offsets(work: Committing, instances: Sequence[TaskInstance]) -> None:
+def _commit_offsets(
+    work: Committing, instances: Sequence[TaskInstance], *, placed: bool = True
+) -> None:
     """Commit positions by themselves."""
     member = work.member
-    work.broker.commit_offsets(member.group, offsets_of(instances), member_id=member.member_id)
+    offsets = offsets_of(instances, placed=placed)
+    work.broker.commit_offsets(member.group, offsets, member_id=member.member_id)
 
 
 def _commit_transaction(producer: Producer) -> None:
@@ -151,13 +156,20 @@ def _commit_transaction(producer: Producer) -> None:
     producer.commit_transaction()
 
 
-def offsets_of(instances: Sequence[TaskInstance]) -> dict[TopicPartition, CommittedOffset]:
-    """Where every input goes on after this commit."""
-    return to_commit(
+def offsets_of(
+    instances: Sequence[TaskInstance], *, placed: bool = True
+) -> dict[TopicPartition, CommittedOffset]:
+    """Where every input goes on after this commit, and, if `placed`, which stores are placed."""
+    stores: dict[TopicPartition, dict[str, int]] = {}
+    for instance in instances if placed else ():
+        if instance.placed.counts:
+            stores.setdefault(instance.inputs[0].partition, {}).update(instance.placed.counts)
+    positions = (
         (instance.spec.name, source.partition, source.position)
         for instance in instances
         for source in instance.inputs
     )
+    return to_commit(positions, stores)
 
 
 def _apply(

@@ -27,6 +27,7 @@ from framework.container.failures import NOT_THE_RECORD, dead_letter_headers, de
 from framework.container.inputs import Input, next_run
 from framework.container.metrics import TaskCounters
 from framework.container.outbox import Outbox
+from framework.container.placing import Placed
 from framework.container.sampling import Sampling
 from framework.context import ClockName, TaskContext
 from framework.handlers import check_finished
@@ -56,6 +57,7 @@ class TaskInstance:
         topics: Sequence[Topic[Any, Any]],
         clock: Clock,
         counters: TaskCounters,
+        placed: Placed,
     ) -> None:
         self.spec = spec
         self.partition = partition
@@ -73,6 +75,8 @@ class TaskInstance:
         self._start_counts = False
         """Whether it is committed."""
         self.counters = counters
+        self.placed = placed
+        """Which of its stores can be asked for a key at one partition."""
         self._handled = self._skipped = self._dead_lettered = 0
         """Records since the last commit; those handled include the others."""
         self.turn = 0

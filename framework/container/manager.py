@@ -30,7 +30,8 @@ from framework.container.inputs import Input
 from framework.container.instance import TaskInstance
 from framework.container.metrics import WorkerCounters
 from framework.container.outage import patiently
-from framework.container.positions import position_of
+from framework.container.placing import Placed
+from framework.container.positions import placed_of, position_of
 from framework.container.restore import OnRestore, Restoring
 from framework.container.standbys import Standbys
 from framework.querying.endpoint import Endpoint
@@ -217,7 +218,7 @@ class TaskManager:
         arrived: list[TaskInstance] = []
         try:
             for part in parts:
-                arrived.append(self._instance(part))
+                arrived.append(self._instance(part, committed))
                 arrived[-1].restored()
         except BaseException:
             _release(parts)
@@ -409,7 +410,9 @@ class TaskManager:
         said = {"app": self._app, "partitions": names}
         _log.info(what, self._app, ", ".join(names), extra=said)
 
-    def _instance(self, parts: Parts) -> TaskInstance:
+    def _instance(self, parts: Parts, committed: Committed) -> TaskInstance:
+        first = parts.inputs[0].partition
+        placed = placed_of(committed[first].metadata) if first in committed else {}
         return TaskInstance(
             self._app,
             parts.spec,
@@ -420,6 +423,7 @@ class TaskManager:
             self._topics,
             self._clock,
             self.counters.task(parts.spec.name),
+            Placed(parts.number, self._infos[first.topic].partitions, parts.stores, placed),
         )
 
 

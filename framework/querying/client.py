@@ -9,11 +9,9 @@ docs/semantics.md, "Queries", says what is read.
 
 from __future__ import annotations
 
-import heapq
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any, Generic, Self, TypeVar, overload
 
 import changelog
@@ -23,11 +21,13 @@ from changelog.errors import InvalidRequest, UnknownTopic
 from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.location import is_served
 from changelog.log import Log
-from framework.querying.committed import Committed, entries
+from framework.parts import partitions_asked
+from framework.querying.committed import Committed
 from framework.querying.connections import Connections
-from framework.querying.declared import Form, form_of, likely_partition
+from framework.querying.declared import Form, form_of
 from framework.querying.folded import Folded
 from framework.querying.messages import Described
+from framework.querying.placement import Placement
 from framework.querying.workers import Fleet, Source
 from statestore.ordered import FIRST_KEY
 from statestore.reader import Bounds
@@ -88,17 +88,29 @@ class Connection:
         self._connections = connections
 
     @overload
-    def store(self, name: str, *, key: type[K], value: type[V]) -> ReadOnlyStore[K, V]: ...
+    def store(
+        self, name: str, *, key: type[K], value: type[V], partition: int | None = ...
+    ) -> ReadOnlyStore[K, V]: ...
     @overload
-    def store(self, name: str, *, key: Any = ..., value: Any = ...) -> ReadOnlyStore[Any, Any]: ...
-    def store(self, name: str, *, key: Any = UNSET, value: Any = UNSET) -> ReadOnlyStore[Any, Any]:
-        """The store "app/store". Keep it: it remembers how the store was declared, and what it has seen.
+    def store(
+        self, name: str, *, key: Any = ..., value: Any = ..., partition: int | None = ...
+    ) -> ReadOnlyStore[Any, Any]: ...
+    def store(
+        self, name: str, *, key: Any = UNSET, value: Any = UNSET, partition: int | None = None
+    ) -> ReadOnlyStore[Any, Any]:
+        """Return the store "app/store". Keep it: it remembers what it has seen.
 
-        `key` and `value` are types (or a serde) that go before those that the app has declared. Without,
-        keys are of their declared type; values of a class that this process has not imported are
-        plain data. Raises InvalidRequest if there is no such store.
+        Args:
+            name: The app's name, a slash, the store's name.
+            key: Type of the keys, instead of the one that the app has declared.
+            value: Type or serde of the values. Without it, values of a class are plain data.
+            partition: Read only what this partition has: one part of a store that is not keyed
+                as the input of its task is. By default all partitions are put together.
+
+        Raises:
+            InvalidRequest: There is no such store, or no such partition.
         """
-        return ReadOnlyStore(name, self.committed(name), key, value)
+        return ReadOnlyStore(name, self.committed(name), key, value, partition)
 
     def committed(self, name: str) -> Committed:
         """What the store "app/store" holds, as bytes. Raises InvalidRequest if there is none."""
@@ -112,7 +124,8 @@ class Connection:
             raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")
         fleet = Fleet(app, self.broker, self._connections, self._clock, self._deadline)
         folded = Folded(self.broker, topic, partitions, wait=self._deadline)
-        return Committed(short, fleet, folded, partitions)
+        placement = Placement(self.broker, app, short, partitions, self._clock)
+        return Committed(short, fleet, folded, placement, partitions)
 
     def close(self) -> None:
         """Let go of the log and of all workers; harmless when repeated."""
@@ -132,16 +145,20 @@ class Connection:
 
 
 class ReadOnlyStore(Generic[K, V]):
-    """All partitions of a store, as committed: made by `Connection.store`. Thread-safe.
+    """The committed state of a store: made by `Connection.store`. Thread-safe.
 
-    Every method asks anew. They raise RequestTimedOut when nobody has a partition until the
-    deadline, InvalidRecord for keys or values of another type, and what reading the log does.
+    It reads all partitions, or the one that was asked for. Every method asks anew. They raise
+    RequestTimedOut when no worker has a partition until the deadline, KeyInSeveralPartitions for a
+    key whose values cannot be merged, InvalidRecord for keys or values of another type, and what
+    reading the log does.
     """
 
-    def __init__(self, name: str, committed: Committed, key: Any, value: Any) -> None:
+    def __init__(
+        self, name: str, committed: Committed, key: Any, value: Any, partition: int | None = None
+    ) -> None:
         self.name = name
         self._committed = committed
-        self._partitions = len(committed.partitions)
+        self._partitions = partitions_asked(name, len(committed.partitions), partition)
         self._given = (key, value)
         self._known: Form | None = None
         """How to read it, once a worker has said how it was declared."""
@@ -199,8 +216,8 @@ class ReadOnlyStore(Generic[K, V]):
         return self._scan(Bounds(reverse=reverse))
 
     def approximate_num_entries(self) -> int:
-        """About how many keys there are."""
-        return self._committed.count()
+        """About how many keys there are; one that several partitions have counts in each."""
+        return self._committed.count(self._partitions)
 
     # Helpers ----------------------------------------------------------------------------
 
@@ -213,43 +230,38 @@ class ReadOnlyStore(Generic[K, V]):
         return otherwise if form.default is UNSET else form.default
 
     def _find(self, form: Form, source: Source, key: Any) -> bytes | None:
-        """The stored value of a key: asked where it is likely to be, then everywhere else."""
+        """The stored value of a key."""
         name = form.key(key)
-        likely = likely_partition(key, self._partitions)
-        [found] = source.read([likely], [name])[likely]
-        others = [number for number in range(self._partitions) if number != likely]
-        if found is not None or not others:
-            return found
-        elsewhere = source.read(others, [name])
-        return next((part[0] for n in others if (part := elsewhere[n])[0] is not None), None)
+        values = source.read(self._may_have(key), [name])
+        found = {number: value for number, [value] in values.items() if value is not None}
+        return form.parts.whole(name, found) if found else None
 
     def _get_some(self, form: Form, source: Source, keys: list[K]) -> dict[K, V]:
         names = {key: form.key(key) for key in keys}
-        found: dict[K, bytes] = {}
-        for number in range(self._partitions):
-            here = [key for key in names if likely_partition(key, self._partitions) == number]
-            if here:
-                self._take(found, here, source.read([number], [names[key] for key in here])[number])
-        missing = [key for key in names if key not in found]
-        if missing and self._partitions > 1:
-            parts = source.read(range(self._partitions), [names[key] for key in missing])
-            for number in range(self._partitions):
-                self._take(found, missing, parts[number])
-        return {key: form.value_of(found[key]) for key in names if key in found}
+        together: dict[Sequence[int], list[K]] = {}
+        for key in names:
+            together.setdefault(self._may_have(key), []).append(key)
+        found: dict[K, V] = {}
+        for numbers, some in together.items():
+            values = source.read(numbers, [names[key] for key in some])
+            for at, key in enumerate(some):
+                here = {n: data for n, part in values.items() if (data := part[at]) is not None}
+                if here:
+                    found[key] = form.value_of(form.parts.whole(names[key], here))
+        return {key: found[key] for key in names if key in found}
 
-    @staticmethod
-    def _take(found: dict[K, bytes], keys: list[K], values: list[bytes | None]) -> None:
-        for key, data in zip(keys, values, strict=True):
-            if data is not None:
-                found.setdefault(key, data)
+    def _may_have(self, key: Any) -> Sequence[int]:
+        """The partitions to ask for a key."""
+        if len(self._partitions) == 1:
+            return self._partitions
+        home = self._committed.home(key)
+        return self._partitions if home is None else (home,)
 
     def _scan(self, bounds: Bounds) -> Iterator[tuple[K, V]]:
         form = self._ask(lambda form, _source: form)
-        streams = [
-            entries(self._committed, number, bounds) for number in self._committed.partitions
-        ]
-        merged = heapq.merge(*streams, key=itemgetter(0), reverse=bounds.reverse)
-        return ((form.key_of(key), form.value_of(data)) for key, data in merged)
+        streams = [self._committed.stream(number, bounds) for number in self._partitions]
+        found = form.parts.scan(streams, reverse=bounds.reverse)
+        return ((form.key_of(key), form.value_of(data)) for key, data in found)
 
     def _ask(self, question: Callable[[Form, Source], T]) -> T:
         return self._committed.ask(lambda told, source: question(self._form(told), source))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
+from framework.parts import Entry
 from framework.querying.folded import Folded
 from framework.querying.messages import Described
+from framework.querying.placement import Placement
 from framework.querying.workers import AtWorkers, Fleet, Nobody, Source
 from statestore.reader import PAGE_ENTRIES, Bounds
 
@@ -19,21 +21,25 @@ FIRST_PAGE = 64
 """Entries that a scan asks for at first; it asks for more each time."""
 
 
-def entries(source: Source, partition: int, bounds: Bounds) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values within `bounds`, in order; read in pages, as they are gone through."""
+def entries(source: Source, partition: int, bounds: Bounds) -> Iterator[Entry[bytes]]:
+    """Entries of a partition within `bounds`, in order; read in pages, as they are gone through."""
     rest: Bounds | None = bounds
     limit = FIRST_PAGE
     while rest is not None:
         found, rest = source.page(partition, rest, limit)
-        yield from found
+        for key, data in found:
+            yield key, partition, data
         limit = min(4 * limit, PAGE_ENTRIES)
 
 
 class Committed:
     """Implements `Source` for all partitions of a store. Thread-safe; raises what `Fleet` does, but for Nobody."""
 
-    def __init__(self, store: str, fleet: Fleet, folded: Folded, partitions: int) -> None:
+    def __init__(
+        self, store: str, fleet: Fleet, folded: Folded, placement: Placement, partitions: int
+    ) -> None:
         self.partitions = range(partitions)
+        self.home = placement.home
         self._store = store
         self._fleet = fleet
         self._folded = folded
@@ -58,8 +64,12 @@ class Committed:
     ) -> tuple[Sequence[tuple[bytes, bytes]], Bounds | None]:
         return self.ask(lambda _told, source: source.page(partition, bounds, limit))
 
-    def count(self) -> int:
-        return self.ask(lambda _told, source: source.count())
+    def stream(self, partition: int, bounds: Bounds) -> Iterator[Entry[bytes]]:
+        """Entries of a partition within `bounds`, in order."""
+        return entries(self, partition, bounds)
+
+    def count(self, partitions: Collection[int]) -> int:
+        return self.ask(lambda _told, source: source.count(partitions))
 
     def _now(self) -> tuple[Described | None, Source]:
         if self._known is None:
@@ -67,6 +77,6 @@ class Committed:
                 told = self._fleet.describe(self._store)
             except Nobody:
                 return None, self._folded
-            source = AtWorkers(self._fleet, self._store, told.inputs, len(self.partitions))
+            source = AtWorkers(self._fleet, self._store, told.inputs)
             self._known = told, source
         return self._known

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cache
@@ -16,7 +16,8 @@ from typing import Any, Union, get_args, get_origin
 
 from changelog.client.partitioner import partition_for
 from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, StrandlineError
-from framework.aggregates import Grouped
+from framework.aggregates import Counter, Grouped
+from framework.parts import Merge, Parts
 from framework.querying.messages import Described
 from framework.store import Store
 from framework.task import TaskSpec
@@ -39,6 +40,7 @@ def described(task: TaskSpec, store: Store[Any, Any]) -> Described:
         _name(serde.declared if isinstance(serde, Typed) else type(serde)),
         None if figures is None else {n: (one.kind, one.column) for n, one in figures.items()},
         _default(store, serde),
+        isinstance(store, Counter),
     )
 
 
@@ -89,6 +91,17 @@ class Form:
     shown: Callable[[Any], Any] | None = None
     """A stored value as users see it, if that is something else."""
     default_data: bytes | None = None
+    merge: Merge[Any] | None = None
+    """Makes one of the stored values that several partitions have; None: they cannot be merged."""
+
+    @property
+    def parts(self) -> Parts[bytes]:
+        """Puts together what partitions have."""
+        return Parts(self.name, self.key_of, None if self.merge is None else self._merged)
+
+    def _merged(self, parts: Sequence[bytes]) -> bytes:
+        assert self.merge is not None
+        return self.values.dumps(self.merge([self.values.loads(part) for part in parts]))
 
     def key(self, key: Any) -> bytes:
         """The bytes of a key. Raises InvalidRecord."""
@@ -127,19 +140,29 @@ def form_of(name: str, told: Described | None, key: Any, value: Any) -> Form:
     else:
         keys = None if told is None else key_codec(key_from_wire(told.key))
     default = None if told is None else told.default
+    is_counter = told is not None and told.counter
     if value is not UNSET:
-        return Form(name, keys, value_serde(value), None, default)
+        merge = sum if is_counter and value is int else None
+        return Form(name, keys, value_serde(value), None, default, merge)
     if told is None:
         return Form(name, keys, MessagePack())
     if told.figures is not None:
         figures = _aggregates(told.figures)
-        return Form(name, keys, Typed(figures.state), figures.result, default)
+        return Form(name, keys, Typed(figures.state), figures.result, default, figures.merge)
     if told.form == "serde":
         raise InvalidConfig(
             f"the values of store {name!r} are written by {told.named}, which is known to the app only; "
             f"give it, or a type: store({name!r}, value=…)"
         )
-    return Form(name, keys, _serde(told), None, default)
+    return Form(name, keys, _serde(told), None, default, sum if is_counter else None)
+
+
+def parts_of(name: str, told: Described | None) -> Parts[bytes]:
+    """What puts together the partitions of a store whose values nobody needs to decode."""
+    try:
+        return form_of(name, told, UNSET, UNSET).parts
+    except InvalidConfig:
+        return Parts(name, decode_key)
 
 
 def _aggregates(figures: Mapping[str, tuple[str, str | None]]) -> Aggregates:

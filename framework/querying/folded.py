@@ -60,10 +60,10 @@ class Folded:
             assert page is not None  # it is never closed
             return page.entries, page.rest
 
-    def count(self) -> int:
+    def count(self, partitions: Collection[int]) -> int:
         with self._lock:
-            self._read_on(range(len(self._parts)))
-            return sum(reader.approximate_num_entries() or 0 for reader in self._readers)
+            self._read_on(partitions)
+            return sum(self._readers[n].approximate_num_entries() or 0 for n in partitions)
 
     def _read_on(self, partitions: Collection[int]) -> None:
         parts = [(self._parts[n], self._places[n]) for n in partitions]

@@ -69,6 +69,8 @@ class Described(Wire, frozen=True):
     """Of aggregates: kind and column of each."""
     default: bytes | None
     """A value for keys that were never set."""
+    counter: bool = False
+    """Values of several partitions for one key are to be added."""
 
 
 class Get(Wire, frozen=True):

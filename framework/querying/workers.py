@@ -59,8 +59,8 @@ class Source(Protocol):
         """Some entries from the beginning of `bounds`, and what is left."""
         ...
 
-    def count(self) -> int:
-        """About how many keys there are."""
+    def count(self, partitions: Collection[int]) -> int:
+        """About how many keys these partitions have."""
         ...
 
 
@@ -198,11 +198,10 @@ class Fleet:
 class AtWorkers:
     """Implements `Source` for one store; never goes back behind what it has given. Thread-safe."""
 
-    def __init__(self, fleet: Fleet, store: str, inputs: Collection[str], partitions: int) -> None:
+    def __init__(self, fleet: Fleet, store: str, inputs: Collection[str]) -> None:
         self._fleet = fleet
         self._store = store
         self._inputs = inputs
-        self._partitions = partitions
         self._seen: dict[int, At] = {}
         self._lock = threading.Lock()
 
@@ -244,7 +243,7 @@ class AtWorkers:
         rest = None if scanned.rest is None else Bounds(*scanned.rest, bounds.reverse)
         return scanned.entries, rest
 
-    def count(self) -> int:
+    def count(self, partitions: Collection[int]) -> int:
         found: dict[int, int] = {}
 
         def ask(call: Ask, url: str, numbers: list[int]) -> Collection[int]:
@@ -252,7 +251,7 @@ class AtWorkers:
             found.update(counted.counts)
             return found
 
-        self._fleet.gather(self._store, self._inputs, range(self._partitions), ask)
+        self._fleet.gather(self._store, self._inputs, partitions, ask)
         return sum(found.values())
 
     def _saw(self, partition: int, at: At) -> None:

@@ -18,7 +18,7 @@ from statestore.keys import decode_key
 from statestore.values import ValueCodec
 
 _GIVE_A_TYPE = (
-    "say what they are, .schema('key string, value struct<n: bigint>'), or read them as bytes: "
+    "say what they are, .schema('key string, value struct<n: bigint>, partition int'), or read them as bytes: "
     ".option('decode', 'false')"
 )
 

@@ -11,10 +11,11 @@ They are those of Spark's Kafka source wherever they mean the same:
     includeHeaders         "true": a column of headers; default "false"
     maxOffsetsPerTrigger   how many offsets a micro-batch may cover, over all partitions
 
-and four of our own:
+and five of our own:
 
     includeMetadata        "true": key, topic, partition, offset, timestamp beside a typed topic's columns
     store                  "app/store", or a compacted topic: its latest state instead of its records
+    partition              of a store only what this partition has; default all partitions
     pinTimeoutMs           how long what was planned is kept as it was while nobody reads it; 0: not at all
     decode                 "false": a store's keys and values as the bytes they are stored in
 """
@@ -52,6 +53,7 @@ KNOWN = (
     "includeMetadata",
     "maxOffsetsPerTrigger",
     "store",
+    "partition",
     "decode",
     "pinTimeoutMs",
 )
@@ -74,6 +76,8 @@ class SourceOptions:
     max_offsets: int | None = None
     pin_timeout_ms: int | None = None
     """None: the default of a batch or of a stream."""
+    partition: int | None = None
+    """The only partition of `store` to read."""
     decode: bool = False
     """Whether `store` is an app's, and its keys and values are to be decoded."""
 
@@ -92,6 +96,7 @@ class SourceOptions:
             include_metadata=_flag("includeMetadata", given, default=False),
             max_offsets=_count("maxOffsetsPerTrigger", given),
             pin_timeout_ms=_count("pinTimeoutMs", given, least=0),
+            partition=_count("partition", given, least=0),
             decode="/" in given.get("store", "") and _flag("decode", given, default=True),
         )
         parsed._check(given)
@@ -141,13 +146,18 @@ class SourceOptions:
         store = self.store or ""
         return f"{store.replace('/', '-', 1)}-changelog" if "/" in store else store
 
+    @property
+    def is_app_store(self) -> bool:
+        """Whether `store` is "app/store", not a topic."""
+        return "/" in (self.store or "")
+
     def _check(self, given: Mapping[str, str]) -> None:
         if bool(self.topics) == bool(self.store):
             raise InvalidConfig(
                 "say what to read: .option('subscribe', 'topic') for records, or "
                 f".option('store', 'app/store') for a latest state; got {dict(given)}"
             )
-        elsewhere, other = (_RECORDS_ONLY, "subscribe") if self.store else (("decode",), "store")
+        elsewhere, other = (_RECORDS_ONLY, "subscribe") if self.store else (_STORES_ONLY, "store")
         if misplaced := [name for name in elsewhere if name in given]:
             raise InvalidConfig(f"{', '.join(misplaced)} can be used with {other} only")
 
@@ -159,6 +169,7 @@ _RECORDS_ONLY = (
     "includeMetadata",
     "maxOffsetsPerTrigger",
 )
+_STORES_ONLY = ("decode", "partition")
 _BY_LOWER_CASE = {name.lower(): name for name in KNOWN}
 
 

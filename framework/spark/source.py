@@ -120,6 +120,7 @@ class StoreReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         with reading.open_log(self._options.path) as log:
+            tables.check_columns(log.broker, self._options, self._target)
             ranges = tables.plan_store(log.broker, self._options)
         return [RangePartition(each) for each in ranges]
 

@@ -9,9 +9,10 @@ pin, cleaning goes on meanwhile: what it removes because of records behind the e
 the task reads on to those records, and begins anew where it may have missed a deletion: what it gives
 is all of one moment, that of planning or a later one, and attempts of one task may differ in it.
 
-A store has the columns `key` and `value`, of the types that its newest records show (`decoding`);
+A store has the columns `key` and `value`, of the types that its newest records show (`decoding`), and
+`partition`: several partitions may have a key, each with a part, if the store is not keyed as its input.
 `.schema(…)` given to Spark is taken instead of looking, and `.option("decode", "false")` leaves
-both binary. A compacted topic that is not a store's has its columns as they are, `key` before them.
+keys and values binary. A compacted topic that is not a store's has its columns as they are, `key` before them.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from changelog.clock import SystemClock
 from changelog.errors import InvalidConfig, UnknownPin
 from changelog.pins import there
 from changelog.records import Batch, TopicInfo
+from framework.parts import partitions_asked
+from framework.querying.placement import is_placed
 from framework.spark import decoding
-from framework.spark.columns import fit, topic_schema
+from framework.spark.columns import METADATA, fit, topic_schema
 from framework.spark.options import SourceOptions
 from framework.spark.pinning import pin_of_read, planned
 from framework.spark.planning import OffsetRange, Plan, latest, plan, resolve
@@ -44,6 +47,8 @@ COMPACT_ROWS = 1 << 20
 BATCH_ROWS = 1 << 16
 
 _log = logging.getLogger(__name__)
+
+PARTITION = pa.field("partition", METADATA["partition"])
 
 BINARY = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 
@@ -70,9 +75,27 @@ def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
         return pa.schema([BINARY.field("key"), *(f for f in columns if f.name != "key")])
     sample = _sample(broker, topic) if options.decode else []
     if not sample:
-        return BINARY
+        return BINARY.append(PARTITION) if options.is_app_store else BINARY
     keys, values = zip(*sample, strict=True)
-    return decoding.infer(keys, values, topic.name)
+    return decoding.infer(keys, values, topic.name).append(PARTITION)
+
+
+def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> None:
+    """Raise InvalidConfig if rows could be parts of a key's value, and do not say of which partition.
+
+    That is so if a schema was given without the column `partition`, for a store of which it is
+    not known that each key is in one partition.
+    """
+    if not options.is_app_store or PARTITION.name in target.names or options.partition is not None:
+        return
+    app, _, store = (options.store or "").partition("/")
+    count = table_topic(broker, options).partitions
+    if count > 1 and not is_placed(broker, app, store, count):
+        raise InvalidConfig(
+            f"several partitions of store {options.store!r} may have a key, each with a part of it, and "
+            f"the schema has no column for that: add `partition int`, or read one part with "
+            f".option('partition', '0')"
+        )
 
 
 def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
@@ -80,7 +103,8 @@ def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
     topic, timeout = table_topic(broker, options), options.batch_pin_ms
 
     def look() -> Plan:
-        ends = ends_of(broker, [topic])
+        wanted = partitions_asked(topic.name, topic.partitions, options.partition)
+        ends = {tp: end for tp, end in ends_of(broker, [topic]).items() if tp.partition in wanted}
         return plan(resolve("earliest", ends, "store"), latest(ends), ends)
 
     while True:
@@ -105,7 +129,13 @@ def read_store(
     now = SystemClock().now_ms()
     for batch in table.to_batches(max_chunksize=BATCH_ROWS) if table else ():
         if options.decode:
-            yield decoding.decode(decoding.without_expired(batch, now), target, range_.topic)
+            stored = decoding.without_expired(batch, now)
+            yield _with_partition(
+                decoding.decode(stored, _without_partition(target), range_.topic), target, range_
+            )
+        elif options.is_app_store:
+            stored = _plain(batch, _without_partition(target), range_)
+            yield _with_partition(stored, target, range_)
         else:
             yield _plain(batch, target, range_)
 
@@ -178,6 +208,23 @@ def _sample(broker: Broker, topic: TopicInfo) -> list[tuple[bytes, bytes]]:
             shown = decoding.without_expired(batch.columns, now=0)
             found += zip(*(shown.column(name).to_pylist() for name in BINARY.names), strict=True)
     return found
+
+
+def _without_partition(target: pa.Schema) -> pa.Schema:
+    return pa.schema([field for field in target if field.name != PARTITION.name])
+
+
+def _with_partition(
+    batch: pa.RecordBatch, target: pa.Schema, range_: OffsetRange
+) -> pa.RecordBatch:
+    """A batch in the columns of `target`, with the partition in that of its name."""
+    number = pa.repeat(pa.scalar(range_.partition, PARTITION.type), len(batch))
+    where = f"{range_.topic}-{range_.partition}"
+    arrays = [
+        fit(number, field, where) if field.name == PARTITION.name else batch.column(field.name)
+        for field in target
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
 def _plain(batch: pa.RecordBatch, target: pa.Schema, range_: OffsetRange) -> pa.RecordBatch:

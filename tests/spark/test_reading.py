@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -10,13 +11,21 @@ import pytest
 
 from changelog.clock import ManualClock
 from changelog.embedded.owner import Owner
-from changelog.errors import InvalidConfig, InvalidRecord, OffsetOutOfRange
-from changelog.records import TopicPartition
+from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, OffsetOutOfRange
+from changelog.records import CommittedOffset, TopicPartition
 from changelog.storage import MemoryStorage
 from framework.spark.options import SourceOptions
 from framework.spark.planning import OffsetRange
 from framework.spark.reading import describe, ends_of, read_range
-from framework.spark.tables import BINARY, latest_by_key, plan_store, read_store, store_schema
+from framework.spark.tables import (
+    BINARY,
+    PARTITION,
+    check_columns,
+    latest_by_key,
+    plan_store,
+    read_store,
+    store_schema,
+)
 from statestore.keys import key_codec
 from statestore.values import ValueCodec
 from tests.cleaning import Segments, ignore
@@ -97,7 +106,10 @@ def table_of(log: Owner, options: SourceOptions, schema: pa.Schema | None = None
     for each in plan_store(log, options):
         for batch in read_store(log, each, target, options):
             assert batch.schema == target
-            rows += batch.to_pylist()
+            for row in batch.to_pylist():
+                if options.is_app_store and schema is None:
+                    assert row.pop("partition") == each.partition
+                rows.append(row)
     return rows
 
 
@@ -225,7 +237,7 @@ def test_tuple_keys_become_structs_and_mixed_numbers_doubles(
 
 
 def test_an_empty_store_has_no_types_yet(log: Owner, store: SourceOptions) -> None:
-    assert store_schema(log, store).types == [pa.binary(), pa.binary()]
+    assert store_schema(log, store).types == [pa.binary(), pa.binary(), pa.int32()]
     assert table_of(log, store) == []
 
 
@@ -263,6 +275,42 @@ def test_expired_values_are_not_there(log: Owner, store: SourceOptions) -> None:
         data = codec.dumps(codec.hold({"n": 1}))
         Writer(log).write([(key_codec(str).encode(key), data)], "app-totals-changelog")
     assert table_of(log, store) == [{"key": "new", "value": {"n": 1}}]
+
+
+def test_a_key_that_several_partitions_have_is_a_row_of_each(log: Owner) -> None:
+    log.create_topic("app-parts-changelog", 2, config={"cleanup.policy": "compact"})
+    for number in range(2):
+        write_store(log, "app-parts-changelog", str, [("x", number)], partition=number)
+    options = {"path": "/log", "store": "app/parts"}
+    both = SourceOptions.parse(options)
+    ranges = plan_store(log, both)
+    target = store_schema(log, both)
+    rows = [row for r in ranges for b in read_store(log, r, target, both) for row in b.to_pylist()]
+    assert rows == [{"key": "x", "value": n, "partition": n} for n in range(2)]
+    one = SourceOptions.parse(options | {"partition": "1"})
+    assert table_of(log, one) == [{"key": "x", "value": 1}]
+    with pytest.raises(InvalidRequest, match="there is no partition 2"):
+        plan_store(log, SourceOptions.parse(options | {"partition": "2"}))
+
+
+def test_a_schema_without_partition_is_for_stores_that_are_placed(log: Owner) -> None:
+    log.create_topic("app-parts-changelog", 2, config={"cleanup.policy": "compact"})
+    log.create_topic("input", 2)
+    options = {"path": "/log", "store": "app/parts"}
+    both, columns = SourceOptions.parse(options), [pa.field("key", pa.string())]
+    check_columns(log, both, pa.schema(columns))
+    write_store(log, "app-parts-changelog", str, [("x", 1)], partition=1)
+    with pytest.raises(InvalidConfig, match="add `partition int`"):
+        check_columns(log, both, pa.schema(columns))
+    check_columns(log, both, pa.schema([*columns, PARTITION]))
+    check_columns(log, SourceOptions.parse(options | {"partition": "1"}), pa.schema(columns))
+    for metadata, is_placed in (("", False), ('{"placed":{"parts":3}}', False), (PLACED, True)):
+        log.commit_offsets("app", {TopicPartition("input", 1): CommittedOffset(0, metadata)})
+        with nullcontext() if is_placed else pytest.raises(InvalidConfig):
+            check_columns(log, both, pa.schema(columns))
+
+
+PLACED = '{"placed":{"parts":2}}'
 
 
 def test_a_compacted_topic_is_a_table_as_it_is(log: Owner) -> None:

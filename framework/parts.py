@@ -1,0 +1,84 @@
+"""The parts of a store that its partitions hold, put together: a part is never given as the whole.
+
+Each partition of a store is kept by its own task instance. If the store is keyed as the task's input
+is, a key is in one partition only. Otherwise several partitions have the key, each with the part
+that its own records made. Such parts are merged where that is exact (counters and aggregates), and
+refused elsewhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Generic, TypeVar
+
+from changelog.errors import InvalidRequest, KeyInSeveralPartitions
+
+V = TypeVar("V")
+
+Merge = Callable[[Sequence[V]], V]
+"""Makes one value of those that several partitions have of one key."""
+
+Entry = tuple[bytes, int, V]
+"""An encoded key, its partition, and the value there."""
+
+
+@dataclass(frozen=True)
+class Parts(Generic[V]):
+    """Puts together what the partitions of one store have."""
+
+    store: str
+    """Name of the store, for errors."""
+    key_of: Callable[[bytes], Any]
+    """Decode a key, for errors."""
+    merge: Merge[V] | None = None
+    """None: values cannot be merged."""
+
+    def whole(self, key: bytes, found: Mapping[int, V]) -> V:
+        """Return the value of a key from what partitions have; there is at least one.
+
+        Raises KeyInSeveralPartitions.
+        """
+        if len(found) > 1:
+            return self._merged(key, found)
+        [value] = found.values()
+        return value
+
+    def scan(
+        self, streams: Iterable[Iterable[Entry[V]]], *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, V]]:
+        """Entries of all partitions in the order of the keys, each key once.
+
+        `streams` are the entries of each partition, in that order. Raises KeyInSeveralPartitions.
+        """
+        merged = heapq.merge(*streams, key=itemgetter(0), reverse=reverse)
+        for key, same in groupby(merged, key=itemgetter(0)):
+            yield key, self.whole(key, {number: value for _, number, value in same})
+
+    def _merged(self, key: bytes, found: Mapping[int, V]) -> V:
+        if self.merge is not None:
+            return self.merge([found[number] for number in sorted(found)])
+        numbers = sorted(found)
+        raise KeyInSeveralPartitions(
+            f"store {self.store!r} has key {self.key_of(key)!r} in several partitions "
+            f"({', '.join(map(str, numbers))}), each with a part of it, because the input of its task "
+            f"is keyed by something else; use app.repartition(topic, key=…) before the task, or read "
+            f"one part with partition={numbers[0]}"
+        )
+
+
+def partitions_asked(store: str, count: int, partition: int | None) -> range:
+    """The partitions to read of a store that has `count`: all, or the one asked for.
+
+    Raises InvalidRequest if there is no such partition.
+    """
+    if partition is None:
+        return range(count)
+    if not 0 <= partition < count:
+        raise InvalidRequest(
+            f"store {store!r} has partitions 0 to {count - 1}; there is no partition {partition}"
+        )
+    return range(partition, partition + 1)

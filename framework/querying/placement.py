@@ -1,0 +1,63 @@
+"""Which partitions can have a key: one, where the workers have found all keys placed; else all of them."""
+
+from __future__ import annotations
+
+import threading
+
+from changelog.broker import Broker
+from changelog.clock import Clock
+from changelog.errors import Retriable
+from changelog.records import TopicPartition
+from framework.container.placing import home
+from framework.container.positions import placed_of
+from statestore.spec import changelog_topic
+
+PLACED_SECONDS = 1.0
+"""How long it counts that a store was placed. So the first key elsewhere is noticed a second late."""
+
+
+class Placement:
+    """Where the keys of one store can be. Thread-safe."""
+
+    def __init__(self, broker: Broker, app: str, store: str, partitions: int, clock: Clock) -> None:
+        self._broker = broker
+        self._app = app
+        self._store = store
+        self._partitions = partitions
+        self._clock = clock
+        self._placed = False
+        self._until = clock.monotonic()
+        """When the answer is asked for again."""
+        self._lock = threading.Lock()
+
+    def home(self, key: object) -> int | None:
+        """The only partition that can have a key; None: each of them can."""
+        return home(key, self._partitions) if self._is_placed() else None
+
+    def _is_placed(self) -> bool:
+        now = self._clock.monotonic()
+        if now >= self._until:
+            with self._lock:  # one thread asks
+                if now >= self._until:
+                    self._placed = self._look()
+                    self._until = now + PLACED_SECONDS
+        return self._placed
+
+    def _look(self) -> bool:
+        try:
+            return is_placed(self._broker, self._app, self._store, self._partitions)
+        except Retriable:
+            return False  # the log's owner is away, and the workers may be there
+
+
+def is_placed(broker: Broker, app: str, store: str, partitions: int) -> bool:
+    """Whether each partition of a store is placed (`placing`), or was never written to."""
+    placed = {
+        tp.partition
+        for tp, offset in broker.committed(app, require_stable=False).items()
+        if placed_of(offset.metadata).get(store) == partitions
+    }
+    topic = changelog_topic(app, store)
+    others = [TopicPartition(topic, n) for n in range(partitions) if n not in placed]
+    ends = broker.offsets(others) if others else {}
+    return all(end.high_watermark == 0 for end in ends.values())
