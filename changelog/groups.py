@@ -20,6 +20,14 @@ from changelog.records import TopicPartition
 Assignor = Literal["cooperative-sticky", "range", "roundrobin"]
 
 MAX_STANDBY_REPLICAS = 100
+MAX_SUBSCRIBED = 10_000
+"""Names of topics in one subscription: in `topics`, and in `together`."""
+MAX_MEMBERS = 1_000
+"""Members of one group."""
+MAX_SERVERS = 100
+"""URLs at which one member answers queries."""
+MAX_SERVER_CHARACTERS = 2_000
+"""Characters of one of these."""
 
 
 @dataclass(frozen=True, slots=True)

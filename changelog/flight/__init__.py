@@ -16,6 +16,14 @@
     attach.py       owning or attaching, by role
     background.py   an owner of its own for short-lived tools
     serve.py        TCP, with token and TLS
+    remote.py       a front, and a server for what the front lets in
+    limits.py       every limit of a TCP listener
+    front.py        accepts connections, and authenticates them before gRPC sees a byte
+    greeting.py     one peer's way through TLS and hello
+    hello.py        both sides prove that they know the token
+    clients.py      the authenticated connections
+    splice.py       passes a connection's bytes between two sockets
+    relay.py        the client's side of the front
     fork.py         a forked child must not use its parent's handles
 
 Nothing is imported here: pyarrow.flight is heavy, and most programs that open a log for a

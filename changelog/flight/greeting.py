@@ -21,14 +21,11 @@ from changelog.flight.clients import Authenticate, Client
 from changelog.flight.messages import encode, failure_of
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0"
-_TOO_OLD = b"this port begins with a hello; upgrade the client's strandline"
-_GO_AWAY = (
-    b"\0\0\0\4\0\0\0\0\0"  # SETTINGS, with which a server begins
-    + (8 + len(_TOO_OLD)).to_bytes(3, "big")
-    + b"\7\0\0\0\0\0"  # GOAWAY
-    + b"\0\0\0\0\0\0\0\x0d"  # no stream; HTTP_1_1_REQUIRED is the nearest code there is
-    + _TOO_OLD
+_TOO_OLD = (
+    b"HTTP/1.1 426 Upgrade Required\r\nConnection: close\r\n\r\n"
+    b"This port begins with a hello; upgrade the client's strandline.\r\n"
 )
+"""Not GOAWAY: gRPC takes a server that speaks HTTP/2 for a good one, and tries again without pause."""
 
 
 class Greeting:
@@ -113,7 +110,7 @@ class Greeting:
             self._received += part
             if self._received.startswith(HTTP2_PREFACE):
                 # As clients of older releases begin: tell them why they are not served.
-                self.peer.send(_GO_AWAY)
+                self.peer.send(_TOO_OLD)
                 raise InvalidRequest("a client of an older release")
         content, self._received = self._received, b""
         return content

@@ -100,7 +100,7 @@ def serve(
     if tls is None and not plaintext and is_seen_by_others(listen):
         raise InvalidConfig(
             f"{listen} can be reached from other machines, and without TLS anybody on the way can read "
-            "the token and the data; give tls_certificate and tls_key, or plaintext=True"
+            "and change the data; give tls_certificate and tls_key, or plaintext=True"
         )
     if token is not None and len(token) < MIN_TOKEN:
         raise InvalidConfig(f"the token has {len(token)} characters; take {MIN_TOKEN} or more")

@@ -44,6 +44,39 @@ def serve(
     tls_key: Annotated[
         Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.")
     ] = None,
+    client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--client-ca",
+            metavar="FILE",
+            help="Clients must show a certificate of these authorities too, PEM.",
+        ),
+    ] = None,
+    max_connections: Annotated[
+        int | None,
+        typer.Option(
+            "--max-connections", min=1, help="Clients over TCP at a time.", show_default="128"
+        ),
+    ] = None,
+    max_connections_per_address: Annotated[
+        int | None,
+        typer.Option(
+            "--max-connections-per-address",
+            min=1,
+            help="Clients from one address at a time.",
+            show_default="64",
+        ),
+    ] = None,
+    hello_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--hello-timeout",
+            min=0.01,
+            metavar="SECONDS",
+            help="In which a client must have proven its token.",
+            show_default="10",
+        ),
+    ] = None,
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="Without TLS even beyond this machine.")
     ] = False,
@@ -60,14 +93,17 @@ def serve(
         # A token in the environment is for those that are served elsewhere.
         source = context.get_parameter_source("token")
         given = token and source is not None and source.name == "COMMANDLINE"
-        if given or tls_cert or tls_key or plaintext:
-            raise typer.BadParameter("--token, --tls-… and --plaintext need --listen HOST:PORT")
+        if given or tls_cert or tls_key or client_ca or plaintext:
+            raise typer.BadParameter(
+                "--token, --tls-…, --client-ca and --plaintext need --listen HOST:PORT"
+            )
         return _serve_here(folder, durability, metrics, json=json)
     from changelog.flight import serve as flight
+    from changelog.flight.limits import limits_from
 
     if not (tls_cert or tls_key or plaintext) and flight.is_seen_by_others(listen):
         raise typer.BadParameter(
-            f"{listen} is seen from other machines, and the token and the data would go there in "
+            f"{listen} is seen from other machines, and the data would go there in "
             "clear; give --tls-cert and --tls-key, or --plaintext on a network that you trust"
         )
     log = flight.serve(
@@ -76,7 +112,13 @@ def serve(
         token=token,
         tls_certificate=tls_cert,
         tls_key=tls_key,
+        client_ca=client_ca,
         plaintext=plaintext,
+        limits=limits_from(
+            hello_timeout_s=hello_timeout,
+            max_connections=max_connections,
+            max_connections_per_address=max_connections_per_address,
+        ),
         durability=durability,
     )
     try:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from changelog.clock import SystemClock
 from changelog.errors import (
     InvalidConfig,
     InvalidRecord,
@@ -22,6 +23,9 @@ from changelog.errors import (
 )
 
 T = TypeVar("T")
+
+MAX_ANSWER_BYTES = 16 << 20
+"""Bytes of one answer of a registry. Confluent's takes schemas of 1 MB."""
 
 
 class RegisteredSchema(NamedTuple):
@@ -39,7 +43,7 @@ class SchemaRegistry:
     `<topic>-value` (or `-key`) when the first value is written; with `auto_register=False` it must
     be there. All else goes to Confluent's client, with underscores for dots: `basic_auth_user_info`,
     `ssl_ca_location` … By default a call is tried once (`max_retries`), for 10 seconds (`timeout`): it is
-    apps that try again. Raises InvalidConfig, MissingDependency.
+    apps that try again. An answer has 16 MiB at most, and comes within the timeout. Raises InvalidConfig, MissingDependency.
 
     >>> SchemaRegistry("http://127.0.0.1:8081", timeout=5)
     SchemaRegistry('http://127.0.0.1:8081')
@@ -176,10 +180,62 @@ def _connected(url: str, properties: dict[str, Any]) -> Any:
         raise MissingDependency(_INSTALL) from error
     try:
         if not url.startswith("mock://"):
-            return SchemaRegistryClient({"url": url, **properties})
+            client = SchemaRegistryClient({"url": url, **properties})
+            _bound(client, properties["timeout"])
+            return client
         with _lock:
             if url not in _mocks:
                 _mocks[url] = SchemaRegistryClient.new_client({"url": url})
             return _mocks[url]
     except (ValueError, TypeError, OSError) as error:
         raise InvalidConfig(f"schema registry {url}: {error}") from error
+
+
+def _bound(client: Any, timeout_s: float) -> None:
+    """Let an answer of the registry take so many bytes and seconds at most.
+
+    The HTTP client itself waits `timeout_s` for each part, of which there may be any number, and
+    unpacks what says that it is compressed, however much that becomes.
+    """
+
+    def bound(response: Any) -> None:
+        packed = response.headers.get("content-encoding", "identity")
+        if packed != "identity":
+            raise RegistryUnavailable(
+                f"a schema registry answers with {packed!r}, though it was asked for plain bytes"
+            )
+        # The HTTP library has several names (httpx, httpx2), and takes nothing but its own class.
+        base = next(c for c in type(response.stream).__mro__ if c.__name__ == "SyncByteStream")
+        kind = type("Bounded", (_Bounded, base), {})
+        response.stream = kind(response.stream, timeout_s)
+
+    session = client._rest_client.session
+    session.headers["Accept-Encoding"] = "identity"
+    session.event_hooks = {"request": [], "response": [bound]}
+
+
+class _Bounded:
+    """The bytes of an answer as they come. Raises RegistryUnavailable for too many, or too late."""
+
+    def __init__(self, stream: Any, timeout_s: float) -> None:
+        self._stream = stream
+        self._timeout_s = timeout_s
+
+    def __iter__(self) -> Iterator[bytes]:
+        clock, left = SystemClock(), MAX_ANSWER_BYTES
+        until = clock.monotonic() + self._timeout_s
+        for part in self._stream:
+            left -= len(part)
+            if left < 0:
+                raise RegistryUnavailable(
+                    f"a schema registry answers with more than {MAX_ANSWER_BYTES:,} bytes; is the URL "
+                    "that of a registry?"
+                )
+            if clock.monotonic() > until:
+                raise RegistryUnavailable(
+                    f"a schema registry has not finished its answer within {self._timeout_s:g} s"
+                )
+            yield part
+
+    def close(self) -> None:
+        self._stream.close()

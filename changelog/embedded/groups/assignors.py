@@ -10,14 +10,15 @@ for the same arguments.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from heapq import heapify, heappop, heappush
 from itertools import cycle
 
 from changelog.records import TopicPartition
 
-Wanted = Mapping[str, Sequence[str]]
-"""By member, the topics it wants."""
+Wanted = Mapping[str, Collection[str]]
+"""By member, the topics it wants. Sets, where there may be many: each is asked for every partition."""
 Counts = Mapping[str, int]
 """By topic, how many partitions it has."""
 Shares = dict[str, set[TopicPartition]]
@@ -45,8 +46,9 @@ def in_turn(wanted: Wanted, counts: Counts, _before: Shares) -> Shares:
     """All partitions, one after another, to the members in turn."""
     shares: Shares = {member: set() for member in wanted}
     turn = cycle(sorted(wanted))
+    wished = set().union(*wanted.values())
     for tp in _partitions(counts):
-        if any(tp.topic in topics for topics in wanted.values()):
+        if tp.topic in wished:
             taker = next(member for member in turn if tp.topic in wanted[member])
             shares[taker].add(tp)
     return shares
@@ -67,7 +69,7 @@ def sticky(wanted: Wanted, counts: Counts, before: Shares) -> Shares:
     for tp in _partitions(counts):
         if tp not in taken and (taker := scale.lightest(tp.topic)) is not None:
             scale.give(taker, tp)
-    while any(_moved(scale, giver) for giver in sorted(shares, key=_most_first(shares))):
+    while scale.even_out():
         pass
     return shares
 
@@ -77,41 +79,71 @@ class _Scale:
 
     def __init__(self, shares: Shares, wanted: Wanted) -> None:
         self.shares = shares
-        self._of_topic = {m: Counter(tp.topic for tp in share) for m, share in shares.items()}
-        self._takers = {
-            topic: [member for member in shares if topic in wanted[member]]
-            for topic in {topic for topics in wanted.values() for topic in topics}
-        }
+        self._of_topic = {member: _by_topic(share) for member, share in shares.items()}
+        self._takers: dict[str, list[str]] = defaultdict(list)
+        for member in shares:
+            for topic in wanted[member]:
+                self._takers[topic].append(member)
 
     def lightest(self, topic: str) -> str | None:
         """Who has the fewest of those that want the topic; None if nobody does."""
         shares, of_topic = self.shares, self._of_topic
         takers = self._takers.get(topic, ())
-        return min(takers, key=lambda m: (len(shares[m]), of_topic[m][topic]), default=None)
+        return min(takers, key=lambda m: (len(shares[m]), len(of_topic[m][topic])), default=None)
 
-    def of_most_frequent_topics(self, member: str) -> list[TopicPartition]:
-        """What it has, beginning with the topic that it has the most of."""
-        of_topic = self._of_topic[member]
-        return sorted(self.shares[member], key=lambda tp: (-of_topic[tp.topic], tp))
+    def even_out(self) -> bool:
+        """Move partitions to members that have two fewer than their holders; False if there are none.
+
+        The holder with the most gives, one at a time, of the topic that it has the most of. A topic
+        of which it can give nothing is passed over until the next round: so a round takes time in
+        proportion to topics and moves, not to their product.
+        """
+        moved = False
+        givers = [(-len(share), member) for member, share in self.shares.items()]
+        topics = {member: self._most_frequent_topics(member) for member in self.shares}
+        heapify(givers)
+        while givers:
+            size, giver = heappop(givers)
+            if size != -len(self.shares[giver]):  # it has got some meanwhile
+                heappush(givers, (-len(self.shares[giver]), giver))
+            elif self._gave_one(giver, topics[giver]):
+                moved = True
+                heappush(givers, (size + 1, giver))
+        return moved
+
+    def _gave_one(self, giver: str, topics: list[tuple[int, str]]) -> bool:
+        """Move a partition of the first of these topics of which one can go; forget those before."""
+        while topics:
+            _, topic = heappop(topics)
+            numbers, taker = self._of_topic[giver][topic], self.lightest(topic)
+            if numbers and taker and len(self.shares[giver]) - len(self.shares[taker]) >= 2:
+                tp = TopicPartition(topic, min(numbers))
+                self._take(giver, tp)
+                self.give(taker, tp)
+                heappush(topics, (-len(numbers), topic))
+                return True
+        return False
 
     def give(self, member: str, tp: TopicPartition) -> None:
         self.shares[member].add(tp)
-        self._of_topic[member][tp.topic] += 1
+        self._of_topic[member][tp.topic].add(tp.partition)
 
-    def take(self, member: str, tp: TopicPartition) -> None:
+    def _take(self, member: str, tp: TopicPartition) -> None:
         self.shares[member].remove(tp)
-        self._of_topic[member][tp.topic] -= 1
+        self._of_topic[member][tp.topic].remove(tp.partition)
+
+    def _most_frequent_topics(self, member: str) -> list[tuple[int, str]]:
+        """A heap of the topics that a member has, the one it has the most of first."""
+        topics = [(-len(numbers), topic) for topic, numbers in self._of_topic[member].items()]
+        heapify(topics)
+        return topics
 
 
-def _moved(scale: _Scale, giver: str) -> bool:
-    """Whether one partition of `giver` could go to somebody who has two fewer, and does now."""
-    for tp in scale.of_most_frequent_topics(giver):
-        taker = scale.lightest(tp.topic)
-        if taker and len(scale.shares[giver]) - len(scale.shares[taker]) >= 2:
-            scale.take(giver, tp)
-            scale.give(taker, tp)
-            return True
-    return False
+def _by_topic(share: set[TopicPartition]) -> dict[str, set[int]]:
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for topic, number in share:
+        numbers[topic].add(number)
+    return numbers
 
 
 def spread_copies(shares: Shares, wanted: Wanted, replicas: int, before: Shares) -> Shares:
@@ -137,10 +169,6 @@ def spread_copies(shares: Shares, wanted: Wanted, replicas: int, before: Shares)
     return copies
 
 
-def _most_first(shares: Shares) -> Callable[[str], int]:
-    return lambda member: -len(shares[member])
-
-
 def _drop_twins(shares: Shares) -> None:
     """One that two say they had belongs to the first of them."""
     seen: set[TopicPartition] = set()
@@ -149,7 +177,7 @@ def _drop_twins(shares: Shares) -> None:
         seen |= mine
 
 
-def _fits(tp: TopicPartition, topics: Sequence[str], counts: Counts) -> bool:
+def _fits(tp: TopicPartition, topics: Collection[str], counts: Counts) -> bool:
     return tp.topic in topics and tp.partition < counts.get(tp.topic, 0)
 
 

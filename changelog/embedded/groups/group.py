@@ -14,6 +14,7 @@ Not thread-safe: `Groups` lets in one thread at a time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import count
@@ -203,7 +204,7 @@ class Group:
             members = self._members.values()
             assign = ASSIGNORS[next(iter(members)).subscription.assignor]
             leads = Leads(together for m in members for together in m.subscription.together)
-            wanted = {m.member_id: leads.of(m.subscription.topics) for m in members}
+            wanted = {m.member_id: frozenset(leads.of(m.subscription.topics)) for m in members}
             had = _NOTHING.union(*(m.target for m in members))
             # Whoever has a copy of what nobody has any more is the first to get it.
             before = {m.member_id: {*m.target, *(m.standbys - had)} for m in members}
@@ -221,7 +222,9 @@ class Group:
 
     def _grant(self) -> None:
         """Give each what is its own and nobody holds; take from each what is not."""
+        held = {member.member_id: member.held for member in self._members.values()}
+        holders = Counter(tp for partitions in held.values() for tp in partitions)
         for member in self._members.values():
-            others = (m.held for m in self._members.values() if m is not member)
-            taken = _NOTHING.union(*others)
-            member.grant(member.target - taken)
+            mine = held[member.member_id]
+            free = (tp for tp in member.target if holders[tp] == (tp in mine))
+            member.grant(frozenset(free))

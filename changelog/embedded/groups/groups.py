@@ -15,7 +15,11 @@ from changelog.config import check_client_name
 from changelog.embedded.groups.group import Group
 from changelog.errors import InvalidConfig
 from changelog.groups import (
+    MAX_MEMBERS,
+    MAX_SERVER_CHARACTERS,
+    MAX_SERVERS,
     MAX_STANDBY_REPLICAS,
+    MAX_SUBSCRIBED,
     Grant,
     GroupInfo,
     GroupMember,
@@ -44,6 +48,11 @@ class Groups:
         member_id = f"{subscription.client or 'member'}-{self._clock.new_id()}"
         with self._changed:
             group = self._group(name)
+            if len(group) >= MAX_MEMBERS:
+                raise InvalidConfig(
+                    f"group {name!r} has {len(group)} members and takes no more; use fewer processes, or "
+                    "several groups"
+                )
             slot = group.join(member_id, subscription, self._clock.monotonic())
             self._groups[name] = group
             self._changed.notify_all()
@@ -129,6 +138,22 @@ def _check(name: str, subscription: Subscription) -> None:
         check_client_name("a member of a group", said)
     if not subscription.topics:
         raise InvalidConfig(f"a member of group {name!r} names at least one topic, got none")
+    for what, names in (
+        ("topics", len(subscription.topics)),
+        ("topics that go together", sum(map(len, subscription.together))),
+    ):
+        if names > MAX_SUBSCRIBED:
+            raise InvalidConfig(
+                f"a member of group {name!r} names {names:,} {what}, at most {MAX_SUBSCRIBED:,}; use "
+                "several groups"
+            )
+    if len(subscription.servers) > MAX_SERVERS or any(
+        len(url) > MAX_SERVER_CHARACTERS for url in subscription.servers
+    ):
+        raise InvalidConfig(
+            f"a member of group {name!r} answers queries at {MAX_SERVERS} URLs of "
+            f"{MAX_SERVER_CHARACTERS:,} characters at most, got {len(subscription.servers):,}"
+        )
     if not 0 <= subscription.standby_replicas <= MAX_STANDBY_REPLICAS:
         raise InvalidConfig(
             f"standby_replicas is 0 to {MAX_STANDBY_REPLICAS}, got {subscription.standby_replicas}"

@@ -1,0 +1,105 @@
+"""Joining a group takes time in proportion to what the member names, and what it may name is bounded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from changelog.clock import SystemClock
+from changelog.embedded.groups.groups import Groups
+from changelog.errors import InvalidConfig
+from changelog.groups import MAX_SUBSCRIBED, Assignor, Subscription
+
+
+class Name(str):
+    """A topic's name that counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return str(self) == other
+
+
+def steps_of(groups: Groups, subscriptions: Sequence[Subscription]) -> int:
+    """Lines run and names compared while members join: a measure of time that is always the same."""
+    lines = 0
+
+    def count(_frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    Name.compared, before = 0, sys.gettrace()
+    sys.settrace(count)
+    try:
+        for subscription in subscriptions:
+            groups.join("g", subscription)
+    finally:
+        sys.settrace(before)
+    return lines + Name.compared
+
+
+def names(count: int) -> list[Name]:
+    return [Name(f"topic-{number}") for number in range(count)]
+
+
+def chained(count: int) -> list[list[Name]]:
+    """Each goes together with the next; the last pair comes first."""
+    return [[one, other] for one, other in zip(names(count), names(count)[1:], strict=False)][::-1]
+
+
+@pytest.mark.parametrize("assignor", ["cooperative-sticky", "range", "roundrobin"])
+@pytest.mark.parametrize("exist", [True, False])
+def test_topics(assignor: Assignor, exist: bool) -> None:
+    def steps(count: int) -> int:
+        wanted = [Subscription(names(count), assignor, client=f"m{n}") for n in range(3)]
+        return steps_of(Groups(SystemClock(), lambda _: int(exist)), wanted)
+
+    assert steps(800) < 6 * steps(200)
+
+
+def test_topics_that_go_together() -> None:
+    def steps(count: int) -> int:
+        wanted = Subscription(names(count), together=chained(count))
+        return steps_of(Groups(SystemClock(), lambda _: 1), [wanted])
+
+    assert steps(800) < 6 * steps(200)
+
+
+def test_partitions() -> None:
+    def steps(count: int) -> int:
+        wanted = [Subscription([Name("t")], client=f"m{n}") for n in range(4)]
+        return steps_of(Groups(SystemClock(), lambda _: count), wanted)
+
+    assert steps(800) < 6 * steps(200)
+
+
+def test_a_member_names_so_many_topics_at_most() -> None:
+    groups = Groups(SystemClock(), lambda _: 1)
+    many = [f"t{n}" for n in range(MAX_SUBSCRIBED + 1)]
+    for refused in (
+        Subscription(many),
+        Subscription(["t"], together=[[name] for name in many]),
+        Subscription(["t"], servers=["tcp://x:1"] * 101),
+        Subscription(["t"], servers=["x" * 2_001]),
+    ):
+        with pytest.raises(InvalidConfig, match="at most"):
+            groups.join("g", refused)
+    assert groups.info("g").members == []
+
+
+def test_a_group_has_so_many_members_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("changelog.embedded.groups.groups.MAX_MEMBERS", 3)
+    groups = Groups(SystemClock(), lambda _: 0)
+    for _ in range(3):
+        groups.join("g", Subscription(["t"]))
+    with pytest.raises(InvalidConfig, match="takes no more"):
+        groups.join("g", Subscription(["t"]))
+    assert len(groups.info("g").members) == 3
