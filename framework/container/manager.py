@@ -33,6 +33,7 @@ from framework.container.outage import patiently
 from framework.container.positions import position_of
 from framework.container.restore import OnRestore, Restoring
 from framework.container.standbys import Standbys
+from framework.container.trial import Trial
 from framework.querying.endpoint import Endpoint
 from framework.task import TaskSpec
 from framework.topic import Topic
@@ -137,6 +138,8 @@ class TaskManager:
         self.counters = counters
         """Of the worker."""
         self._ends = StableEnds(broker, clock)
+        self.trial = Trial()
+        """How much the next commit may cover."""
         self.loop = EventLoop()
         """Where async handlers run."""
         self._queries = queries
@@ -420,6 +423,7 @@ class TaskManager:
             self._topics,
             self._clock,
             self.counters.task(parts.spec.name),
+            self.trial,
         )
 
 
