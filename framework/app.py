@@ -24,7 +24,6 @@ from framework.declaring import Declarations
 from framework.formats.choice import AnySerde, Name
 from framework.formats.registry import SchemaRegistry, registry_of
 from framework.formats.wire import Form
-from framework.handlers import check_handler
 from framework.options import Guarantee, Options
 from framework.record import Record
 from framework.store import Store
@@ -261,9 +260,6 @@ class App:
         Settings: `ttl_ms` lets values expire, `engine` is "rocksdb" or "memory", `limits` say
         how much memory it may use. Raises InvalidConfig.
         """
-        if default_factory is not None:
-            what = f"the default_factory of store {name!r}"
-            check_handler(what, default_factory, may_be_async=False)
         spec: StoreSpec[Any, Any] = StoreSpec(
             name,
             key=key,
@@ -333,6 +329,17 @@ class App:
             return handler
 
         return declare
+
+    def drop_task(self, name: str) -> None:
+        """Say that the timers of a task of an earlier version are not needed any more.
+
+        Without it an app with pending timers of a task that it does not declare does not run. The
+        timers stay where they are until `reset`; with the task declared again they fire.
+
+        Args:
+            name: Name of the task; an InvalidConfig if it is declared and has timers.
+        """
+        self.declared.drop_task(name)
 
     @overload
     def repartition(

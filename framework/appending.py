@@ -15,7 +15,7 @@ from changelog.client.producer import Producer
 from changelog.errors import InvalidRecord, SchemaMismatch
 from changelog.records import columns_schema
 from framework.codecs import UNENCODABLE, TypedCodec
-from framework.columns import batch_of, outgoing
+from framework.columns import batch_of, one_record, outgoing
 from framework.context import to_ms
 from framework.formats.wire import conform
 from framework.topic import Topic
@@ -124,5 +124,5 @@ def _columns(topic: Topic[Any, Any], items: list[tuple[Any, Any, int]]) -> pa.Re
         raise
     except UNENCODABLE:
         for item in items:
-            topic.encode_one(*item)
+            one_record(topic, *item)
         raise

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from changelog.client.partitioner import partitions_for
+from changelog.errors import InvalidRecord, SchemaMismatch
 from changelog.records import (
     HEADERS_TYPE,
     Headers,
@@ -17,6 +18,7 @@ from changelog.records import (
     columns_schema,
 )
 from changelog.schema import upgrade, value_type
+from framework.codecs import UNENCODABLE
 from framework.topic import Topic
 
 Outgoing = tuple[TopicPartition, pa.RecordBatch, int]
@@ -37,6 +39,21 @@ def batch_of(
     return pa.RecordBatch.from_arrays(
         arrays, schema=columns_schema(topic.values.arrow, headers=bool(headers))
     )
+
+
+def one_record(
+    topic: Topic[Any, Any], key: Any, value: Any, timestamp: int, headers: Headers = ()
+) -> pa.RecordBatch:
+    """Columns of one record, given as items of the topic's codecs. Raises InvalidRecord."""
+    try:
+        keys, values = topic.keys.encode([key]), topic.values.encode([value])
+        return batch_of(topic, keys, values, [timestamp], {0: headers} if headers else None)
+    except (MemoryError, SchemaMismatch):
+        raise
+    except UNENCODABLE as error:
+        raise InvalidRecord(
+            f"topic {topic.name!r}: the record with key {key!r} cannot be stored: {error}"
+        ) from error
 
 
 def outgoing(columns: pa.RecordBatch, info: TopicInfo) -> Iterator[Outgoing]:

@@ -14,7 +14,7 @@ from changelog.records import TopicInfo
 from changelog.schema import extends
 from framework.options import Options
 from framework.store import Store
-from framework.task import TaskSpec
+from framework.task import TaskSpec, timer_store
 from framework.topic import Topic
 from statestore.spec import StoreSpec
 
@@ -30,6 +30,10 @@ TTL_MARGIN_MS = 24 * 60 * 60 * 1000
 `windowstore.changelog.additional.retention.ms`): its deletion goes by another clock."""
 TTL_SEGMENTS = 4
 """Into so many segments a time to live is divided at least, since whole segments are deleted."""
+DEAD_LETTER_ROOM = 64 << 10
+"""Bytes by which a dead letter may be larger than the largest record of its task's inputs."""
+LARGEST_MESSAGE_BYTES = 1000 << 20
+"""Largest `max.message.bytes` that every log takes."""
 KEPT = {"retention.ms": "-1"}
 """Unless an app's topic says otherwise: retention goes by the records' own time, so Kafka's
 default of seven days would delete a file of last year's events minutes after it was appended."""
@@ -59,6 +63,8 @@ class Declarations:
         self.topics: dict[str, Topic[Any, Any]] = {}
         self.stores: dict[str, Store[Any, Any]] = {}
         self.tasks: dict[str, TaskSpec] = {}
+        self.dropped: set[str] = set()
+        """Names of tasks whose timers are not needed any more."""
 
     def add_topic(self, topic: TopicT) -> TopicT:
         """Register a topic; a second declaration must say the same."""
@@ -97,6 +103,15 @@ class Declarations:
             store.task = spec.name
         self.tasks[spec.name] = spec
 
+    def drop_task(self, name: str) -> None:
+        """Note that the timers of a task are not needed any more."""
+        if name in self.tasks and self.tasks[name].has_timers:
+            raise InvalidConfig(
+                f"task {name!r} is declared and has timers, so it cannot be dropped; leave out"
+                f" drop_task({name!r}), or the task's on_timer"
+            )
+        self.dropped.add(name)
+
     def task_of(self, task: Callable[..., Any] | str) -> TaskSpec:
         """The task of a handler, or of that name."""
         for spec in self.tasks.values():
@@ -109,7 +124,15 @@ class Declarations:
 
         Raises InvalidConfig, SchemaMismatch.
         """
-        infos = {name: self._topic(broker, topic) for name, topic in self.topics.items()}
+        letters = {spec.dead_letter.name: spec for spec in self.tasks.values() if spec.dead_letter}
+        infos = {
+            name: self._topic(broker, topic, topic.config)
+            for name, topic in self.topics.items()
+            if name not in letters
+        }
+        for name, spec in letters.items():
+            topic = self.topics[name]
+            infos[name] = self._topic(broker, topic, _dead_letter_config(spec, infos))
         for spec in self.tasks.values():
             partitions = self._copartitioned(spec, infos)
             stores = [store.spec for store in spec.stores]
@@ -121,6 +144,7 @@ class Declarations:
     def internal_topics(self) -> list[str]:
         """Changelogs and repartition topics: what `reset` deletes."""
         timers = [spec.timer_store for spec in self.tasks.values() if spec.has_timers]
+        timers += [timer_store(name) for name in sorted(self.dropped)]
         specs = [*(store.spec for store in self.stores.values()), *timers]
         prefix = f"{self.app}-"
         repartitions = [
@@ -155,11 +179,13 @@ class Declarations:
         if len(set(spec.inputs)) != len(spec.inputs):
             raise InvalidConfig(f"task {spec.name!r} names an input twice")
 
-    def _topic(self, broker: Broker, topic: Topic[Any, Any]) -> TopicInfo:
+    def _topic(
+        self, broker: Broker, topic: Topic[Any, Any], config: Mapping[str, str]
+    ) -> TopicInfo:
         try:
             info = broker.topic(topic.name)
         except UnknownTopic:
-            return _created(broker, topic)
+            return _created(broker, topic, config)
         if topic.partitions not in (None, info.partitions):
             raise InvalidConfig(
                 f"topic {topic.name!r} has {info.partitions} partitions, but is declared with"
@@ -262,12 +288,18 @@ def _other_form(topic: Topic[Any, Any], info: TopicInfo) -> SchemaMismatch:
     )
 
 
-def _created(broker: Broker, topic: Topic[Any, Any]) -> TopicInfo:
+def _dead_letter_config(spec: TaskSpec, infos: Mapping[str, TopicInfo]) -> dict[str, str]:
+    """Settings of a new dead-letter topic: room for each input record and the headers it gets."""
+    largest = max(infos[topic.name].effective.max_message_bytes for topic in spec.inputs)
+    return {"max.message.bytes": str(min(largest + DEAD_LETTER_ROOM, LARGEST_MESSAGE_BYTES))}
+
+
+def _created(broker: Broker, topic: Topic[Any, Any], config: Mapping[str, str]) -> TopicInfo:
     try:
         return broker.create_topic(
             topic.name,
             topic.partitions or 1,
-            config={**KEPT, **topic.config},
+            config={**KEPT, **config},
             schema=topic.stored_schema,
         )
     except TopicExists:

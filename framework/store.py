@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from changelog.errors import NotInTask
+from framework.handlers import check_handler
 from framework.parts import Merge
 from statestore.edit import Edit
 from statestore.spec import UNSET, StoreSpec
@@ -30,6 +31,9 @@ class Store(Unsized, Generic[K, V]):
     """
 
     def __init__(self, app: App, spec: StoreSpec[K, V]) -> None:
+        if spec.default_factory is not None:
+            what = f"the default_factory of store {spec.name!r}"
+            check_handler(what, spec.default_factory, may_be_async=False)
         self.app = app
         self.spec = spec
         self.task: str | None = None

@@ -77,7 +77,7 @@ class TaskSpec:
     @property
     def timer_store(self) -> StoreSpec[TimerKey, int]:
         """The store that holds its timers."""
-        return StoreSpec(f"{self.name}-timers", key=TimerKey, value=int)
+        return timer_store(self.name)
 
     @property
     def all_stores(self) -> list[AnySpec]:
@@ -92,6 +92,11 @@ class TaskSpec:
         what = f"the on_timer function of task {self.name!r}"
         check_handler(what, handler, may_be_async=self.is_async)
         self.on_timer = handler
+
+
+def timer_store(task: str) -> StoreSpec[TimerKey, int]:
+    """The store that holds the timers of the task of that name."""
+    return StoreSpec(f"{task}-timers", key=TimerKey, value=int)
 
 
 def place_of(handler: Any) -> str:

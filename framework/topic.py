@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import pyarrow as pa
 
 from changelog.client.accumulator import checked_headers
-from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, NotInTask, SchemaMismatch
+from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, NotInTask
 from changelog.records import Headers
 from framework import context
-from framework.codecs import UNENCODABLE, Codec, RowCodec, TypedCodec
+from framework.codecs import Codec, RowCodec, TypedCodec
 from framework.formats.choice import AnySerde, holds_columns, key_codec, value_codec
 from framework.formats.wire import Place
 from framework.schema import RowType
@@ -178,6 +178,11 @@ class Topic(Generic[K, V]):
                     at = self._time_in(row[self._timestamp_at], default)
                 if self._key_at is not None:
                     key = self._key_in(key, row[self._key_at])
+            if at < 0:
+                raise InvalidRecord(
+                    f"a timestamp is in milliseconds since 1970, got {at}; leave it out to take that"
+                    " of the record being handled"
+                )
             return None if key is None else self.keys.item(key), item, at
         except InvalidRecord as error:
             raise InvalidRecord(f"topic {self.name!r}: {error}") from error.__cause__
@@ -200,22 +205,10 @@ class Topic(Generic[K, V]):
         headers: Headers,
     ) -> None:
         item = self.checked_item(key, value, timestamp, box.context.record.timestamp)
+        heads = checked_headers(headers, self.name) if headers else ()
         if box.checked:
-            self.encode_one(*item)
-        box.put(*item, checked_headers(headers, self.name) if headers else ())
-
-    def encode_one(self, key: Any, value: Any, timestamp: int) -> None:
-        """Build the columns of one record only to see that it can be done."""
-        try:
-            self.keys.encode([key])
-            self.values.encode([value])
-            pa.array([timestamp], pa.int64())
-        except (MemoryError, SchemaMismatch):
-            raise
-        except UNENCODABLE as error:
-            raise InvalidRecord(
-                f"topic {self.name!r}: the record with key {key!r} cannot be stored: {error}"
-            ) from error
+            box.check(self, *item, heads)
+        box.put(*item, heads)
 
     def _key_in(self, key: Any, column: Any) -> Any:
         if key is not None and key != column:

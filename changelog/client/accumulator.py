@@ -109,6 +109,7 @@ class Target:
         self.earliest_ms = earliest_ms
         """The first time that a record may have."""
         self.config = info.effective
+        self._stamps = self.config.message_timestamp_type == "LogAppendTime"
         self._required = [] if info.schema is None else required(info.schema)
         self.frame_bytes = min(MAX_FRAME_BYTES, self.config.max_message_bytes)
         self.sticky = StickyPartitioner(info.partitions, batch_bytes, f"{seed}/{info.name}")
@@ -144,6 +145,22 @@ class Target:
         raise InvalidRecord(
             f"{where}: a value is bytes or None, got {type(value).__name__}; encode it first, or "
             f"create the topic with a schema"
+        )
+
+    def check_one(self, columns: pa.RecordBatch, now_ms: int) -> None:
+        """Refuse a batch of one record if the log would. Raises InvalidRecord, RecordTooLarge.
+
+        `now_ms` is about the log's time.
+        """
+        timestamp = columns.column(0)[0].as_py()
+        self.check_record(columns.column(1)[0].as_py(), timestamp, columns.nbytes)
+        before = self.config.message_timestamp_before_max_ms
+        after = self.config.message_timestamp_after_max_ms
+        if self._stamps or -after <= now_ms - timestamp <= before:
+            return
+        raise InvalidRecord(
+            f"topic {self.info.name!r}: the timestamp {timestamp} is outside of"
+            f" message.timestamp.before.max.ms = {before} and after.max.ms = {after} around {now_ms}"
         )
 
     def check_record(self, key: bytes | None, timestamp: int, size: int) -> None:
@@ -257,7 +274,18 @@ def checked_headers(headers: Sequence[Any], topic: str) -> Headers:
             raise InvalidRecord(
                 f"topic {topic!r}: a header is a pair of str and bytes or None, got {header!r}"
             )
+        if not _is_utf8(header[0]):
+            raise InvalidRecord(
+                f"topic {topic!r}: the name of a header is text without lone surrogates, got {header!r}"
+            )
     return [(name, content) for name, content in headers]
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _field_size(value: Any) -> int:

@@ -185,6 +185,23 @@ class Producer:
             target.check_record(key_bytes, when, size)
         return self._outbox.put(Waiting(target, partition, key_bytes, content, when, heads, size))
 
+    def check(self, topic: str, columns: pa.RecordBatch) -> None:
+        """Refuse a batch of one record that the log, with its settings of now, would refuse.
+
+        Args:
+            topic: Name of the topic.
+            columns: The record, in the log's own columns.
+
+        Raises:
+            InvalidRecord: It has no key on a compacted topic, or a time that is not allowed.
+            RecordTooLarge: It is over `max.message.bytes`.
+            UnknownTopic: There is no such topic.
+        """
+        try:
+            self._target(topic).check_one(columns, self._clock.now_ms())
+        except InvalidRecord:  # the settings may have been changed
+            self._target(topic, fresh=True).check_one(columns, self._clock.now_ms())
+
     # Many records ---------------------------------------------------------------------
 
     def append(

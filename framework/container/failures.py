@@ -23,7 +23,11 @@ NOT_THE_RECORD: tuple[type[BaseException], ...] = (
 """Errors that say nothing about the record: another one would have met them as well."""
 
 EXCERPT = 2_000
-"""Characters of the traceback that go into a dead-letter record."""
+"""Characters of the message, and of the traceback, that go into a dead-letter record."""
+SHORT_EXCERPT = 200
+"""Characters of the message where the log refused the longer dead letter."""
+SHORTENED, WITHOUT_VALUE = 1, 2
+"""Levels of a dead letter: without traceback; without value and the record's own headers as well."""
 
 
 def task_failed(task: str, what: str, error: Exception, where: str) -> TaskFailed:
@@ -41,19 +45,34 @@ def described(record: Record[Any, Any]) -> str:
     return f"record {record.position} with key {record.key!r}"
 
 
-def dead_letter_headers(record: Record[Any, Any], error: Exception) -> Headers:
-    """Where a record came from and why it was put aside, after its own headers."""
-    frames = "".join(traceback.format_exception(error))[-EXCERPT:]
+def dead_letter_headers(record: Record[Any, Any], error: Exception, level: int = 0) -> Headers:
+    """Where a record came from and why it was put aside, after its own headers.
+
+    Args:
+        record: The record, or the moment of a timer or window.
+        error: What its handler raised, or why the log refused what it had done.
+        level: 0, or a higher one for each time that the log refused the dead letter.
+    """
+    longest = EXCERPT if level < SHORTENED else SHORT_EXCERPT
     causes = {
         "error.type": type(error).__name__,
-        "error.message": str(error),
-        "error.traceback": frames,
+        "error.message": _excerpt(str(error), longest),
+        "error.traceback": "".join(traceback.format_exception(error))[-EXCERPT:],
         "origin.topic": record.topic,
         "origin.partition": str(record.partition),
         "origin.offset": str(record.offset),
     }
+    if level >= SHORTENED:
+        del causes["error.traceback"]
+        causes["error.left_out"] = (
+            "traceback" if level < WITHOUT_VALUE else "traceback, value, headers"
+        )
     added = [(name, text.encode(errors="replace")) for name, text in causes.items()]
-    return (*record.headers, *added)
+    return (*(record.headers if level < WITHOUT_VALUE else ()), *added)
+
+
+def _excerpt(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def place_raised(error: BaseException) -> str | None:

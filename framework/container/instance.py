@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from changelog.clock import Clock
@@ -22,13 +22,22 @@ from changelog.rarely import Rarely
 from changelog.records import TopicPartition
 from framework import context
 from framework.container.decoding import Chunk, raw
+from framework.container.driving import Steps, drive, drive_async
 from framework.container.event_loop import EventLoop
-from framework.container.failures import NOT_THE_RECORD, dead_letter_headers, described, task_failed
+from framework.container.failures import (
+    NOT_THE_RECORD,
+    WITHOUT_VALUE,
+    dead_letter_headers,
+    described,
+    task_failed,
+)
 from framework.container.inputs import Input, next_run
 from framework.container.metrics import TaskCounters
 from framework.container.outbox import Outbox
 from framework.container.placing import Placed
 from framework.container.sampling import Sampling
+from framework.container.trial import LAST_LEVEL, StepId, Trial
+from framework.container.windows import WindowTimer
 from framework.context import ClockName, TaskContext
 from framework.handlers import check_finished
 from framework.record import Record
@@ -38,9 +47,6 @@ from framework.topic import Topic
 from statestore.store import PartitionStore
 
 _log = logging.getLogger("strandline")
-
-Step = tuple[Callable[..., Any], tuple[Any, ...]]
-Steps = Generator[Step, None, int]
 
 
 class TaskInstance:
@@ -58,6 +64,7 @@ class TaskInstance:
         clock: Clock,
         counters: TaskCounters,
         placed: Placed,
+        trial: Trial,
     ) -> None:
         self.spec = spec
         self.partition = partition
@@ -67,7 +74,7 @@ class TaskInstance:
         """The stores it owns, the timers' included."""
         self.timers = Timers(timer_store) if timer_store is not None else None
         self.context = TaskContext(app, spec.name, partition, self.timers)
-        self.outboxes = {topic: Outbox(self.context) for topic in topics}
+        self.outboxes = {topic: Outbox(self.context, trial) for topic in topics}
         self.failure: TaskFailed | None = None
         """Why it has stopped, if it has."""
         self.is_started = False
@@ -83,14 +90,17 @@ class TaskInstance:
         """When it last had a slice: the count of all slices of its worker by then."""
         self.changed = False
         """Whether a step ran since the last commit."""
+        self._trial = trial
+        self._last: tuple[Record[Any, Any], Chunk | str, Exception | None] | None = None
+        """The last step, and what it failed with, if it did."""
         self._clock = clock
-        self._object = spec.handler() if spec.is_class else None
+        self._object: Any = spec.handler() if spec.is_class else None
         self._process: Callable[..., Any] = (
             self._object.process if self._object is not None else spec.handler
         )
         own_timer: Callable[[Any], Any] = getattr(self._object, "on_timer", _no_timer)
         self._on_timer = spec.on_timer or own_timer
-        self._next_window = clock.now_ms() + (spec.window_ms or 0)
+        self._windows = WindowTimer(spec.window_ms, clock)
         self._plain = not spec.is_async and self.timers is None
         self._marks = [0] * len(self.all_stores)
         self._sampling = Sampling(self.stores)
@@ -147,8 +157,9 @@ class TaskInstance:
         self._sampling.handled(sampled, handled)
 
     def _run_all(self, limit: int) -> int:
-        if not self._plain:
+        if not self._plain or self._trial.has_verdicts:
             return self.drive(self.steps(limit))
+        limit = self._trial.limited(limit)
         self.bind()
         handled = 0
         try:
@@ -164,20 +175,25 @@ class TaskInstance:
     def steps(self, limit: int) -> Steps:
         """Handle up to `limit` of the records fed, as steps."""
         handled = 0
-        while handled < limit and not self.has_failed():
+        while handled < limit and self._may_go_on():
             run = next_run(self.inputs, self.spec.tombstones, limit - handled)
             if run is None:
                 break
             source, chunk, stop = run
             for record in chunk.records[chunk.at : stop]:
                 yield from self._advance(record.timestamp)
-                if not self.has_failed():
-                    yield from self._record_step(record, chunk)
+                if not self._may_go_on():
+                    break
+                yield from self._record_step(record, chunk)
                 if self.has_failed():
                     break
                 self._past(source, chunk, 1)
                 handled += 1
         return handled
+
+    def _may_go_on(self) -> bool:
+        """Whether another step may be done before the worker does something else."""
+        return not self.has_failed() and not self._trial.is_over
 
     def ticks(self) -> Steps:
         """Steps for the timers and windows that are due by the wall clock."""
@@ -185,41 +201,23 @@ class TaskInstance:
         fired = 0
         if self.timers is not None:
             fired += yield from self._fire("wall", now)
-        if self._object is not None and self.spec.window_ms and now >= self._window_at(now):
-            self._next_window = now + self.spec.window_ms
-            if not self.has_failed():
-                yield from self._step(self._moment(now), "window", self._object.window)
-                fired += 1
+        if self._windows.is_due(now) and self._may_go_on():
+            self._windows.passed(now)
+            yield from self._step(self._moment(now), "window", self._object.window)
+            fired += 1
         return fired
 
     def due_at(self) -> int | None:
         """When, in ms, `ticks` has something to do next."""
-        has_windows = self._object is not None and self.spec.window_ms
-        times = [self._window_at(self._clock.now_ms())] if has_windows else []
-        timer = self.timers.next_at("wall") if self.timers is not None else None
-        return min([*times, timer]) if timer is not None else min(times, default=None)
-
-    def _window_at(self, now: int) -> int:
-        """When the next window ends: at most a window from now, even if the clock was set back."""
-        self._next_window = min(self._next_window, now + (self.spec.window_ms or 0))
-        return self._next_window
+        timers = self.timers
+        times = [self._windows.next_at(), None if timers is None else timers.next_at("wall")]
+        return min((at for at in times if at is not None), default=None)
 
     def drive(self, steps: Steps) -> int:
         """Call the handlers of `steps`, one after another."""
         self.bind()
         try:
-            step = next(steps)
-            while True:
-                try:
-                    result = step[0](*step[1])
-                    if result is not None:
-                        check_finished(result)
-                except Exception as error:
-                    step = steps.throw(error)
-                else:
-                    step = next(steps)
-        except StopIteration as end:
-            return int(end.value or 0)
+            return drive(steps)
         finally:
             self.unbind()
 
@@ -227,20 +225,7 @@ class TaskInstance:
         """The same for handlers of which some are to be awaited."""
         self.bind()
         try:
-            step = next(steps)
-            while True:
-                try:
-                    result = step[0](*step[1])
-                    if inspect.isawaitable(result):
-                        result = await result
-                    if result is not None:
-                        check_finished(result)
-                except Exception as error:
-                    step = steps.throw(error)
-                else:
-                    step = next(steps)
-        except StopIteration as end:
-            return int(end.value or 0)
+            return await drive_async(steps)
         finally:
             self.unbind()
 
@@ -259,6 +244,7 @@ class TaskInstance:
         for store in self.all_stores:
             store.discard()
         self.is_started = self._start_counts
+        self._windows.rewind()
         self._handled = self._skipped = self._dead_lettered = 0  # they come again
         self.after_commit()
         for source in self.inputs:
@@ -280,9 +266,12 @@ class TaskInstance:
         self.counters.dead_lettered += self._dead_lettered
         self._handled = self._skipped = self._dead_lettered = 0
         for box in self.outboxes.values():
+            box.checked = self._trial.is_checking
             if box.keys:
                 box.clear()
         self.changed = False
+        self._last = None
+        self._windows.committed()
         self._start_counts = self.is_started
 
     def close(self, loop: EventLoop) -> None:
@@ -343,7 +332,11 @@ class TaskInstance:
                 done = next(i for i, record in enumerate(records) if record is failed)
                 self._resolve(failed, chunk, error)
                 self._past(source, chunk, done if self.has_failed() else done + 1)
-        return chunk.at - begin
+        if done := chunk.at - begin:
+            self._trial.done += done
+            if self._last is None or self._last[0] is not chunk.records[chunk.at - 1]:
+                self._last = chunk.records[chunk.at - 1], chunk, None
+        return done
 
     def _handle_all(self, records: list[Record[Any, Any]]) -> None:
         """The hot loop. Leaves no trace of a record whose handler raises."""
@@ -369,7 +362,9 @@ class TaskInstance:
 
     def _record_step(self, record: Record[Any, Any], chunk: Chunk) -> Steps:
         if chunk.error is not None:
-            self._resolve(record, chunk, chunk.error)
+            self._trial.done += 1
+            if not self._is_condemned(record, chunk):
+                self._resolve(record, chunk, chunk.error)
             return 0
         return (yield from self._step(record, chunk, self._process, record))
 
@@ -379,6 +374,10 @@ class TaskInstance:
         """One call of a handler; 1 if it succeeded, else the policy has been applied."""
         self.context.record = record
         self.changed = True
+        self._trial.done += 1
+        self._last = record, what, None
+        if self._is_condemned(record, what):
+            return 0
         self._marks[:] = [store.mark() for store in self.all_stores]
         try:
             yield call, args
@@ -395,14 +394,14 @@ class TaskInstance:
         now = max(timestamp, self.context.stream_time)
         if self.timers is not None:
             yield from self._fire("stream", now)
-        if not self.has_failed():
+        if self._may_go_on():
             self.context.stream_time = now
         return 0
 
     def _fire(self, clock: ClockName, now: int) -> Steps:
         timers, fired = self.timers, 0
         assert timers is not None
-        while not self.has_failed() and (due := timers.next_due(clock, now)) is not None:
+        while self._may_go_on() and (due := timers.next_due(clock, now)) is not None:
             before = self.context.stream_time
             if clock == "stream":
                 self.context.stream_time = max(due.at, before)
@@ -432,23 +431,63 @@ class TaskInstance:
         for box in self.outboxes.values():
             box.cut(record)
 
-    def _resolve(self, record: Record[Any, Any], what: Chunk | str, error: Exception) -> None:
-        """Apply the task's policy to a step that failed and has been undone."""
+    def condemn(self, refusal: Exception) -> bool:
+        """Let the last step fail when it comes again, since the log refused to commit it.
+
+        False if there is no such step, or it has done nothing that could be refused.
+        """
+        if self._last is None:
+            return False
+        record, what, error = self._last
+        if error is not None and self.spec.dead_letter is None:
+            return False
+        self._trial.condemn(self._step_id(record, what), error, refusal)
+        return True
+
+    def _is_condemned(self, record: Record[Any, Any], what: Chunk | str) -> bool:
+        """Apply the policy to a step that the log has refused to commit; whether it is one."""
+        if not self._trial.has_verdicts:
+            return False
+        verdict = self._trial.verdict(self._step_id(record, what))
+        if verdict is None:
+            return False
+        if verdict.level < LAST_LEVEL:
+            self._resolve(record, what, verdict.error, verdict.level)
+        else:
+            self._fail(record, what, verdict.refusal)
+        return True
+
+    def _step_id(self, record: Record[Any, Any], what: Chunk | str) -> StepId:
+        at = (what, record.timestamp) if isinstance(what, str) else (record.topic, record.offset)
+        return self.spec.name, self.partition, at
+
+    def _fail(self, record: Record[Any, Any], what: Chunk | str, error: Exception) -> None:
+        """Stop at a step."""
         subject = what if isinstance(what, str) else described(record)
+        self.failure = task_failed(self.spec.name, subject, error, self.spec.where)
+        self.failure.__cause__ = error
+        told = {"task": self.spec.name, "partition": self.partition, "error": error}
+        _log.error("partition %d stops: %s", self.partition, self.failure, extra=told)
+
+    def _resolve(
+        self, record: Record[Any, Any], what: Chunk | str, error: Exception, level: int = 0
+    ) -> None:
+        """Apply the task's policy to a step that failed and has been undone."""
+        self._last = record, what, error
         if self.spec.on_error == "fail":
-            self.failure = task_failed(self.spec.name, subject, error, self.spec.where)
-            self.failure.__cause__ = error
-            told = {"task": self.spec.name, "partition": self.partition, "error": error}
-            _log.error("partition %d stops: %s", self.partition, self.failure, extra=told)
+            self._fail(record, what, error)
             return
+        subject = what if isinstance(what, str) else described(record)
         text = f"task {self.spec.name}: {self.spec.on_error}: {subject}: {error}"
         self._put_aside.note(text, task=self.spec.name, partition=self.partition, error=error)
         self._skipped += self.spec.dead_letter is None
         self._dead_lettered += self.spec.dead_letter is not None
         if self.spec.dead_letter is not None:
-            self._bury(record, what, error)
+            self._bury(record, what, error, level)
 
-    def _bury(self, record: Record[Any, Any], what: Chunk | str, error: Exception) -> None:
+    def _bury(
+        self, record: Record[Any, Any], what: Chunk | str, error: Exception, level: int
+    ) -> None:
         """Send a record as it came, and what was wrong with it, to the dead-letter topic."""
         topic = self.spec.dead_letter
         assert topic is not None
@@ -456,9 +495,10 @@ class TaskInstance:
         if isinstance(what, Chunk):
             columns = raw(what.batch, record.offset).columns
             key = columns.column("key")[0].as_py()
-            [stored] = topic.values.decode(columns.column("value"))
-            value = topic.values.item(stored)
-        headers = dead_letter_headers(record, error)
+            if level < WITHOUT_VALUE:
+                [stored] = topic.values.decode(columns.column("value"))
+                value = topic.values.item(stored)
+        headers = dead_letter_headers(record, error, level)
         self.outboxes[topic].put(key, value, record.timestamp, headers)
 
     def _moment(self, at: int | None = None) -> Record[Any, Any]:

@@ -34,6 +34,7 @@ from framework.container.placing import Placed
 from framework.container.positions import placed_of, position_of
 from framework.container.restore import OnRestore, Restoring
 from framework.container.standbys import Standbys
+from framework.container.trial import Trial
 from framework.querying.endpoint import Endpoint
 from framework.task import TaskSpec
 from framework.topic import Topic
@@ -138,6 +139,8 @@ class TaskManager:
         self.counters = counters
         """Of the worker."""
         self._ends = StableEnds(broker, clock)
+        self.trial = Trial()
+        """How much the next commit may cover."""
         self.loop = EventLoop()
         """Where async handlers run."""
         self._queries = queries
@@ -424,6 +427,7 @@ class TaskManager:
             self._clock,
             self.counters.task(parts.spec.name),
             Placed(parts.number, self._infos[first.topic].partitions, parts.stores, placed),
+            self.trial,
         )
 
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 from changelog.errors import InvalidRecord, SchemaMismatch
 from changelog.records import Headers
 from framework.codecs import UNENCODABLE
-from framework.columns import batch_of
+from framework.columns import batch_of, one_record
+from framework.container.trial import Trial
 from framework.context import TaskContext
 from framework.record import Record
 from framework.topic import Topic
@@ -23,18 +24,29 @@ from framework.topic import Topic
 class Outbox:
     """One task instance's sends to one topic."""
 
-    __slots__ = ("checked", "context", "headers", "keys", "mark", "record", "timestamps", "values")
+    __slots__ = (
+        "_trial",
+        "checked",
+        "context",
+        "headers",
+        "keys",
+        "mark",
+        "record",
+        "timestamps",
+        "values",
+    )
 
-    def __init__(self, context: TaskContext) -> None:
+    def __init__(self, context: TaskContext, trial: Trial) -> None:
         self.context = context
+        self._trial = trial
         self.keys: list[Any] = []
         self.values: list[Any] = []
         self.timestamps: list[int] = []
         self.headers: dict[int, Headers] = {}
         self.record: Record[Any, Any] | None = None
         self.mark = 0
-        self.checked = False
-        """Encode every record when it is sent, so that the one that cannot be is found."""
+        self.checked = trial.is_checking
+        """Check each record when it is sent, so that the one that is refused is found."""
 
     def put(self, key: Any, value: Any, timestamp: int, headers: Headers = ()) -> None:
         """Add one record, given as items of the topic's codecs."""
@@ -43,6 +55,12 @@ class Outbox:
         self.keys.append(key)
         self.values.append(value)
         self.timestamps.append(timestamp)
+
+    def check(
+        self, topic: Topic[Any, Any], key: Any, value: Any, timestamp: int, headers: Headers
+    ) -> None:
+        """Encode one record, and refuse it if the log would. Raises InvalidRecord."""
+        self._trial.check(topic.name, one_record(topic, key, value, timestamp, headers))
 
     def cut(self, record: Record[Any, Any]) -> None:
         """Take back what was sent for `record`."""
@@ -58,14 +76,6 @@ class Outbox:
     def _truncate(self, length: int) -> None:
         del self.keys[length:], self.values[length:], self.timestamps[length:]
         self.headers = {at: pairs for at, pairs in self.headers.items() if at < length}
-
-
-class UnencodableSend(InvalidRecord):
-    """A record that was sent cannot be encoded; which one is found by sending them again."""
-
-    def __init__(self, topic: str, cause: Exception) -> None:
-        super().__init__(f"topic {topic!r}: {cause}")
-        self.topic = topic
 
 
 def columns_of(topic: Topic[Any, Any], boxes: Iterable[Outbox]) -> pa.RecordBatch | None:
@@ -88,4 +98,4 @@ def columns_of(topic: Topic[Any, Any], boxes: Iterable[Outbox]) -> pa.RecordBatc
     except (MemoryError, SchemaMismatch):
         raise
     except UNENCODABLE as error:
-        raise UnencodableSend(topic.name, error) from error
+        raise InvalidRecord(f"topic {topic.name!r}: {error}") from error

@@ -35,6 +35,7 @@ from framework.container.restore import OnRestore, RestoreBar
 from framework.container.seat import Seat
 from framework.container.worker import Worker
 from framework.declaring import Declarations
+from framework.left_timers import check_timers
 from framework.options import Options
 from framework.querying.endpoint import Endpoint
 from framework.querying.provider import StoreProvider
@@ -159,6 +160,7 @@ def worker_on(
     `queries`, if there are to be any.
     """
     infos = declared.prepare(broker)
+    check_timers(declared, broker)
     counters = WorkerCounters(declared.app, folders.counters)
     specs, topics = list(declared.tasks.values()), list(declared.topics.values())
     tasks = TaskManager(

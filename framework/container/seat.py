@@ -11,6 +11,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from changelog.broker import Broker
 from changelog.client.producer import Producer
 from changelog.client.standing import State
@@ -82,6 +84,11 @@ class Seat:
         )
         with self._counters.committing():
             COMMITS[self._options.processing_guarantee](work, instances)
+
+    def check(self, topic: str, columns: pa.RecordBatch) -> None:
+        """Refuse a record that the log would refuse. Raises InvalidRecord."""
+        if self._producer is not None:
+            self._producer.check(topic, columns)
 
     def abort(self) -> bool:
         """Abort what is open; False if it cannot be known that it is aborted, or it is committed."""

@@ -22,21 +22,23 @@ from changelog.broker import Broker
 from changelog.clock import Clock
 from changelog.errors import (
     DiskFull,
+    InvalidRecord,
     MemberFenced,
     ProducerFenced,
     Retriable,
+    SchemaMismatch,
     SharedOutAnew,
     TransactionAborted,
 )
 from changelog.metrics import Reading
 from framework.container.commit import checkpoint_if_due, offsets_of
+from framework.container.driving import Steps
 from framework.container.gauges import WAITING
 from framework.container.idle import all_is_committed
 from framework.container.inputs import Input, groups
-from framework.container.instance import Steps, TaskInstance
+from framework.container.instance import TaskInstance
 from framework.container.manager import Partitions, TaskManager
 from framework.container.outage import Outage, patiently
-from framework.container.outbox import UnencodableSend
 from framework.container.place import Place
 from framework.container.positions import position_of
 from framework.container.seat import Seat
@@ -67,6 +69,8 @@ class Worker:
         self._broker = broker
         self._clock = clock
         self._tasks = tasks
+        self._trial = tasks.trial
+        self._trial.check = seat.check
         self._seat = seat
         self._told: tuple[Place, Partitions] | None = None
         """What was said last that it holds, and of which place."""
@@ -106,25 +110,36 @@ class Worker:
             self.commit()
         return handled
 
-    def commit(self) -> None:
+    def commit(self) -> bool:
         """Commit what has been done, or rewind to the last commit if that is refused.
 
-        Raises DiskFull: what is not committed must be rewound then.
+        Returns:
+            Whether all that was done is committed.
+
+        Raises:
+            DiskFull: What is not committed must be rewound then.
         """
+        is_committed = True
         if self.has_uncommitted:
+            is_committed = False
             try:
                 self._seat.commit(self.instances)
+                is_committed = True
+                self._trial.committed()
                 self._tasks.committed.update(offsets_of(self.instances))
                 self._aborted_in_a_row = self._since_commit = 0
                 self._checkpoint()
                 self._outage.over()
-            except UnencodableSend as error:
-                self._rewind_in_place(check=error.topic)
+            except SchemaMismatch:
+                raise  # of no single record
+            except InvalidRecord as error:
+                self._refused(error)
             except (MemberFenced, ProducerFenced) as error:
                 self._lost(error)
             except (TransactionAborted, Retriable) as error:
                 self._recover(error)
         self._commit_is_later()
+        return is_committed
 
     def _checkpoint(self) -> None:
         self._intact = False  # an engine that could not write takes nothing until it is reopened
@@ -169,15 +184,18 @@ class Worker:
         while not self._stopping:
             left = None if until_handled is None else until_handled - self.handled
             seconds = seconds_left()
-            if left == 0 or (seconds is not None and seconds <= 0) or self._all_failed:
-                break
+            is_over = seconds is not None and seconds <= 0
+            if left == 0 or is_over or self._all_failed:
+                if self.commit() or is_over:
+                    return
+                continue  # what the log has refused comes again
             wait = self._wait(seconds, until_idle)
             handled = patiently(partial(self.cycle, limit=left, wait=wait), lambda: self._stopping)
             if until_idle and not handled:
                 if self.has_uncommitted:
                     patiently(self.commit, lambda: self._stopping)
                 elif not self._tasks.is_opening and self.is_idle:
-                    break
+                    return
         self.commit()
 
     def stop(self) -> None:
@@ -225,8 +243,8 @@ class Worker:
 
     @property
     def commit_is_due(self) -> bool:
-        """Whether time, records or memory ask for a commit."""
-        return self._is_time or any(i.needs_commit for i in self.instances)
+        """Whether time, records, memory or the search for a refused record ask for a commit."""
+        return self._is_time or self._trial.is_over or any(i.needs_commit for i in self.instances)
 
     @property
     def _is_time(self) -> bool:
@@ -320,7 +338,7 @@ class Worker:
         """Let those begin that are back."""
         self._tasks.ready()
         for instance in self.instances:
-            if not (instance.is_started or instance.has_failed()):
+            if not (instance.is_started or instance.has_failed() or self._trial.is_over):
                 self._drive(instance, instance.start())
 
     def _lost(self, error: MemberFenced | ProducerFenced) -> None:
@@ -359,7 +377,7 @@ class Worker:
         begun, handled = time.perf_counter(), 0
         for instance in self._in_turn(in_turn):
             size = self._slice if limit is None else min(self._slice, limit - handled)
-            if size <= 0:
+            if size <= 0 or self._trial.is_over:
                 break
             handled += instance.run(size)
         handled += self._handle_async([i for i in ready if i.spec.is_async], limit, handled)
@@ -382,6 +400,8 @@ class Worker:
         """All partitions at once; of each, one record at a time."""
         left = None if limit is None else limit - before
         sizes = shares(len(ready), self._slice, left)
+        if self._trial.is_over:
+            return 0
         steps = [i.run_async(n) for i, n in zip(ready, sizes, strict=True) if n]
         return sum(self._tasks.loop.run(steps)) if steps else 0
 
@@ -389,6 +409,8 @@ class Worker:
         now = self._clock.now_ms()
         for instance in self.instances:
             due = instance.due_at()
+            if self._trial.is_over:
+                return
             if instance.failure is None and due is not None and due <= now:
                 self._drive(instance, instance.ticks())
 
@@ -422,11 +444,22 @@ class Worker:
             _log.warning("a commit was aborted, going back to the last one: %s", error, extra=said)
         self._go_back()
 
-    def _go_back(self) -> None:
-        """To the last commit: in place, or from the log if what it holds must be found out."""
-        exactly_once = self.options.processing_guarantee == "exactly_once"
+    def _refused(self, error: InvalidRecord) -> None:
+        """The log refuses the commit for one record in it: go back, and find whose it is."""
+        said = {"app": self.app, "records": self._since_commit, "error": error}
+        _log.info("a commit was refused, looking for the record: %s", error, extra=said)
+        self._trial.refused(error, lambda: any(i.condemn(error) for i in self.instances))
+        self._go_back(is_undone=True)
+
+    def _go_back(self, *, is_undone: bool = False) -> None:
+        """To the last commit: in place, or from the log if what it holds must be found out.
+
+        `is_undone`: outputs and changes are known not to be committed. Else only one transaction
+        for all of it tells that.
+        """
+        is_undone = is_undone or self.options.processing_guarantee == "exactly_once"
         try:
-            aborted = exactly_once and self._intact and self._seat.abort()
+            aborted = is_undone and self._intact and self._seat.abort()
         except ProducerFenced as error:
             self._lost(error)
             return
@@ -454,18 +487,17 @@ class Worker:
                 error = again
 
     def _forget_handled(self) -> None:
+        self._trial.rewound()
         self.handled -= self._since_commit
         self._since_commit = 0
 
-    def _rewind_in_place(self, check: str | None = None) -> None:
-        """Forget what is not committed. `check` names a topic to which sends are checked."""
+    def _rewind_in_place(self) -> None:
+        """Forget what is not committed."""
         self._forget_handled()
         for instance in self.instances:
             instance.rewind(
                 {source.partition: self._last(instance, source) for source in instance.inputs}
             )
-            for topic, box in instance.outboxes.items():
-                box.checked = box.checked or topic.name == check
 
     def _last(self, instance: TaskInstance, source: Input) -> int:
         """The position of the last commit, or where the worker started."""

@@ -1,0 +1,67 @@
+"""Timers that an app would leave behind: those of a task that it does not declare any more.
+
+Timers are kept in a store of their task's, `<task>-timers`. A task that gets another name has another
+one, which is empty, while its position in the input goes on: its timers would never fire.
+"""
+
+from __future__ import annotations
+
+from changelog.broker import Broker
+from changelog.errors import InvalidConfig
+from framework.context import ClockName
+from framework.declaring import Declarations
+from framework.looking import committed_batches
+from framework.timers import TimerKey
+from statestore.keys import key_codec
+
+_CLOCKS: tuple[ClockName, ...] = ("stream", "wall")
+
+
+def check_timers(declared: Declarations, broker: Broker) -> None:
+    """Refuse to run an app that has pending timers of a task which it does not declare.
+
+    Raises:
+        InvalidConfig: There are such timers, and `App.drop_task` does not name their task.
+    """
+    used = set(declared.internal_topics())
+    for topic in broker.topics():
+        task = _task_of(declared.app, topic.name)
+        if task is None or topic.name in used or _is_of_another(declared.app, topic.name, broker):
+            continue
+        if pending := _pending(broker, topic.name):
+            known = task in declared.tasks
+            why = "has no on_timer any more" if known else "is not declared any more"
+            way_out = (
+                "give it one" if known else f"if it was renamed, declare it with name={task!r}"
+            )
+            raise InvalidConfig(
+                f"app {declared.app!r} has {pending} pending timers of task {task!r}, which {why}, so"
+                f" they would never fire; {way_out}; if they are not needed, say so with"
+                f" app.drop_task({task!r})"
+            )
+
+
+def _task_of(app: str, topic: str) -> str | None:
+    """The task whose timers a topic holds, if the app's name says that it is the app's."""
+    prefix, suffix = f"{app}-", "-timers-changelog"
+    if not topic.startswith(prefix) or not topic.endswith(suffix):
+        return None
+    return topic[len(prefix) : -len(suffix)] or None
+
+
+def _is_of_another(app: str, topic: str, broker: Broker) -> bool:
+    """Whether the topic may as well be that of an app with a longer name, which has run here."""
+    longer = [group for group in broker.groups() if group.startswith(f"{app}-")]
+    return any(topic.startswith(f"{group}-") for group in longer)
+
+
+def _pending(broker: Broker, topic: str) -> int:
+    """How many timers a changelog holds."""
+    decode = key_codec(TimerKey).decode
+    timers: dict[tuple[int, bytes], bool] = {}
+    for batch in committed_batches(broker, topic):
+        columns = batch.columns
+        values = columns.column("value").is_valid().to_pylist()
+        for key, is_set in zip(columns.column("key").to_pylist(), values, strict=True):
+            timers[batch.partition, key] = is_set and decode(key)[0] in _CLOCKS
+    return sum(timers.values())

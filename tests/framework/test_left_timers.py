@@ -1,0 +1,112 @@
+"""An app does not run while it would leave pending timers of a task behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+
+FAR_MS = 4_000_000_000_000
+
+
+def reminding(log: Path, *, app: str = "app", task: str = "remind", timers: bool = True) -> Any:
+    """An app with one task that sets a timer for each record, and what has fired."""
+    made = sl.App(app, log=log)
+    words = made.topic("words", key=str, value=int)
+    made.fired = []  # type: ignore[attr-defined]
+
+    @made.task(words, name=task)
+    def remind(record: sl.Record[str, int]) -> None:
+        if timers and record.value:
+            sl.set_timer(record.key, record.timestamp + 10)
+
+    if timers:
+
+        @made.on_timer(task)
+        def fire(name: str) -> None:
+            made.fired.append(name)  # type: ignore[attr-defined]
+
+    return made, words
+
+
+def run(app: Any) -> list[str]:
+    with app:
+        app.run(until="idle", progress=False)
+    return app.fired  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log with an app that has run and has two pending timers."""
+    app, words = reminding(tmp_path / "log")
+    words.append([("a", 1, 1_000), ("b", 1, 1_001)])
+    run(app)
+    return tmp_path / "log"
+
+
+def test_a_renamed_task_does_not_lose_its_timers(log: Path) -> None:
+    renamed, _ = reminding(log, task="renamed")
+    with renamed, pytest.raises(sl.InvalidConfig, match="2 pending timers of task 'remind'.*name="):
+        renamed.run(until="idle", progress=False)
+    app, words = reminding(log)
+    words.append([("c", 0, 5_000)])
+    assert run(app) == ["a", "b"]
+
+
+def test_a_task_that_has_lost_its_timer_function_does_not_run(log: Path) -> None:
+    app, _ = reminding(log, timers=False)
+    with app, pytest.raises(sl.InvalidConfig, match="has no on_timer any more"):
+        app.run(until="idle", progress=False)
+
+
+def test_what_is_refused_has_handled_nothing(log: Path) -> None:
+    renamed, words = reminding(log, task="renamed")
+    with renamed:
+        words.append([("c", 0, 5_000)])
+        with pytest.raises(sl.InvalidConfig):
+            renamed.run(until="idle", progress=False)
+    assert run(reminding(log)[0]) == ["a", "b"]
+
+
+def test_timers_may_be_dropped_and_are_there_if_the_task_comes_back(log: Path) -> None:
+    renamed, words = reminding(log, task="renamed")
+    renamed.drop_task("remind")
+    words.append([("c", 0, 5_000)])
+    assert run(renamed) == []
+    app, words = reminding(log)
+    app.drop_task("renamed")
+    words.append([("d", 0, 6_000)])
+    assert run(app) == ["a", "b"]
+
+
+def test_a_reset_deletes_the_timers_of_dropped_tasks(log: Path) -> None:
+    renamed, _ = reminding(log, task="renamed")
+    renamed.drop_task("remind")
+    with renamed:
+        renamed.run(until="idle", progress=False)
+        renamed.reset()
+        topics = {topic.name for topic in renamed.broker.topics()}
+    assert "app-remind-timers-changelog" not in topics
+
+
+def test_a_task_with_timers_cannot_be_dropped(tmp_path: Path) -> None:
+    app, _ = reminding(tmp_path / "log")
+    with pytest.raises(sl.InvalidConfig, match="declared and has timers"):
+        app.drop_task("remind")
+
+
+def test_a_task_whose_timers_have_all_fired_may_go(log: Path) -> None:
+    app, words = reminding(log)
+    words.append([("c", 0, 5_000)])
+    assert run(app) == ["a", "b"]
+    assert run(reminding(log, task="renamed")[0]) == []
+
+
+def test_timers_of_an_app_with_a_longer_name_are_not_meant(tmp_path: Path) -> None:
+    other, words = reminding(tmp_path / "log", app="app-eu")
+    words.append([("a", 1, 1_000)])
+    run(other)
+    assert run(reminding(tmp_path / "log")[0]) == []
