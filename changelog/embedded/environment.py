@@ -60,6 +60,8 @@ class Environment:
     """For fsyncs of several files at once; it has no thread until the first."""
 
     def __post_init__(self) -> None:
+        self.incarnation = self.clock.new_id()
+        """Identifier of this opening of the log, as epochs name it: see `changelog.history`."""
         self._begun_ms = self.clock.now_ms() - int(self.clock.monotonic() * 1000)
 
     def steady_ms(self) -> int:

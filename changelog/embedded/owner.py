@@ -35,7 +35,6 @@ from changelog.embedded.names import (
 from changelog.embedded.offsets import GroupOffsets, check_commit
 from changelog.embedded.partition import Partition, sync_all
 from changelog.embedded.pins import KeptPins
-from changelog.embedded.recovery import begin_epoch
 from changelog.embedded.segment import Segment
 from changelog.embedded.ticking import Ticking
 from changelog.embedded.topic import Catalog, Topic
@@ -121,9 +120,6 @@ class Owner:
         log = TransactionLog(self._system_partition(TRANSACTION_STATE))
         self._coordinator = Coordinator(environment, log, offsets.ended)
         self._coordinator.recover(self._catalog.partition_by_id, self._partitions)
-        if closed is None:
-            # Only now: committed markers that were seen and lost must stay in the old epoch.
-            environment.at_once(begin_epoch, list(self._partitions()))
         offsets.load()
         self._offsets = offsets
         self._groups = Groups(environment.clock, self._partition_count)
