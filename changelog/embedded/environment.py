@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, TypeVar
 
 from changelog.clock import Clock
@@ -60,9 +61,16 @@ class Environment:
     """For fsyncs of several files at once; it has no thread until the first."""
 
     def __post_init__(self) -> None:
-        self.incarnation = self.clock.new_id()
-        """Identifier of this opening of the log, as epochs name it: see `changelog.history`."""
         self._begun_ms = self.clock.now_ms() - int(self.clock.monotonic() * 1000)
+
+    @cached_property
+    def incarnation(self) -> str:
+        """Identifier of this opening of the log, as epochs name it: see `changelog.history`.
+
+        Drawn by the first append. If two threads draw it at once both identifiers are used, which
+        is harmless: no other opening has either of them.
+        """
+        return self.clock.new_id()
 
     def steady_ms(self) -> int:
         """The time in ms as it was at the opening, and goes on whatever becomes of the wall clock.
