@@ -25,6 +25,10 @@ from typing import NamedTuple, Protocol
 UNKNOWN_EPOCH = -1
 """Leader epoch of a position whose last record was written in an epoch that is not known (Kafka)."""
 
+REBUILT = "rebuilt"
+"""Stands for the incarnations of an epoch whose manifest was lost, and rebuilt from the frames. They
+name the leader epoch only, so there a position is told from another history by that alone."""
+
 MOST_EPOCHS = 2_000
 """Maximum number of epochs listed for a partition. A position of an older one is not trusted. With
 an opening every minute, each of which appends to the partition, the list reaches back 33 hours."""
@@ -108,9 +112,7 @@ def with_epoch(epochs: Epochs, start: int, incarnation: str, oldest: int) -> Epo
     kept = [epoch for epoch in epochs if epoch.start < start]
     new = Epoch(epochs[-1].number + 1, start, incarnation)
     listed = [
-        epoch
-        for epoch, following in pairwise([*kept, new])
-        if following.start >= oldest
+        epoch for epoch, following in pairwise([*kept, new]) if following.start >= oldest
     ]
     return (*listed[1 - MOST_EPOCHS :], new)
 
@@ -130,7 +132,9 @@ def continues(epochs: Epochs, offset: int, incarnation: str) -> bool:
     >>> continues(epochs, 40, "a"), continues(epochs, 41, "a")
     (True, False)
     """
-    return not epochs or offset == 0 or epoch_before(epochs, offset).incarnation == incarnation
+    if not epochs or offset == 0:
+        return True
+    return epoch_before(epochs, offset).incarnation in (incarnation, REBUILT)
 
 
 def shared_end(epochs: Epochs, end: int, position: LogPosition) -> int:
@@ -141,8 +145,10 @@ def shared_end(epochs: Epochs, end: int, position: LogPosition) -> int:
     alike as long as they were one. Without incarnations (Kafka, old positions) numbers decide.
     """
     if position.incarnation:
+        if epochs and epochs[-1].incarnation == position.incarnation:
+            return end
         for epoch, following in pairwise([*epochs, Epoch(-1, end)]):
-            if epoch.incarnation == position.incarnation:
+            if _is_of(epoch, position):
                 return following.start
         return _start_of(epochs, position.leader_epoch, end)
     if position.leader_epoch == UNKNOWN_EPOCH:
@@ -154,7 +160,13 @@ def is_listed(epochs: Epochs, position: LogPosition) -> bool:
     """Return whether the history of a position is one that the partition remembers."""
     if not position.incarnation or not epochs:
         return True
-    return any(epoch.incarnation == position.incarnation for epoch in epochs)
+    return any(_is_of(epoch, position) for epoch in epochs)
+
+
+def _is_of(epoch: Epoch, position: LogPosition) -> bool:
+    if epoch.incarnation == REBUILT:
+        return epoch.number == position.leader_epoch
+    return epoch.incarnation == position.incarnation
 
 
 def _start_of(epochs: Epochs, number: int, end: int) -> int:
@@ -169,6 +181,6 @@ def _end_of_unnamed(epochs: Epochs, end: int) -> int:
     a position without one is of another history, or of a list that has lost its beginning.
     """
     for epoch in epochs:
-        if epoch.incarnation:
+        if epoch.incarnation not in ("", REBUILT):
             return 0 if is_cut_short(epochs) and epoch is epochs[0] else epoch.start
     return end

@@ -23,7 +23,7 @@ from changelog.embedded.checking.scanned import ScannedPartition
 from changelog.embedded.checking.transactions import Place, Reach
 from changelog.embedded.names import STATE
 from changelog.errors import CorruptLog, FutureFormat, StrandlineError
-from changelog.records import Batch, PartitionOffsets
+from changelog.records import Batch
 from statestore.engine import Engine, Entry, Position
 from statestore.engines.inspection import inspected, is_unfinished
 from statestore.engines.memory import MemoryEngine
@@ -136,7 +136,7 @@ class _StoreCheck:
         with ExitStack() as closing:
             fold = _Fold(self._fold_bytes, closing)
             fold.add(self._clipped(changelog, 0, position.offset), position)
-            plan = plan_restore(position, _offsets(changelog), fold.last_before(position.offset))
+            plan = plan_restore(position, changelog.offsets(), fold.last_before(position.offset))
             if plan.action == "rebuild":
                 self._note(f"is made anew when its app starts: {plan.reason}")
                 return
@@ -240,21 +240,6 @@ class _Fold:
         while chunk := list(islice(held, MOVED_AT_ONCE)):
             keys, values = zip(*chunk, strict=True)
             self._engine.write(keys, values, position)
-
-
-def _offsets(changelog: ScannedPartition) -> PartitionOffsets:
-    manifest, end = changelog.manifest, changelog.next_offset
-    return PartitionOffsets(
-        manifest.log_start,
-        end,
-        min(end, changelog.last_stable_offset),
-        manifest.topic_id,
-        manifest.leader_epoch,
-        manifest.epochs,
-        manifest.purged_end,
-        manifest.clean_end,
-        manifest.superseding_end,
-    )
 
 
 def _keys_only(batch: Batch) -> Batch:

@@ -46,6 +46,7 @@ from changelog.errors import (
     InvalidConfig,
     InvalidRecord,
     InvalidTopic,
+    OffsetOutOfRange,
     OwnerUnavailable,
     StrandlineError,
 )
@@ -468,9 +469,24 @@ class Owner:
         return [*log_readings(self._catalog, counters, open_), *self._cleaners.readings()]
 
     def _located(self, tp: TopicPartition, offset: CommittedOffset) -> CommittedOffset:
-        """The offset with the id of its topic. Raises UnknownTopic, UnknownPartition."""
-        partition = self._partition(tp)
-        return offset if offset.topic_id else offset._replace(topic_id=partition.topic_id)
+        """The offset with the id of its topic, and the name of its history.
+
+        Raises UnknownTopic, UnknownPartition, and OffsetOutOfRange for one of another history.
+        """
+        ends = self._partition(tp).offsets()
+        if offset.topic_id not in ("", ends.topic_id):
+            return offset
+        if offset.incarnation:
+            if problem := ends.divergence(offset._replace(topic_id=ends.topic_id)):
+                raise OffsetOutOfRange(
+                    f"{tp}: offset {offset.offset} cannot be committed: {problem}; seek to an offset "
+                    f"from {ends.log_start} to {ends.high_watermark}"
+                )
+            return offset._replace(topic_id=ends.topic_id)
+        epoch = ends.epoch_before(offset.offset)
+        return CommittedOffset(
+            offset.offset, offset.metadata, ends.topic_id, epoch.number, epoch.incarnation
+        )
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

@@ -25,7 +25,7 @@ from changelog.embedded.scanning import Whole, scan
 from changelog.embedded.segment import Segment
 from changelog.embedded.topic import TopicMeta
 from changelog.errors import CorruptLog, FutureFormat, StrandlineError
-from changelog.history import FIRST, Epoch, Epochs
+from changelog.history import FIRST, REBUILT, Epoch, Epochs
 from changelog.schema import decode_schemas
 from changelog.storage import Storage
 
@@ -216,11 +216,11 @@ def _overlap(before: _Found, behind: _Found) -> bool:
 
 
 def _epochs(headers: Iterator[FrameHeader]) -> Epochs:
-    """The epochs that frames name; which opening wrote each was in the lost manifest only."""
+    """The epochs that frames name. Which incarnation wrote each was in the lost manifest only."""
     epochs: list[Epoch] = []
     for header in headers:
         if not epochs or epochs[-1].number < header.leader_epoch:
-            epochs.append(Epoch(header.leader_epoch, header.base_offset))
+            epochs.append(Epoch(header.leader_epoch, header.base_offset, REBUILT))
     return tuple(epochs) or FIRST
 
 
