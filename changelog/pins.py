@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from changelog.errors import UnknownPin
+from changelog.history import UNKNOWN_EPOCH
 from changelog.records import Fetched, TopicPartition
 
 MAX_TIMEOUT_MS = 30 * 24 * 60 * 60 * 1000
@@ -37,6 +38,10 @@ class PinnedRange(NamedTuple):
     start: int
     end: int
     """Not included; at most the last stable offset."""
+    leader_epoch: int = UNKNOWN_EPOCH
+    """Of the position at `end`, with `incarnation`: see `changelog.history`. Looked at when the
+    range is pinned, not kept."""
+    incarnation: str = ""
 
 
 PinnedRanges = Mapping[TopicPartition, PinnedRange]

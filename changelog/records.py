@@ -19,6 +19,16 @@ import pyarrow as pa
 
 from changelog.arrays import int64_range
 from changelog.config import TopicConfig
+from changelog.history import (
+    UNKNOWN_EPOCH,
+    Epoch,
+    Epochs,
+    LogPosition,
+    epoch_before,
+    is_cut_short,
+    is_listed,
+    shared_end,
+)
 from changelog.settings import Setting
 
 Isolation = Literal["read_committed", "read_uncommitted"]
@@ -149,6 +159,9 @@ class Fetched:
     log_start: int
     high_watermark: int
     last_stable_offset: int
+    epochs: Epochs = ()
+    """Epochs that name the positions from where was fetched to `next_offset`, and perhaps some
+    after it: see `changelog.history.continues`. Empty where the log lists none (Kafka, a pin)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +175,9 @@ class PartitionOffsets:
     """End of what read_committed sees."""
     topic_id: str
     leader_epoch: int
-    epochs: tuple[tuple[int, int], ...] = ()
-    """(leader epoch, its first offset), in order: what KIP-320 checks for divergence."""
+    epochs: Epochs = ()
+    """Which opening of the log wrote which offsets: what `divergence` looks at (KIP-320). Empty on
+    Kafka, which does not list them."""
     purged_end: int = 0
     """Below it tombstones may be gone: see `must_start_over`."""
     clean_end: int = 0
@@ -173,6 +187,8 @@ class PartitionOffsets:
     committed_end: int = 0
     """Below it is all that was committed by now. An open transaction may hide some of it: then the
     last stable offset is lower, and comes here once that has ended. On Kafka the high watermark."""
+    cluster_id: str = ""
+    """On Kafka the cluster's id, which positions name instead of an incarnation."""
 
     @property
     def settled_end(self) -> int:
@@ -207,12 +223,94 @@ class PartitionOffsets:
 
         A reader that got to a higher offset in that epoch has seen records that are gone.
 
-        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=((0, 0), (2, 40)))
+        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=(Epoch(0, 0), Epoch(2, 40)))
         >>> offsets.epoch_end(0), offsets.epoch_end(2)
         (40, 50)
         """
-        later = [start for epoch, start in self.epochs if epoch > leader_epoch]
+        later = [epoch.start for epoch in self.epochs if epoch.number > leader_epoch]
         return later[0] if later else self.high_watermark
+
+    def epoch_before(self, offset: int) -> Epoch:
+        """Return the epoch that names the position at `offset`.
+
+        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=(Epoch(0, 0, "a"), Epoch(2, 40, "b")))
+        >>> offsets.epoch_before(40).incarnation
+        'a'
+        """
+        if not self.epochs:
+            return Epoch(self.leader_epoch, 0, self.cluster_id)
+        return epoch_before(self.epochs, offset)
+
+    def shared_end(self, position: LogPosition) -> int:
+        """Return the offset up to which this partition can have what `position` has read.
+
+        It is exact if the partition lists the position's incarnation, and else an upper bound.
+        """
+        if self._other_log(position):
+            return self.log_start
+        return min(position.offset, shared_end(self.epochs, self.high_watermark, position))
+
+    def divergence(self, position: LogPosition) -> str:
+        """Return why `position` is of another history than this partition; empty if it is not.
+
+        A position of another history may be at any offset, also at one that this partition has.
+        What was built up to it must be built anew, and reading must not go on from it. Whoever
+        keeps a position asks here before using it again.
+
+        >>> log = PartitionOffsets(0, 90, 90, "t", 1, epochs=(Epoch(0, 0, "a"), Epoch(1, 40, "b")))
+        >>> log.divergence(ReadPosition(40, "t", 0, "a")), log.divergence(ReadPosition(60, "t", 1, "b"))
+        ('', '')
+        >>> log.divergence(ReadPosition(60, "t", 0, "a"))
+        'it reaches to offset 60 of leader epoch 0, which the log has only to 40'
+        >>> log.divergence(ReadPosition(60, "t", 1, "c"))
+        'it is of another history of the log: incarnation c, leader epoch 1, wrote what is before offset 60'
+        """
+        if other := self._other_log(position):
+            return other
+        if position.leader_epoch > self.leader_epoch and not position.incarnation:
+            return f"it is of leader epoch {position.leader_epoch}, the log only of {self.leader_epoch}"
+        if position.offset == 0:
+            return ""
+        if not is_listed(self.epochs, position):
+            return self._not_listed(position)
+        if position.offset > self.high_watermark:
+            return f"it reaches to offset {position.offset}, the log only to {self.high_watermark}"
+        end = self.shared_end(position)
+        if position.offset > end:
+            return (
+                f"it reaches to offset {position.offset} of leader epoch {position.leader_epoch}, "
+                f"which the log has only to {end}"
+            )
+        return ""
+
+    def _other_log(self, position: LogPosition) -> str:
+        """Why a position is of another topic, or another cluster; empty if it is not."""
+        if position.topic_id != self.topic_id:
+            return f"it is of topic id {position.topic_id}, the topic's id is {self.topic_id}"
+        if self.cluster_id and position.incarnation not in ("", self.cluster_id):
+            return f"it is of cluster {position.incarnation}, this is cluster {self.cluster_id}"
+        return ""
+
+    def _not_listed(self, position: LogPosition) -> str:
+        what = (
+            f"incarnation {position.incarnation}, leader epoch {position.leader_epoch}, wrote what "
+            f"is before offset {position.offset}"
+        )
+        if is_cut_short(self.epochs) and position.offset <= self.epochs[0].start:
+            return f"it is older than the {len(self.epochs)} openings that the log remembers: {what}"
+        return f"it is of another history of the log: {what}"
+
+
+class ReadPosition(NamedTuple):
+    """How far one partition has been read, in which history."""
+
+    offset: int
+    """The next offset to read."""
+    topic_id: str
+    leader_epoch: int
+    """Leader epoch of the record before `offset`."""
+    incarnation: str = ""
+    """Which opening of the log wrote that record; of Kafka the cluster's id. Empty if not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +359,10 @@ class CommittedOffset(NamedTuple):
     metadata: str = ""
     topic_id: str = ""
     """Id of the topic the offset belongs to; filled in by the log when empty."""
+    leader_epoch: int = UNKNOWN_EPOCH
+    """Leader epoch of the record before `offset`; filled in by the log with `incarnation`."""
+    incarnation: str = ""
+    """Which opening of the log wrote that record; filled in by the log when empty. Not on Kafka."""
 
 
 class ProducerIdentity(NamedTuple):
@@ -295,3 +397,5 @@ class Appended(NamedTuple):
     """True when the log had this batch already and wrote nothing."""
     leader_epoch: int | None = None
     """Of the log when it wrote the batch (KIP-320), where it says so."""
+    incarnation: str = ""
+    """Which opening of the log wrote the batch."""

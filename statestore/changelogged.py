@@ -20,6 +20,7 @@ from functools import reduce
 import numpy as np
 import pyarrow as pa
 
+from changelog.history import UNKNOWN_EPOCH, Epoch
 from changelog.records import columns_schema
 from statestore.cache import ENTRY_BYTES
 from statestore.counters import StoreCounters
@@ -252,7 +253,13 @@ def _latest(batches: Sequence[ChangelogBatch]) -> ChangelogBatch:
     return ChangelogBatch(keys.dictionary, values.take(pa.array(last)))
 
 
-def later(position: Position, offset: int, leader_epoch: int | None) -> Position:
-    """`position` moved to `offset`, and to a newer leader epoch if one is given."""
-    epoch = position.leader_epoch if leader_epoch is None else leader_epoch
-    return replace(position, offset=offset, leader_epoch=epoch)
+def later(
+    position: Position, offset: int, leader_epoch: int | None, incarnation: str
+) -> Position:
+    """Return `position` moved to `offset`, behind what was written in a leader epoch.
+
+    Kafka does not say in which: that is then looked up where the position is used again.
+    """
+    if leader_epoch is None:
+        return replace(position, offset=offset, leader_epoch=UNKNOWN_EPOCH)
+    return position.at(offset, Epoch(leader_epoch, 0, incarnation))

@@ -23,12 +23,13 @@ from changelog.embedded.checking.scanned import ScannedPartition
 from changelog.embedded.checking.transactions import Place, Reach
 from changelog.embedded.names import STATE
 from changelog.errors import CorruptLog, FutureFormat, StrandlineError
-from changelog.records import Batch, PartitionOffsets
+from changelog.records import Batch
 from statestore.engine import Engine, Entry, Position
 from statestore.engines.inspection import inspected, is_unfinished
 from statestore.engines.memory import MemoryEngine
 from statestore.engines.rocksdb import DATABASE, RocksEngine
 from statestore.keys import decode_key
+from statestore.last_record import LastRecord
 from statestore.latest import latest_per_key
 from statestore.ordered import FIRST_KEY
 from statestore.restore import ArrowColumn, plan_restore
@@ -135,7 +136,7 @@ class _StoreCheck:
         with ExitStack() as closing:
             fold = _Fold(self._fold_bytes, closing)
             fold.add(self._clipped(changelog, 0, position.offset), position)
-            plan = plan_restore(position, _offsets(changelog), fold.epoch_before(position.offset))
+            plan = plan_restore(position, changelog.offsets(), fold.last_before(position.offset))
             if plan.action == "rebuild":
                 self._note(f"is made anew when its app starts: {plan.reason}")
                 return
@@ -206,11 +207,12 @@ class _Fold:
                 waiting, size = [], 0
         self._write(waiting, position)
 
-    def epoch_before(self, offset: int) -> int | None:
-        """Leader epoch of the record just before `offset`, if there is one."""
+    def last_before(self, offset: int) -> LastRecord | None:
+        """The record just before `offset`, if there is one; its value is compared with all others."""
         last = self._last
-        within = last is not None and last.base_offset <= offset - 1 <= last.last_offset
-        return last.leader_epoch if last is not None and within else None
+        if last is None or not last.base_offset <= offset - 1 <= last.last_offset:
+            return None
+        return LastRecord(offset - 1, last.leader_epoch)
 
     def entries(self) -> Iterator[Entry]:
         """What is left of it all."""
@@ -238,21 +240,6 @@ class _Fold:
         while chunk := list(islice(held, MOVED_AT_ONCE)):
             keys, values = zip(*chunk, strict=True)
             self._engine.write(keys, values, position)
-
-
-def _offsets(changelog: ScannedPartition) -> PartitionOffsets:
-    manifest, end = changelog.manifest, changelog.next_offset
-    return PartitionOffsets(
-        manifest.log_start,
-        end,
-        min(end, changelog.last_stable_offset),
-        manifest.topic_id,
-        manifest.leader_epoch,
-        tuple(manifest.epochs),
-        manifest.purged_end,
-        manifest.clean_end,
-        manifest.superseding_end,
-    )
 
 
 def _keys_only(batch: Batch) -> Batch:

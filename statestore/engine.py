@@ -8,16 +8,17 @@ the state as of some position, and replaying the changelog from there brings it 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Protocol, TypeVar
 
 import msgspec
 
 from changelog.errors import UNREADABLE, CorruptLog, FutureFormat
+from changelog.history import Epoch
 
-FORMAT = 2
+FORMAT = 3
 """Version of what an engine holds: key and value encodings, and the position's own. 1 had no
-`settled_end` in the position."""
+`settled_end` in the position, 2 no `incarnation`."""
 
 POSITION_KEY = b"\x00position"
 """Where an engine keeps its position: below every key of a store."""
@@ -28,7 +29,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Up to where an engine holds a changelog partition.
+    """Up to where an engine holds a changelog partition, and in which history of the log.
 
     The offset alone would be enough to see that a deletion may be missing: whoever writes a
     position has looked that none is missing up to there. `settled_end` lets a restore that was
@@ -37,23 +38,31 @@ class Position:
 
     topic_id: str
     leader_epoch: int
+    """Leader epoch of the record before `offset`; UNKNOWN_EPOCH after a commit on Kafka."""
     offset: int
     """Everything committed before this offset is in the engine, nothing from it on."""
     settled_end: int = 0
     """`PartitionOffsets.settled_end` of the changelog when the engine was empty; 0: not known."""
+    incarnation: str = ""
+    """Which opening of the log wrote the record before `offset` (`changelog.history`); on Kafka the
+    cluster's id. Empty if the engine was written by a version that did not note it."""
 
     def to_bytes(self) -> bytes:
-        """MessagePack of [format, topic id, leader epoch, offset, settled end]."""
-        return msgspec.msgpack.encode(
-            (FORMAT, self.topic_id, self.leader_epoch, self.offset, self.settled_end)
+        """MessagePack of [format, topic id, leader epoch, offset, settled end, incarnation]."""
+        return msgspec.msgpack.encode((FORMAT, *astuple(self)))
+
+    def at(self, offset: int, epoch: Epoch) -> Position:
+        """Return the position at another offset, the record before which is of `epoch`."""
+        return replace(
+            self, offset=offset, leader_epoch=epoch.number, incarnation=epoch.incarnation
         )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Position:
         """Raises FutureFormat, CorruptLog.
 
-        >>> Position.from_bytes(Position("t1", 0, 7).to_bytes())
-        Position(topic_id='t1', leader_epoch=0, offset=7, settled_end=0)
+        >>> Position.from_bytes(Position("t1", 0, 7).to_bytes()).offset
+        7
         """
         try:
             version, *rest = msgspec.msgpack.decode(data)
@@ -62,8 +71,11 @@ class Position:
                     f"a state folder has format {version}, this version reads up to {FORMAT}; "
                     "upgrade, or delete the folder: it is rebuilt from the changelog"
                 )
-            topic_id, leader_epoch, offset, settled_end = rest if version > 1 else (*rest, 0)
-            return cls(str(topic_id), int(leader_epoch), int(offset), int(settled_end))
+            missing = (0, "")[version - FORMAT :] if version < FORMAT else ()
+            topic_id, leader_epoch, offset, settled_end, incarnation = (*rest, *missing)
+            return cls(
+                str(topic_id), int(leader_epoch), int(offset), int(settled_end), str(incarnation)
+            )
         except (TypeError, *UNREADABLE) as error:
             raise CorruptLog(f"a state folder's position is damaged: {data!r}") from error
 

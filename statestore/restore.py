@@ -34,9 +34,11 @@ import pyarrow as pa
 from changelog.broker import Broker
 from changelog.clock import Clock, SystemClock
 from changelog.errors import CorruptLog, OffsetOutOfRange, RequestTimedOut
-from changelog.records import Batch, PartitionOffsets, TopicPartition
+from changelog.history import continues, epoch_before
+from changelog.records import Batch, Fetched, PartitionOffsets, TopicPartition
 from statestore.changelogged import Changelogged, SortedChanges
 from statestore.engine import Position
+from statestore.last_record import LastRecord, last_record
 from statestore.latest import latest_per_key
 
 if TYPE_CHECKING:
@@ -115,13 +117,12 @@ class Restored:
 
 
 def plan_restore(
-    found: Position | None, log: PartitionOffsets, epoch_before: int | None = None
+    found: Position | None, log: PartitionOffsets, last: LastRecord | None = None
 ) -> Plan:
     """Decide how an engine at position `found` comes up to the changelog `log`.
 
-    `epoch_before` is the leader epoch of the record just before that position, where it is
-    still there: if it is newer than the engine's, the engine holds records that the log lost
-    (KIP-320).
+    `last` is what the log has before that position. It is asked for where the log does not list its
+    epochs, because then nothing else tells that the log was written anew there (KIP-320).
 
     >>> log = PartitionOffsets(0, 9, 9, "t1", leader_epoch=0)
     >>> plan_restore(Position("t1", 0, 5), log)
@@ -131,27 +132,19 @@ def plan_restore(
     """
     if found is None:
         return Plan("fresh", log.log_start)
-    reason = _why_not(found, log, epoch_before)
+    reason = _why_not(found, log, last)
     return Plan("rebuild", log.log_start, reason) if reason else Plan("resume", found.offset)
 
 
-def _why_not(found: Position, log: PartitionOffsets, epoch_before: int | None) -> str:
+def _why_not(found: Position, log: PartitionOffsets, last: LastRecord | None) -> str:
     if found.topic_id != log.topic_id:
         return "the changelog is another topic than the one it was made from"
-    if found.leader_epoch > log.leader_epoch:
-        return f"it is of leader epoch {found.leader_epoch}, the log only of {log.leader_epoch}"
-    if found.offset > log.high_watermark:
-        return f"it reaches to offset {found.offset}, the log only to {log.high_watermark}"
-    epoch_end = log.epoch_end(found.leader_epoch)
-    if found.offset > epoch_end:
-        return (
-            f"it reaches to offset {found.offset} of leader epoch {found.leader_epoch}, which the "
-            f"log has only to {epoch_end}"
-        )
+    if reason := log.divergence(found):
+        return reason
     if found.offset < log.log_start:
         return f"it reaches to offset {found.offset}, the log begins at {log.log_start}"
-    if epoch_before is not None and epoch_before > found.leader_epoch:
-        return f"before offset {found.offset} the log was written anew in epoch {epoch_before}"
+    if last is not None and (reason := last.divergence(found)):
+        return reason
     if log.must_start_over(found.offset, found.settled_end):
         return (
             f"it reaches to offset {found.offset}, and deletions from there to offset "
@@ -181,7 +174,7 @@ def restore(
     first: Plan | None = None
     while True:
         log = broker.offsets([partition])[partition]
-        plan = plan_restore(state.position, log, _epoch_before(state, broker, partition, log))
+        plan = plan_restore(state.position, log, last_record(state, broker, partition, log))
         first = first or plan
         if plan.action == "rebuild":
             said = {"partition": str(partition), "reason": plan.reason}
@@ -256,13 +249,14 @@ class _Replay:
         self._progress = progress
         self._clock = clock
         self._begun = clock.monotonic()
-        self.position = origin.offset
+        self.reached = origin
+        """Position of a state that has taken in everything that was read."""
         self.records = 0
 
     @property
-    def reached(self) -> Position:
-        """What a state has come up to that has taken in everything."""
-        return replace(self._origin, offset=self.position)
+    def position(self) -> int:
+        """The next offset to read."""
+        return self.reached.offset
 
     def chunks(self) -> Generator[tuple[SortedChanges, Position]]:
         """What is read, as sorted chunks with the position each of them reaches."""
@@ -270,16 +264,16 @@ class _Replay:
             for batches, end in stretches:
                 yield self._chunk(batches, end)
 
-    def _stretches(self) -> Generator[tuple[list[Batch], int]]:
-        """What is read, in stretches that are sorted at once, with the offset behind each."""
+    def _stretches(self) -> Generator[tuple[list[Batch], Position]]:
+        """What is read, in stretches that are sorted at once, with the position that each reaches."""
         pending: list[Batch] = []
         while self.position < self._end:
             pending += self._fetch()
             if _is_full(pending):
-                yield pending, self.position
+                yield pending, self.reached
                 pending = []
         if pending:
-            yield pending, self.position
+            yield pending, self.reached
 
     def _fetch(self) -> list[Batch]:
         at = {self._partition: self.position}
@@ -291,8 +285,9 @@ class _Replay:
             found = self._broker.fetch(at, max_bytes=FETCH_BYTES, timeout=timeout)
             fetched = found[self._partition]
             if fetched.next_offset > self.position:
+                self._check_history(fetched)
                 self._check_complete()
-                self.position = fetched.next_offset
+                self.reached = self._after(fetched)
                 return fetched.batches
             if fetched.last_stable_offset > self.position:
                 stalled += 1
@@ -317,6 +312,24 @@ class _Replay:
                 extra=said,
             )
 
+    def _check_history(self, fetched: Fetched) -> None:
+        """Raise _Overtaken if what was fetched does not follow what the state has.
+
+        The log was replaced by a copy with another history meanwhile: an owner died, a backup was
+        put in the place of the folder, and another process owns it now.
+        """
+        if not continues(fetched.epochs, self.position, self.reached.incarnation):
+            raise _Overtaken(f"before offset {self.position} the log has another history now")
+
+    def _after(self, fetched: Fetched) -> Position:
+        """The position behind what was fetched, named by what came with it."""
+        offset = fetched.next_offset
+        if fetched.epochs:
+            return self.reached.at(offset, epoch_before(fetched.epochs, offset))
+        if not fetched.batches:
+            return replace(self.reached, offset=offset)
+        return replace(self.reached, offset=offset, leader_epoch=fetched.batches[-1].leader_epoch)
+
     def _check_complete(self) -> None:
         """Whether what was fetched from `position` lacks nothing that the state needs."""
         now = self._broker.offsets([self._partition])[self._partition]
@@ -330,7 +343,7 @@ class _Replay:
             )
         self._end = max(self._end, now.superseding_end)
 
-    def _chunk(self, batches: list[Batch], end: int) -> tuple[SortedChanges, Position]:
+    def _chunk(self, batches: list[Batch], reached: Position) -> tuple[SortedChanges, Position]:
         keys = _column(batches, "key")
         values = _column(batches, "value")
         if keys.null_count:
@@ -339,10 +352,9 @@ class _Replay:
                 "store; something else writes to it"
             )
         self.records += len(keys)
-        self._report(end)
-        position = replace(self._origin, offset=end)
+        self._report(reached.offset)
         names, latest = latest_per_key(keys, values)
-        return (ArrowColumn[bytes](names), ArrowColumn[bytes | None](latest)), position
+        return (ArrowColumn[bytes](names), ArrowColumn[bytes | None](latest)), reached
 
     def _report(self, end: int) -> None:
         if self._progress is not None:
@@ -392,28 +404,17 @@ def _is_full(batches: list[Batch]) -> bool:
 
 
 def _origin(state: Changelogged, plan: Plan, log: PartitionOffsets) -> Position:
-    """Where the replay begins: with what the engine holds, or with nothing."""
+    """Where the replay begins: with what the engine holds, or with nothing.
+
+    Its name is the log's own where the log lists epochs: each fetch is compared with that.
+    """
     held = state.position
+    if held is not None and not log.epochs:
+        return held
     settled_end = log.settled_end if held is None else held.settled_end
-    return Position(log.topic_id, log.leader_epoch, plan.start, settled_end)
-
-
-def _epoch_before(
-    state: Changelogged, broker: Broker, partition: TopicPartition, log: PartitionOffsets
-) -> int | None:
-    """The leader epoch of the record before the engine's position, where that can matter."""
-    found = state.position
-    if found is None or found.leader_epoch >= log.leader_epoch:
-        return None
-    before = found.offset - 1
-    if not log.log_start <= before < log.high_watermark:
-        return None
-    fetched = broker.fetch(
-        {partition: before}, max_bytes=1, isolation="read_uncommitted", timeout=0.0
-    )[partition]
-    within = (b for b in fetched.batches if b.base_offset <= before <= b.last_offset)
-    return next((batch.leader_epoch for batch in within), None)
+    origin = Position(log.topic_id, log.leader_epoch, plan.start, settled_end)
+    return origin.at(plan.start, log.epoch_before(plan.start))
 
 
 def _still_holds(log: PartitionOffsets, reached: Position) -> bool:
-    return log.topic_id == reached.topic_id and log.log_start <= reached.offset
+    return not log.divergence(reached) and log.log_start <= reached.offset

@@ -317,13 +317,16 @@ class PartitionStore(Unsized, Generic[K, V]):
         self.unchecked = Never
         return self._drained
 
-    def committed(self, end_offset: int, leader_epoch: int | None = None) -> None:
+    def committed(
+        self, end_offset: int, leader_epoch: int | None = None, incarnation: str = ""
+    ) -> None:
         """What `drain` gave is committed, durably.
 
         `end_offset` lies behind the last of it in the changelog (and no further than the end
-        of the transaction), `leader_epoch` is the one it was appended under, if that changed.
+        of the transaction). `leader_epoch` and `incarnation` are those that it was appended under;
+        None where the log does not say.
         """
-        position = later(self.position or _NOWHERE, end_offset, leader_epoch)
+        position = later(self.position or _NOWHERE, end_offset, leader_epoch, incarnation)
         if self._drained is None:
             self._committed.advance(position)
         else:

@@ -1,18 +1,21 @@
 """Where a consumer begins in a partition: its group's committed offset, else `auto_offset_reset`.
 
-The same where a position has fallen out of the log, or belongs to a topic that was deleted and
-made again under its name.
+The same where a position has fallen out of the log, is of another history of it, or belongs to a
+topic that was deleted and made again under its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from changelog.broker import Broker
 from changelog.client.cursor import Cursor
 from changelog.errors import OffsetOutOfRange
-from changelog.records import Isolation, PartitionOffsets, TopicPartition
+from changelog.records import CommittedOffset, Isolation, PartitionOffsets, TopicPartition
+
+_log = logging.getLogger("strandline")
 
 OffsetReset = Literal["earliest", "latest", "none"]
 Cursors = Mapping[TopicPartition, Cursor]
@@ -35,15 +38,17 @@ class Beginning:
         if not unknown:
             return
         committed = self._broker.committed(self._group, unknown) if self._group else {}
+        diverged = self._diverged({tp: at for tp, at in committed.items() if at.incarnation})
         without = []
         for tp in unknown:
             cursor, offset = cursors[tp], committed.get(tp)
             # An offset of a deleted topic of the same name says nothing about this one.
-            if offset is not None and offset.topic_id in ("", cursor.topic_id):
-                cursor.seek(offset.offset)
-            else:
+            if offset is None or offset.topic_id not in ("", cursor.topic_id):
                 without.append(tp)
+            elif tp not in diverged:
+                cursor.seek(offset.offset)
         self._reset_to_policy(cursors, without, "has no committed offset")
+        self.reset_diverged(cursors, [tp for tp in diverged if tp not in without])
 
     def recover(self, cursors: Cursors, partitions: Sequence[TopicPartition]) -> bool:
         """Apply auto_offset_reset where the position is not in the log; whether there was any."""
@@ -56,6 +61,34 @@ class Beginning:
                 lost.append(tp)
         self._reset_to_policy(cursors, lost, "no longer has what this consumer was about to read")
         return bool(lost)
+
+    def reset_diverged(self, cursors: Cursors, partitions: Sequence[TopicPartition]) -> None:
+        """Apply auto_offset_reset where a position is of another history of the log.
+
+        Raises OffsetOutOfRange with the policy "none".
+        """
+        for tp in partitions:
+            said = {"partition": str(tp), "offset": cursors[tp].fetch_position}
+            _log.warning(
+                "%s: the position is of another history of the log, which was restored from a backup "
+                "or another copy; reading goes on by auto_offset_reset=%r",
+                *(tp, self._reset),
+                extra=said,
+            )
+        self._reset_to_policy(
+            cursors, partitions, "has another history than the one that this consumer has read"
+        )
+
+    def _diverged(
+        self, committed: Mapping[TopicPartition, CommittedOffset]
+    ) -> Collection[TopicPartition]:
+        """Those that the log has in another history. An offset past the end is looked at by `recover`."""
+        ends = self._broker.offsets(list(committed)) if committed else {}
+        return [
+            tp
+            for tp, at in committed.items()
+            if at.offset <= ends[tp].high_watermark and ends[tp].divergence(at)
+        ]
 
     def end(self, ends: PartitionOffsets) -> int:
         """Where a partition ends, as the consumer's isolation sees it."""

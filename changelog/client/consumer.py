@@ -2,7 +2,8 @@
 
 A position is the offset of the next record to be handed out. It comes from, in this order: a
 `seek`, the group's committed offset, `auto_offset_reset`. The last also applies when a position
-has fallen out of the log, or when the topic was deleted and made again under its name.
+has fallen out of the log, when the topic was deleted and made again under its name, or when the log
+has another history by now (`changelog.history`): it was restored from a backup.
 Nothing is committed unless `commit` is called, or the positions are sent in a transaction.
 
 `poll` asks for a few partitions at a time, so that what it returns is bounded, and goes on with
@@ -289,6 +290,10 @@ class Consumer:
         except (UnknownTopic, UnknownPartition):
             self._looked_at = float("-inf")
             raise
+        diverged = [tp for tp, one in fetched.items() if not self._assigned[tp].follows(one)]
+        if diverged:
+            self._beginning.reset_diverged(self._assigned, diverged)
+            return self._fetch_from(partitions, timeout)
         for tp, one in fetched.items():
             self._assigned[tp].received(one)
         return any(one.batches for one in fetched.values())
@@ -350,7 +355,7 @@ class Consumer:
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
         """All known positions, as `commit` and `send_offsets_to_transaction` take them."""
         return {
-            tp: CommittedOffset(cursor.position, "", cursor.topic_id)
+            tp: cursor.committed()
             for tp, cursor in self._assigned.items()
             if cursor.position >= 0
         }

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from changelog.records import Batch, Fetched
+from changelog.history import Epochs, continues, epoch_before
+from changelog.records import Batch, CommittedOffset, Fetched
 
 
 @dataclass(slots=True)
@@ -24,20 +25,41 @@ class Cursor:
     paused: bool = False
     appeared_later: bool = False
     """Whether the partition was added after `subscribe`, so that all its records are new."""
+    epochs: Epochs = ()
+    """Epochs that name the positions of the last fetch, `position` and `fetch_position` among them;
+    empty as long as nothing was fetched from there."""
     moves: int = 0
     """How often the position was changed other than record by record."""
 
     def seek(self, offset: int) -> None:
         self.position = self.fetch_position = offset
+        self.epochs = ()
         self.fetched.clear()
         self.moves += 1
 
     def received(self, fetched: Fetched) -> None:
         """Take in what a fetch at `fetch_position` gave."""
+        self.epochs = fetched.epochs
         self.fetched.extend(batch for batch in fetched.batches if len(batch))
         self.fetch_position = fetched.next_offset
         if not self.fetched:
             self.position = self.fetch_position
+
+    def follows(self, fetched: Fetched) -> bool:
+        """Return whether a fetch at `fetch_position` goes on in the history that was read before."""
+        if not self.epochs:
+            return True
+        before = epoch_before(self.epochs, self.fetch_position)
+        return continues(fetched.epochs, self.fetch_position, before.incarnation)
+
+    def committed(self) -> CommittedOffset:
+        """Return the position as a group commits it, with the name of its history."""
+        if not self.epochs:
+            return CommittedOffset(self.position, "", self.topic_id)
+        epoch = epoch_before(self.epochs, self.position)
+        return CommittedOffset(
+            self.position, "", self.topic_id, epoch.number, epoch.incarnation
+        )
 
     def rest_of_first(self) -> Batch:
         """Of the first fetched batch, what has not been handed out."""

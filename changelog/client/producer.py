@@ -69,6 +69,8 @@ class BatchMetadata(NamedTuple):
     last_offset: int
     leader_epoch: int | None = None
     """Of the log when it wrote the batch (KIP-320), where it says so."""
+    incarnation: str = ""
+    """Which opening of the log wrote the batch, where it says so."""
 
 
 class Producer:
@@ -300,7 +302,8 @@ class Producer:
             if isinstance(outcome, Exception):
                 raise outcome
             offsets = outcome.base_offset, outcome.last_offset
-            appended.append(BatchMetadata(*batch.topic_partition, *offsets, outcome.leader_epoch))
+            epoch = outcome.leader_epoch, outcome.incarnation
+            appended.append(BatchMetadata(*batch.topic_partition, *offsets, *epoch))
         return appended
 
     def flush(self, timeout: float | None = None) -> None:

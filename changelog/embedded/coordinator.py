@@ -446,7 +446,7 @@ def _complete(
                 f"{partition.log_end}, but a committed transaction reaches to {prepared.end}; {REPAIR}"
             )
         if partition.producers.epoch(record.producer_id) < record.next_epoch:
-            partition.append_marker(successor, commit=True)
+            partition.append_marker(successor, commit=True, again=True)
             touched.add(partition)
     return touched
 

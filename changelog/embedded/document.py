@@ -19,6 +19,9 @@ from changelog.errors import REPAIR, UNREADABLE, CorruptLog, FutureFormat
 from changelog.storage import Storage, replace
 
 VERSION = 1
+"""Format version of every kind of document that VERSIONS does not name."""
+VERSIONS = {"manifest": 2}
+"""Format versions above 1. Earlier ones are read as well."""
 MAX_SIZE = 1 << 30
 """Bytes; a longer file is damage, not a document."""
 _MAX_LINE = 200
@@ -30,9 +33,9 @@ def pack(kind: str, body: bytes) -> bytes:
     """The content of a document.
 
     >>> pack("manifest", b"{}")
-    b'strandline manifest 1 297bd0aa\\n{}'
+    b'strandline manifest 2 297bd0aa\\n{}'
     """
-    return f"strandline {kind} {VERSION} {crc32c.crc32c(body):08x}\n".encode() + body
+    return f"strandline {kind} {_version(kind)} {crc32c.crc32c(body):08x}\n".encode() + body
 
 
 def unpack(kind: str, content: bytes, where: str) -> bytes:
@@ -43,9 +46,10 @@ def unpack(kind: str, content: bytes, where: str) -> bytes:
         raise CorruptLog(
             f"{where}: not a {kind} file, it begins with {bytes(line[:40])!r}; {REPAIR}"
         )
-    if not words[2].isdigit() or int(words[2]) > VERSION:
+    if not words[2].isdigit() or int(words[2]) > _version(kind):
         raise FutureFormat(
-            f"{where}: {kind} version {words[2]}, this Strandline reads up to {VERSION}; upgrade"
+            f"{where}: {kind} version {words[2]}, this Strandline reads up to {_version(kind)}; "
+            "upgrade"
         )
     if words[3] != f"{crc32c.crc32c(body):08x}":
         raise CorruptLog(f"{where}: the {kind}'s checksum does not match; {REPAIR}")
@@ -74,3 +78,7 @@ def load(storage: Storage, path: str, kind: str, type_: type[T]) -> T:
         return msgspec.json.decode(body, type=type_)
     except UNREADABLE as error:
         raise CorruptLog(f"{path}: the {kind} cannot be decoded: {error}; {REPAIR}") from error
+
+
+def _version(kind: str) -> int:
+    return VERSIONS.get(kind, VERSION)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, TypeVar
 
 from changelog.clock import Clock
@@ -61,6 +62,15 @@ class Environment:
 
     def __post_init__(self) -> None:
         self._begun_ms = self.clock.now_ms() - int(self.clock.monotonic() * 1000)
+
+    @cached_property
+    def incarnation(self) -> str:
+        """Identifier of this opening of the log, as epochs name it: see `changelog.history`.
+
+        Drawn by the first append. If two threads draw it at once both identifiers are used, which
+        is harmless: no other opening has either of them.
+        """
+        return self.clock.new_id()
 
     def steady_ms(self) -> int:
         """The time in ms as it was at the opening, and goes on whatever becomes of the wall clock.

@@ -8,6 +8,7 @@ import msgspec
 
 from changelog.embedded import document
 from changelog.embedded.names import MANIFEST, SegmentName
+from changelog.history import FIRST, Epoch
 from changelog.storage import Storage
 
 KIND = "manifest"
@@ -47,10 +48,8 @@ class Manifest(msgspec.Struct, kw_only=True):
     """No offset below this is given again after an unclean start (durability "os")."""
     next_generation: Count = 1
     """Number of the next segment; numbers are never used twice."""
-    epochs: Annotated[list[tuple[int, int]], msgspec.Meta(min_length=1)] = msgspec.field(
-        default_factory=lambda: [(0, 0)]
-    )
-    """(leader epoch, its first offset), in order."""
+    epochs: Annotated[tuple[Epoch, ...], msgspec.Meta(min_length=1)] = FIRST
+    """Which opening of the log wrote which offsets, ascending. Version 1 had no incarnations."""
     segments: list[SegmentEntry] = msgspec.field(default_factory=list)
     clean_end: Count = 0
     """Below it no key has two records: how far cleaning has come (Kafka's cleaner-offset-checkpoint)."""
@@ -63,7 +62,7 @@ class Manifest(msgspec.Struct, kw_only=True):
 
     @property
     def leader_epoch(self) -> int:
-        return self.epochs[-1][0]
+        return self.epochs[-1].number
 
     def save(self, storage: Storage, folder: str) -> None:
         """Replace the manifest in `folder`, durably."""

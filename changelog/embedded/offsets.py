@@ -18,6 +18,7 @@ from changelog.embedded.names import CONSUMER_OFFSETS
 from changelog.embedded.partition import Partition
 from changelog.embedded.transaction_log import append_pairs, read_records
 from changelog.errors import REPAIR, UNREADABLE, CoordinatorLoading, CorruptLog, InvalidRequest
+from changelog.history import UNKNOWN_EPOCH
 from changelog.records import CommittedOffset, ConsumerRecord, ProducerIdentity, TopicPartition
 
 GroupPartition = tuple[str, TopicPartition]
@@ -34,6 +35,16 @@ class OffsetValue(msgspec.Struct, array_like=True, frozen=True):
     metadata: str
     topic_id: str
     committed_ms: int
+    leader_epoch: int = UNKNOWN_EPOCH
+    """With `incarnation`, the history that the offset is of: see `changelog.history`."""
+    incarnation: str = ""
+
+    @property
+    def committed(self) -> CommittedOffset:
+        """The offset as groups get it."""
+        return CommittedOffset(
+            self.offset, self.metadata, self.topic_id, self.leader_epoch, self.incarnation
+        )
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -118,7 +129,7 @@ class GroupOffsets:
             if require_stable:
                 self._check_stable(group, wanted)
             return {
-                tp: CommittedOffset(value.offset, value.metadata, value.topic_id)
+                tp: value.committed
                 for (owner, tp), (_, value) in self._committed.items()
                 if owner == group and self._shown(value) and (wanted is None or tp in wanted)
             }
@@ -219,4 +230,7 @@ def _is_text(text: str) -> bool:
 
 
 def _value(offset: CommittedOffset | None, now_ms: int) -> OffsetValue | None:
-    return offset and OffsetValue(offset.offset, offset.metadata, offset.topic_id, now_ms)
+    if offset is None:
+        return None
+    at, metadata, topic_id, leader_epoch, incarnation = offset
+    return OffsetValue(at, metadata, topic_id, now_ms, leader_epoch, incarnation)

@@ -36,7 +36,6 @@ from changelog.embedded.names import (
 from changelog.embedded.offsets import GroupOffsets, check_commit
 from changelog.embedded.partition import Partition, sync_all
 from changelog.embedded.pins import KeptPins
-from changelog.embedded.recovery import begin_epoch
 from changelog.embedded.segment import Segment
 from changelog.embedded.ticking import Ticking
 from changelog.embedded.topic import Catalog, Topic
@@ -48,6 +47,7 @@ from changelog.errors import (
     FolderLost,
     InvalidConfig,
     InvalidTopic,
+    OffsetOutOfRange,
     OwnerUnavailable,
     StrandlineError,
 )
@@ -123,9 +123,6 @@ class Owner:
         log = TransactionLog(self._system_partition(TRANSACTION_STATE))
         self._coordinator = Coordinator(environment, log, offsets.ended)
         self._coordinator.recover(self._catalog.partition_by_id, self._partitions)
-        if closed is None:
-            # Only now: committed markers that were seen and lost must stay in the old epoch.
-            environment.at_once(begin_epoch, list(self._partitions()))
         offsets.load()
         self._offsets = offsets
         self._groups = Groups(environment.clock, self._partition_count)
@@ -477,9 +474,24 @@ class Owner:
         return [*log_readings(self._catalog, counters, open_), *self._cleaners.readings()]
 
     def _located(self, tp: TopicPartition, offset: CommittedOffset) -> CommittedOffset:
-        """The offset with the id of its topic. Raises UnknownTopic, UnknownPartition."""
-        partition = self._partition(tp)
-        return offset if offset.topic_id else offset._replace(topic_id=partition.topic_id)
+        """The offset with the id of its topic, and the name of its history.
+
+        Raises UnknownTopic, UnknownPartition, and OffsetOutOfRange for one of another history.
+        """
+        ends = self._partition(tp).offsets()
+        if offset.topic_id not in ("", ends.topic_id):
+            return offset
+        if offset.incarnation:
+            if problem := ends.divergence(offset._replace(topic_id=ends.topic_id)):
+                raise OffsetOutOfRange(
+                    f"{tp}: offset {offset.offset} cannot be committed: {problem}; seek to an offset "
+                    f"from {ends.log_start} to {ends.high_watermark}"
+                )
+            return offset._replace(topic_id=ends.topic_id)
+        epoch = ends.epoch_before(offset.offset)
+        return CommittedOffset(
+            offset.offset, offset.metadata, ends.topic_id, epoch.number, epoch.incarnation
+        )
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

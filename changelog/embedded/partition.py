@@ -49,6 +49,7 @@ from changelog.errors import (
     StrandlineError,
     UnknownTopic,
 )
+from changelog.history import Epoch, Epochs, epoch_of, with_epoch
 from changelog.records import Appended, PartitionOffsets, ProducerIdentity, TopicPartition
 from changelog.schema import ValueSchemas
 from changelog.storage import File
@@ -89,7 +90,7 @@ class Partition:
         self.lock = threading.RLock()
         self._sync_lock = threading.Lock()
         self.epoch_begun = False
-        """Whether the leader epoch was raised since the log was opened."""
+        """Whether this opening of the log has begun an epoch here: before its first append."""
         self.schemas = ValueSchemas()
         """Of the topic's values, kept up to date by the topic."""
         self._manifest_in_doubt = False
@@ -137,7 +138,7 @@ class Partition:
                 self.last_stable_offset,
                 self.topic_id,
                 self.manifest.leader_epoch,
-                tuple(self.manifest.epochs),
+                self.manifest.epochs,
                 self.manifest.purged_end,
                 self.manifest.clean_end,
                 self.manifest.superseding_end,
@@ -170,7 +171,10 @@ class Partition:
                     str(self.topic_partition),
                 )
                 if known is not None:
-                    return known._replace(leader_epoch=self._epoch_at(known.base_offset))
+                    epoch = epoch_of(self.manifest.epochs, known.base_offset)
+                    return known._replace(
+                        leader_epoch=epoch.number, incarnation=epoch.incarnation
+                    )
             with self._whole_or_refused():
                 header = self._write(payload, producer, base_sequence, transactional=transactional)
                 self._note_producer(header)
@@ -178,10 +182,20 @@ class Partition:
                 if not transactional:
                     self.committed_end = self.log_end
                 self._publish_unsynced()
-        return Appended(header.base_offset, header.last_offset, leader_epoch=header.leader_epoch)
+        return Appended(
+            header.base_offset,
+            header.last_offset,
+            leader_epoch=header.leader_epoch,
+            incarnation=self.manifest.epochs[-1].incarnation,
+        )
 
-    def append_marker(self, producer: ProducerIdentity, *, commit: bool) -> tuple[int, bool]:
+    def append_marker(
+        self, producer: ProducerIdentity, *, commit: bool, again: bool = False
+    ) -> tuple[int, bool]:
         """Write a transaction's end, with the producer's *next* epoch. Raises what `append` does.
+
+        `again` is for the recovery of a committed transaction: its marker may have been seen and
+        lost, so it is written once more in the epoch that it was in.
 
         Returns its offset, and whether it is visible already. A commit marker may be seen before its fsync,
         since a durable Prepare stands behind it and recovery writes it again; so it is, if
@@ -194,7 +208,7 @@ class Partition:
             nothing_waits = self.high_watermark == self.log_end
             opened = self.producers.open_since(producer.producer_id)
             with self._whole_or_refused():
-                header = self._write(payload, producer, -1, transactional=True)
+                header = self._write(payload, producer, -1, transactional=True, again=again)
                 if not commit and opened >= 0:
                     # Before the marker can be seen, or a reader takes the data for committed.
                     ended = EndedTransaction(producer.producer_id, opened, header.base_offset)
@@ -216,7 +230,10 @@ class Partition:
         base_sequence: int,
         *,
         transactional: bool,
+        again: bool = False,
     ) -> FrameHeader:
+        if not (self.epoch_begun or again):
+            self._begin_epoch_by_append()
         segment = self._segment_for(payload)
         header, parts = frame_parts(
             payload,
@@ -385,13 +402,29 @@ class Partition:
             self._change_manifest(reserved_end=end + RESERVATION)
 
     def begin_epoch(self, start: int) -> None:
-        """Raise the leader epoch from offset `start` on: the log was not closed in order."""
-        epochs = [entry for entry in self.manifest.epochs if entry[1] < start]
-        self._change_manifest(epochs=[*epochs, (self.manifest.leader_epoch + 1, start)])
+        """Begin a leader epoch of this opening of the log at offset `start`, durably."""
+        self._change_manifest(epochs=self._with_epoch(start))
         self.epoch_begun = True
 
-    def _epoch_at(self, offset: int) -> int:
-        return max(epoch for epoch, start in self.manifest.epochs if start <= offset)
+    def _begin_epoch_by_append(self) -> None:
+        """Begin an epoch before the first append since the opening.
+
+        It is durable before any record of it is written: a position that names it can be told from
+        one of a copy of this log, which goes on with an epoch of its own. A partition to which
+        nothing is appended has no need of it, so opening a log writes nothing.
+        """
+        if self.segments:
+            self.begin_epoch(self.log_end)
+            return
+        # There is no manifest yet. The first segment is about to be created and saves it.
+        self.manifest = msgspec.structs.replace(
+            self.manifest, epochs=(Epoch(0, self.log_end, self.environment.incarnation),)
+        )
+        self.epoch_begun = True
+
+    def _with_epoch(self, start: int) -> Epochs:
+        oldest = self.segments[0].base_offset if self.segments else start
+        return with_epoch(self.manifest.epochs, start, self.environment.incarnation, oldest)
 
     def drop_segments(self, count: int, log_start: int) -> list[Segment]:
         """Take the first `count` segments out of the log, durably; their files are still there."""

@@ -41,7 +41,7 @@ from changelog.errors import (
     UnknownTopic,
 )
 from changelog.pins import MAX_TIMEOUT_MS, NAME_PATTERN, PinName, PinnedRange, PinnedRanges
-from changelog.records import Fetched, TopicPartition
+from changelog.records import Fetched, ReadPosition, TopicPartition
 from changelog.schema import encode_schemas
 from changelog.storage import Storage
 
@@ -252,6 +252,11 @@ def _held(partition: Partition, wanted: PinnedRange, folder: str) -> PinnedParti
             raise OffsetOutOfRange(
                 f"{topic}-{number} has committed records from {ends.log_start} to "
                 f"{ends.last_stable_offset}, {start} to {end} are to be pinned"
+            )
+        named = ReadPosition(end, wanted.topic_id, wanted.leader_epoch, wanted.incarnation)
+        if wanted.incarnation and (problem := ends.divergence(named)):
+            raise OffsetOutOfRange(
+                f"{topic}-{number}: {start} to {end} are to be pinned, but {problem}"
             )
         found = list(_pieces(partition, start, end))
         aborted = partition.aborted.among(start, end)

@@ -17,6 +17,7 @@ from changelog.embedded.partition import Partition
 from changelog.embedded.segment import Piece
 from changelog.embedded.view import View
 from changelog.errors import REPAIR, CorruptLog, OffsetOutOfRange
+from changelog.history import epochs_within
 from changelog.records import Fetched, Isolation
 
 SEARCHED = 64 << 10
@@ -52,6 +53,7 @@ def view(partition: Partition, offset: int, *, max_bytes: int, isolation: Isolat
             ends.log_start,
             ends.high_watermark,
             ends.last_stable_offset,
+            epochs_within(ends.epochs, offset, limit),
         )
 
 

@@ -10,8 +10,9 @@
    once more for that, in place: where an fsync has failed, the system may show bytes which
    the disk has not got, and call them written. What had been durable is safe meanwhile.
 6. After an unclean stop the log goes on at the reserved end, if offsets up to there may have
-   been seen, and the leader epoch rises: at once in that case, else once the transactions
-   that were committed have their markers again (changelog.embedded.owner).
+   been seen. A new leader epoch begins: at once in that case, else by the first append
+   (Partition._begin_epoch_by_append). Markers of committed transactions are written again in the
+   epoch before, because they may have been seen there and lost.
 """
 
 from __future__ import annotations
@@ -67,14 +68,6 @@ def open_partition(
     partition.log_end = max(partition.log_end, partition.log_start)
     partition.synced_end = partition.high_watermark = partition.log_end
     return partition
-
-
-def begin_epoch(partition: Partition) -> None:
-    """Raise the leader epoch after an unclean stop, if that was not done when it was opened."""
-    if not partition.segments or partition.epoch_begun:
-        return
-    if partition.manifest.epochs[-1][1] < partition.log_end:
-        partition.begin_epoch(partition.log_end)
 
 
 def _check_never_written(environment: Environment, folder: str, closed_size: int | None) -> None:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.batches import batch_of, records_of
 from changelog.embedded.segment import LocatedFrame, Piece
+from changelog.history import Epochs
 from changelog.records import Batch, ConsumerRecord, Fetched, TopicPartition
 from changelog.schema import ValueSchemas
 from changelog.storage import Storage
@@ -36,6 +37,8 @@ class View:
     log_start: int
     high_watermark: int
     last_stable_offset: int
+    epochs: Epochs = ()
+    """Epochs that name the positions from `offset` to `limit`."""
 
     def fetch(self, storage: Storage, max_bytes: int) -> Fetched:
         """At least one batch if there is any, then up to `max_bytes`.
@@ -55,7 +58,12 @@ class View:
         else:
             position = max(position, self.limit)
         return Fetched(
-            batches, position, self.log_start, self.high_watermark, self.last_stable_offset
+            batches,
+            position,
+            self.log_start,
+            self.high_watermark,
+            self.last_stable_offset,
+            self.epochs,
         )
 
     def records(self, storage: Storage) -> Iterator[ConsumerRecord]:

@@ -98,6 +98,7 @@ def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[Row]:
             part.log_start,
             part.high_watermark,
             part.last_stable_offset,
+            part.epochs,
         )
         for (topic, partition), part in fetched.items()
     ]
@@ -124,6 +125,7 @@ def read_fetched(rows: Iterable[Row]) -> dict[TopicPartition, Fetched]:
             state.log_start,
             state.high_watermark,
             state.last_stable_offset,
+            state.epochs,
         )
         for state in first.states
     }

@@ -23,6 +23,7 @@ from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.producer_state import EndedTransaction
 from changelog.embedded.view import View
 from changelog.errors import UNREADABLE, InvalidRequest, OwnerUnavailable, StrandlineError
+from changelog.history import Epochs
 from changelog.pins import PinName
 from changelog.records import (
     Appended,
@@ -32,7 +33,7 @@ from changelog.records import (
 )
 from changelog.schema import read_schema
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAX_MESSAGE = 16 << 20
 """Bytes of one encoded request, ticket or header."""
 MAX_APPEND = 1 << 30
@@ -135,6 +136,7 @@ class FetchedState(Wire, frozen=True):
     log_start: int
     high_watermark: int
     last_stable_offset: int
+    epochs: Epochs = ()
 
 
 class FetchedHeader(Wire, frozen=True):

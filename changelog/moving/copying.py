@@ -11,6 +11,7 @@ import pyarrow as pa
 from changelog.broker import Broker
 from changelog.client.producer import BatchMetadata, Producer
 from changelog.errors import InvalidRequest, SchemaMismatch
+from changelog.history import UNKNOWN_EPOCH, Epoch, continues, epoch_before
 from changelog.moving.forms import Form
 from changelog.moving.journal import Copied, Journal, PartitionState, TopicState
 from changelog.moving.reading import Advance, Ends, fetches
@@ -49,12 +50,40 @@ def copy(
         tp: max(state.partition(tp.partition).position, ends[tp].log_start)
         for tp in work.partitions
     }
+    named = {tp: ends[tp].epoch_before(at).incarnation for tp, at in positions.items()}
     for fetched in fetches(source, positions, ends):
+        for tp, got in fetched.items():
+            if not continues(got.epochs, positions[tp], named[tp]):
+                raise diverged(tp, "the log was replaced by another copy while it was read")
+            if got.epochs:
+                named[tp] = epoch_before(got.epochs, got.next_offset).incarnation
         _check_complete(work, state, source, {tp: positions[tp] for tp in fetched})
         _copy_round(work, state, fetched, producer, journal)
         advance(sum(got.next_offset - positions[tp] for tp, got in fetched.items()))
         positions |= {tp: got.next_offset for tp, got in fetched.items()}
     return positions
+
+
+def check_same_history(work: Work, state: TopicState, ends: Ends) -> None:
+    """Raise InvalidRequest if the source is not, any more, the log that was copied from.
+
+    It was restored from a backup, or is another copy, and was written to since: the copy has records
+    that the source does not have.
+    """
+    for tp in work.partitions:
+        copied = state.partition(tp.partition)
+        if copied.position and (
+            problem := ends[tp].divergence(copied.in_source(work.source.topic_id))
+        ):
+            raise diverged(tp, problem)
+
+
+def diverged(tp: TopicPartition, problem: str) -> InvalidRequest:
+    """The error for a source with another history than the one that was copied."""
+    return InvalidRequest(
+        f"{tp}: what was copied is not what the source has now: {problem}. Delete topic {tp.topic!r} "
+        f"in the target, with all that was done there since, and run this again"
+    )
 
 
 def _check_complete(
@@ -93,6 +122,7 @@ def _copy_round(
             _copied(
                 *(work, state.partition(tp.partition), tp.partition, fetched[tp].next_offset),
                 *(columns, found[tp], [one for one in written if one.partition == tp.partition]),
+                _epoch_behind(fetched[tp]),
             )
             for tp, columns in merged.items()
         ]
@@ -124,6 +154,7 @@ def _copied(
     columns: pa.RecordBatch,
     batches: Sequence[Batch],
     written: Sequence[BatchMetadata],
+    epoch: Epoch,
 ) -> Copied:
     digest = before.digest.over(columns)
     source = np.concatenate([batch.offsets.to_numpy() for batch in batches])
@@ -136,4 +167,13 @@ def _copied(
         before.whole.over(columns) if before.verified else digest,
         digest,
         Runs.of(source, target).encode(),
+        epoch.number,
+        epoch.incarnation,
     )
+
+
+def _epoch_behind(fetched: Fetched) -> Epoch:
+    """The epoch that names the position behind what was fetched; on Kafka only its number is known."""
+    if fetched.epochs:
+        return epoch_before(fetched.epochs, fetched.next_offset)
+    return Epoch(UNKNOWN_EPOCH, 0)

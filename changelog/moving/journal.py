@@ -25,10 +25,11 @@ from changelog.broker import Broker
 from changelog.client.producer import Producer
 from changelog.clock import Clock
 from changelog.errors import UNREADABLE, CorruptLog, TopicExists, UnknownTopic
+from changelog.history import UNKNOWN_EPOCH
 from changelog.moving.digest import Digest
 from changelog.moving.reading import rounds, settled_ends
 from changelog.moving.runs import Runs
-from changelog.records import CommittedOffset, TopicPartition
+from changelog.records import CommittedOffset, ReadPosition, TopicPartition
 
 TOPIC = "__strandline_moves"
 CONFIG = {"retention.ms": "-1", "max.message.bytes": str(64 << 20)}
@@ -68,6 +69,9 @@ class Copied(msgspec.Struct, tag="copied", array_like=True, frozen=True):
     digest: Digest
     """Of those that were not verified yet."""
     runs: bytes
+    leader_epoch: int = UNKNOWN_EPOCH
+    """With `incarnation`, the history of the source that `position` is of (`changelog.history`)."""
+    incarnation: str = ""
 
 
 class Verified(msgspec.Struct, tag="verified", array_like=True, frozen=True):
@@ -96,6 +100,13 @@ class PartitionState(NamedTuple):
     digest: Digest = Digest()
     verified: int = 0
     """Up to this offset of the target it was read back and compared."""
+    leader_epoch: int = UNKNOWN_EPOCH
+    incarnation: str = ""
+    """With `leader_epoch`, the history of the source that `position` is of."""
+
+    def in_source(self, topic_id: str) -> ReadPosition:
+        """Where the source is to be read on, with the name of its history."""
+        return ReadPosition(self.position, topic_id, self.leader_epoch, self.incarnation)
 
 
 @dataclass
@@ -150,7 +161,8 @@ class State:
         before = topic.partition(entry.partition)
         topic.verified = False
         topic.partitions[entry.partition] = PartitionState(
-            entry.position, entry.end, entry.whole, entry.digest, before.verified
+            *(entry.position, entry.end, entry.whole, entry.digest, before.verified),
+            *(entry.leader_epoch, entry.incarnation),
         )
 
 

@@ -12,7 +12,7 @@ from changelog.client.producer import Producer
 from changelog.clock import Clock, SystemClock
 from changelog.errors import InvalidRequest, TopicExists, UnknownTopic
 from changelog.moving import groups, settings
-from changelog.moving.copying import Work, copy
+from changelog.moving.copying import Work, check_same_history, copy
 from changelog.moving.forms import Form, form_of
 from changelog.moving.journal import Begun, Journal, Made, TopicState, Verified
 from changelog.moving.reading import Advance, Ends, GroupOffsets, committed_in, settled_ends
@@ -98,6 +98,7 @@ class _Move:
             # 4  Topics that keep all.
             self._journal.make()
             works = [self._begun(topic, producer) for topic in self._topics]
+            self._check_histories(works)
             for work in works:
                 if not self._state(work).verified:
                     self._hold(work)
@@ -145,6 +146,12 @@ class _Move:
                 f"it is to be a copy of; delete it there, and move again"
             )
         check_unused(topic.name, present.partitions, state, self._target.broker, self._clock)
+
+    def _check_histories(self, works: Sequence[Work]) -> None:
+        """What was copied in an earlier run is still what the source has."""
+        ends = self._ends([work.source for work in works])
+        for work in works:
+            check_same_history(work, self._state(work), ends)
 
     def _check_target_groups(self, offsets: GroupOffsets) -> None:
         """Nobody is at work there in the groups, which have committed nothing else than `offsets`."""

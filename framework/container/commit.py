@@ -181,7 +181,7 @@ def _apply(
         for store in instance.all_stores:
             batch = appended.get(_changelog(work, instance, store))
             if batch is not None:
-                store.committed(batch.last_offset + 1, batch.leader_epoch)
+                store.committed(batch.last_offset + 1, batch.leader_epoch, batch.incarnation)
         instance.after_commit()
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from changelog.broker import Broker
 from changelog.clock import Clock
-from changelog.errors import Retriable, StorageFailed
+from changelog.errors import OffsetOutOfRange, Retriable, StorageFailed
 from changelog.metrics import Reading
 from changelog.records import CommittedOffset, PartitionOffsets, TopicInfo, TopicPartition
 from changelog.together import Leads
@@ -315,6 +315,7 @@ class TaskManager:
             lambda: self._broker.committed(self._app, opening.partitions), lambda: opening.abandoned
         )
         ends = self._broker.offsets(opening.partitions)
+        _check_history(committed, ends)
         for spec, number in self._wanted(opening.partitions):
             parts.append(self._parts(spec, number, committed, ends, opening.deadline))
         return committed
@@ -435,6 +436,21 @@ def _release(parts: Sequence[Parts]) -> None:
     for part in parts:
         for store in part.all_stores:
             store.close()
+
+
+def _check_history(committed: Committed, ends: Ends) -> None:
+    """Raise OffsetOutOfRange for an offset of another history than its partition.
+
+    Offsets and inputs are in one log, so they can differ only if a part of the log's folder was put
+    back from a copy. What the stores have counted cannot be told then, so nothing is guessed.
+    """
+    for tp, at in committed.items():
+        now = ends[tp]
+        if at.incarnation and at.topic_id == now.topic_id and (problem := now.divergence(at)):
+            raise OffsetOutOfRange(
+                f"{tp}: the app goes on at offset {at.offset}, but {problem}. Put the whole log folder "
+                "back from one copy, or begin anew with `strandline reset`"
+            )
 
 
 def _start(task: str, tp: TopicPartition, committed: Committed, log_start: int) -> int:

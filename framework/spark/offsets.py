@@ -1,11 +1,14 @@
 """Offsets as they stand in Spark's checkpoint.
 
     {"version": 1,
-     "topics": {"flights": {"id": "0f3a…", "partitions": {"0": {"offset": 120, "leader_epoch": 3}}}},
+     "topics": {"flights": {"id": "0f3a…", "partitions": {
+         "0": {"offset": 120, "leader_epoch": 3, "incarnation": "9c1e…"}}}},
      "holder": "77ab…", "pinned": true}
 
-Besides the offset, the topic's id and the partition's leader epoch are kept, so that a topic
-that was deleted and made anew, or a log that lost its tail, is told from the one the query read.
+Each offset names its history (`changelog.history`): the topic's id, and the leader epoch and the
+incarnation that wrote the record before it. So a topic that was deleted and made anew, a log that
+lost its tail, and one that was restored from a backup are told from the one that the query read.
+Checkpoints of earlier versions have no incarnation. An offset that has none is written without it.
 `holder` is in whose name the query pins what it reads (`pinning`), `pinned` whether what leads up to
 here was pinned. `since`, of the same form as `topics`, is where the first batch of a query began: Spark
 keeps where a batch ends, and asks anew where a query begins as long as its first one is not committed. Spark compares offsets as text, so topics and partitions are always in the same order.
@@ -19,20 +22,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from changelog.errors import CorruptLog, FutureFormat
-from changelog.records import TopicPartition
+from changelog.records import ReadPosition, TopicPartition
 
 VERSION = 1
 
 
-class Position(NamedTuple):
-    """How far one partition has been read."""
-
-    offset: int
-    """The next offset to read."""
-    topic_id: str
-    leader_epoch: int
-    """Of the partition when the position was taken."""
-
+Position = ReadPosition
+"""How far one partition has been read, in which history."""
 
 Positions = Mapping[TopicPartition, Position]
 
@@ -86,16 +82,17 @@ def _topics(positions: Positions) -> dict[str, Any]:
     topics: dict[str, Any] = {}
     for (topic, partition), position in sorted(positions.items()):
         entry = topics.setdefault(topic, {"id": position.topic_id, "partitions": {}})
-        entry["partitions"][str(partition)] = {
-            "offset": position.offset,
-            "leader_epoch": position.leader_epoch,
-        }
+        at = {"offset": position.offset, "leader_epoch": position.leader_epoch}
+        named = {"incarnation": position.incarnation} if position.incarnation else {}
+        entry["partitions"][str(partition)] = at | named
     return topics
 
 
 def _positions(topics: Mapping[str, _Topic]) -> dict[TopicPartition, Position]:
     return {
-        TopicPartition(name, partition): Position(at.offset, topic.id, at.leader_epoch)
+        TopicPartition(name, partition): Position(
+            at.offset, topic.id, at.leader_epoch, at.incarnation
+        )
         for name, topic in topics.items()
         for partition, at in topic.partitions.items()
     }
@@ -104,6 +101,7 @@ def _positions(topics: Mapping[str, _Topic]) -> dict[TopicPartition, Position]:
 class _At(msgspec.Struct):
     offset: int
     leader_epoch: int
+    incarnation: str = ""
 
 
 class _Topic(msgspec.Struct):

@@ -42,7 +42,11 @@ def position_name(positions: Positions) -> str:
     >>> position_name({})
     '4f53cda18c2baa0c'
     """
-    return hashlib.sha256(msgspec.json.encode(sorted(positions.items()))).hexdigest()[:16]
+    # Without an incarnation as it was before there were any: pins of older checkpoints are found.
+    named = [
+        (tp, at if at.incarnation else at[:3]) for tp, at in sorted(positions.items())
+    ]
+    return hashlib.sha256(msgspec.json.encode(named)).hexdigest()[:16]
 
 
 def planned(

@@ -7,7 +7,7 @@ read is committed; `pinning` sees to it that it stays. A range that the log can 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from changelog.errors import InvalidConfig, UnknownPartition
@@ -32,6 +32,8 @@ class OffsetRange:
     """Not included."""
     pin: PinName | None = None
     """By which it is read; None: as it is in the log."""
+    until: Position | None = field(default=None, compare=False)
+    """The position at `end`, which names the history that is to be read; None if not known."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -40,7 +42,8 @@ class OffsetRange:
     @property
     def pinned(self) -> PinnedRange:
         """What a pin of it holds."""
-        return PinnedRange(self.topic_id, self.start, self.end)
+        named = () if self.until is None else (self.until.leader_epoch, self.until.incarnation)
+        return PinnedRange(self.topic_id, self.start, self.end, *named)
 
 
 class Plan(NamedTuple):
@@ -61,10 +64,7 @@ def resolve(where: StartOrEnd, ends: Ends, option: str) -> dict[TopicPartition, 
         asked = {tp: where[tp.topic][tp.partition] for tp in ends}
     else:
         asked = dict.fromkeys(ends, EARLIEST if where == "earliest" else LATEST)
-    return {
-        tp: Position(_offset(asked[tp], now), now.topic_id, now.leader_epoch)
-        for tp, now in ends.items()
-    }
+    return {tp: _named(_offset(asked[tp], now), now) for tp, now in ends.items()}
 
 
 def latest(ends: Ends) -> dict[TopicPartition, Position]:
@@ -95,7 +95,7 @@ def admit(
     backlog = {tp: max(0, available[tp].offset - origin[tp]) for tp in available}
     shares = share(limit, backlog)
     return {
-        tp: now if shares[tp] >= backlog[tp] else now._replace(offset=origin[tp] + shares[tp])
+        tp: now if shares[tp] >= backlog[tp] else _named(origin[tp] + shares[tp], ends[tp])
         for tp, now in available.items()
     }
 
@@ -136,14 +136,16 @@ def plan(start: Positions, end: Positions, ends: Ends) -> Plan:
         if now is None or now.topic_id != until.topic_id:
             losses.append(f"{tp} up to {until.offset} was to be read, from a topic that is gone")
             continue
-        last = min(until.offset, now.last_stable_offset, now.epoch_end(until.leader_epoch))
-        if last < until.offset:
+        last = min(now.last_stable_offset, now.shared_end(until))
+        if until.offset > now.last_stable_offset:
             losses.append(f"{tp} was to be read up to {until.offset} but ends at {last}")
+        elif problem := now.divergence(until):
+            losses.append(f"{tp} was to be read up to {until.offset}, but {problem}")
         first = _origin(start.get(tp), now)
         if first < now.log_start:
             losses.append(f"{tp} begins at {now.log_start}: records from {first} on were deleted")
         if (first := max(first, now.log_start)) < last:
-            ranges.append(OffsetRange(*tp, until.topic_id, first, last))
+            ranges.append(OffsetRange(*tp, until.topic_id, first, last, until=until))
     return Plan(ranges, losses)
 
 
@@ -163,8 +165,11 @@ def _problem(position: Position, now: PartitionOffsets | None) -> str | None:
         return "its topic has been deleted and made anew since"
     if position.offset > now.last_stable_offset:
         return f"ends at {now.last_stable_offset}: the log lost its tail, or is an older copy"
-    if position.offset > (end := now.epoch_end(position.leader_epoch)):
-        return f"what it holds from {end} on was written later: the log lost its tail (KIP-320)"
+    if problem := now.divergence(position):
+        return (
+            f"{problem}. The log lost its tail, or it is a copy of the one that was read, for example "
+            "restored from a backup, and was written to since (KIP-320)"
+        )
     return None
 
 
@@ -172,7 +177,13 @@ def _origin(position: Position | None, now: PartitionOffsets) -> int:
     """Where reading goes on: at the position, or where what was read is still the same."""
     if position is None or position.topic_id != now.topic_id:
         return now.log_start
-    return min(position.offset, now.epoch_end(position.leader_epoch))
+    return now.shared_end(position)
+
+
+def _named(offset: int, now: PartitionOffsets) -> Position:
+    """A position of the log as it is now."""
+    epoch = now.epoch_before(offset)
+    return Position(offset, now.topic_id, epoch.number, epoch.incarnation)
 
 
 def _offset(asked: int, now: PartitionOffsets) -> int:

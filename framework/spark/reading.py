@@ -139,4 +139,6 @@ def _lost(range_: OffsetRange, position: int, now: PartitionOffsets) -> list[str
         return [f"{what}, but the log begins at {now.log_start}"]
     if now.last_stable_offset < range_.end:
         return [f"{what}, but the log ends at {now.last_stable_offset}"]
+    if range_.until is not None and (problem := now.divergence(range_.until)):
+        return [f"{what}, but {problem}"]
     return []

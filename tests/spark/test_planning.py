@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from changelog.errors import CorruptLog, FutureFormat, InvalidConfig, UnknownPartition
+from changelog.history import Epoch
 from changelog.records import PartitionOffsets, TopicPartition
 from framework.spark.offsets import Position, Reached, from_json, to_json
 from framework.spark.planning import (
@@ -30,9 +32,10 @@ def ends(
     stable: int = 100,
     *,
     topic_id: str = "id",
-    epochs: tuple[tuple[int, int], ...] = ((0, 0),),
+    epochs: tuple[tuple[Any, ...], ...] = ((0, 0),),
 ) -> PartitionOffsets:
-    return PartitionOffsets(start, stable + 10, stable, topic_id, epochs[-1][0], epochs)
+    listed = tuple(Epoch(*epoch) for epoch in epochs)
+    return PartitionOffsets(start, stable + 10, stable, topic_id, listed[-1].number, listed)
 
 
 def at(offset: int, *, topic_id: str = "id", epoch: int = 0) -> Position:
@@ -44,7 +47,10 @@ def at(offset: int, *, topic_id: str = "id", epoch: int = 0) -> Position:
 
 positions = st.dictionaries(
     st.builds(TopicPartition, st.sampled_from(["a", "b", "c"]), st.integers(0, 12)),
-    st.builds(Position, st.integers(0, 2**62), st.just("id"), st.integers(0, 9)),
+    st.builds(
+        *(Position, st.integers(0, 2**62), st.just("id"), st.integers(0, 9)),
+        st.sampled_from(["", "9c1e"]),
+    ),
     max_size=9,
 )
 
@@ -136,9 +142,41 @@ def test_a_log_that_lost_its_tail_is_noticed() -> None:
 def test_a_log_that_lost_its_tail_and_grew_again_is_noticed() -> None:
     """KIP-320: what was read up to 80 in epoch 0 has been replaced from 60 on, in epoch 1."""
     now = {A: ends(0, 100, epochs=((0, 0), (1, 60)))}
-    assert "from 60 on" in lost_since({A: at(80)}, now)[0]
+    assert "which the log has only to 60" in lost_since({A: at(80)}, now)[0]
     found = plan({A: at(80)}, {A: at(100, epoch=1)}, now)
     assert found.ranges == [OffsetRange("a", 0, "id", 60, 100)]
+
+
+BEFORE_THE_BACKUP, LATER, RESTORED = (0, 0, "one"), (1, 60, "two"), (1, 60, "three")
+
+
+def test_an_offset_of_the_history_before_a_restore_is_noticed_wherever_the_log_has_grown_to() -> None:
+    then = {A: ends(0, 80, epochs=(BEFORE_THE_BACKUP, LATER))}
+    now = {A: ends(0, 100, epochs=(BEFORE_THE_BACKUP, RESTORED))}
+    known = latest(then)
+    assert known == {A: Position(80, "id", 1, "two")}
+    assert "is of another history of the log" in lost_since(known, now)[0]
+    found = plan(known, latest(now), now)
+    assert found.ranges == [OffsetRange("a", 0, "id", 60, 100)]
+    assert len(found.losses) == 1
+    planned_then = plan({A: at(0)}, known, now)
+    assert planned_then.ranges == [OffsetRange("a", 0, "id", 0, 60)]
+    assert "is of another history of the log" in planned_then.losses[0]
+
+
+def test_an_offset_from_before_the_backup_is_of_both_histories() -> None:
+    known = latest({A: ends(0, 60, epochs=(BEFORE_THE_BACKUP,))})
+    for later in (LATER, RESTORED):
+        now = {A: ends(0, 100, epochs=(BEFORE_THE_BACKUP, later))}
+        assert lost_since(known, now) == []
+        assert plan(known, latest(now), now) == ([OffsetRange("a", 0, "id", 60, 100)], [])
+
+
+def test_an_offset_without_an_incarnation_is_trusted_as_far_as_the_log_has_none() -> None:
+    now = {A: ends(0, 100, epochs=((0, 0), (1, 60, "two")))}
+    assert lost_since({A: at(60)}, now) == []
+    assert "which the log has only to 60" in lost_since({A: at(61)}, now)[0]
+    assert "which the log has only to 60" in lost_since({A: at(61, epoch=1)}, now)[0]
 
 
 def test_a_new_leader_epoch_alone_is_no_loss_and_no_news() -> None:

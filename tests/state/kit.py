@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from changelog.clock import ManualClock
 from changelog.embedded.owner import Owner
-from changelog.records import Append, ProducerIdentity, TopicPartition, columns_schema
+from changelog.records import Append, Appended, ProducerIdentity, TopicPartition, columns_schema
 from changelog.storage import MemoryStorage
 from statestore import PartitionStore, Restored, StoreSpec, open_store
 
@@ -41,6 +41,11 @@ class Changelog:
     def append_columns(
         self, batch: pa.RecordBatch, *, commit: bool = True, partition: TopicPartition | None = None
     ) -> int:
+        return self._appended(batch, commit=commit, partition=partition).last_offset + 1
+
+    def _appended(
+        self, batch: pa.RecordBatch, *, commit: bool = True, partition: TopicPartition | None = None
+    ) -> Appended:
         partition = partition or self.partition
         sequence = self.sequences.get(partition, 0)
         append = Append(
@@ -52,13 +57,14 @@ class Changelog:
         # A new epoch begins at sequence 0 again.
         same = before == self.producer
         self.sequences = {partition: sequence + batch.num_rows} if same else {}
-        return appended.last_offset + 1
+        return appended
 
     def commit(self, store: PartitionStore[Any, Any]) -> None:
         """The worker's commit: drain, append, commit, committed."""
         batch = store.drain()
         if batch is not None:
-            store.committed(self.append_columns(batch.columns(self.clock.now_ms())))
+            done = self._appended(batch.columns(self.clock.now_ms()))
+            store.committed(done.last_offset + 1, done.leader_epoch, done.incarnation)
 
     def abort(self, store: PartitionStore[Any, Any]) -> None:
         """A commit whose transaction is aborted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from changelog.records import Append, TopicPartition
 from changelog.storage import LocalStorage
 from statestore import StoreSpec
 from statestore.checking import check_stores
-from statestore.engine import Position
 from statestore.engines.rocksdb import RocksEngine
 from statestore.ordered import encode_str
 from tests.cleaning import clean, close_segment
@@ -139,7 +139,7 @@ def test_a_store_that_differs_from_its_changelog(
 
 def test_a_store_that_is_behind_what_it_says(shop: Shop) -> None:
     position = shop.position
-    shop.at(Position(position.topic_id, position.leader_epoch, position.offset + 5))
+    shop.at(replace(position, offset=position.offset + 5))
     assert "differs from its changelog" in shop.finding().what
 
 
@@ -152,7 +152,7 @@ def test_a_store_that_reaches_further_than_its_changelog_shows_that_the_log_lost
     shop: Shop,
 ) -> None:
     position = shop.position
-    shop.at(Position(position.topic_id, position.leader_epoch, 1000))
+    shop.at(replace(position, offset=1000))
     said = {(one.severity.name, one.kind) for one in shop.report().findings}
     assert said == {("DAMAGE", "end"), ("NOTE", "store")}
 

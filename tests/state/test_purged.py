@@ -67,12 +67,14 @@ def test_the_reason_is_told_in_plain_words() -> None:
     )
 
 
-def test_a_position_of_the_first_format_is_read() -> None:
-    assert FORMAT == 2
+def test_positions_of_earlier_formats_are_read() -> None:
+    assert FORMAT == 3
     first = b"\x94\x01\xa2t1\x00\x07"
     assert Position.from_bytes(first) == Position("t1", 0, 7, settled_end=0)
-    second = Position("t1", 3, 7, settled_end=5)
-    assert Position.from_bytes(second.to_bytes()) == second
+    second = b"\x95\x02\xa2t1\x03\x07\x05"
+    assert Position.from_bytes(second) == Position("t1", 3, 7, settled_end=5)
+    third = Position("t1", 3, 7, settled_end=5, incarnation="a")
+    assert Position.from_bytes(third.to_bytes()) == third
 
 
 # Stores -----------------------------------------------------------------------------------

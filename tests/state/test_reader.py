@@ -44,7 +44,7 @@ def commit(store: PartitionStore[str, Any], changes: dict[str, Any]) -> None:
             store.put(key, value)
     batch = store.drain()
     before = store.position.offset if store.position else 0
-    store.committed(before + len(batch or ()))
+    store.committed(before + len(batch or ()), 0)
 
 
 def entries(reader: CommittedReader, bounds: Bounds, limit: int = PAGE_ENTRIES) -> list[Entry]:

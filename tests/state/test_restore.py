@@ -25,6 +25,7 @@ from changelog.errors import (
     RequestTimedOut,
     UnknownTopic,
 )
+from changelog.history import Epoch
 from changelog.records import Append, PartitionOffsets, ProducerIdentity, TopicPartition
 from statestore import (
     PartitionStore,
@@ -39,6 +40,7 @@ from statestore import (
 )
 from statestore import restore as restore_module
 from statestore.engines.memory import MemoryEngine
+from statestore.last_record import LastRecord
 from statestore.latest import latest_per_key
 from tests.state.kit import Changelog, Meanwhile, columns
 
@@ -80,6 +82,11 @@ LOG = PartitionOffsets(
 )
 
 
+def last(leader_epoch: int | None) -> LastRecord | None:
+    """A record before the position, of that leader epoch."""
+    return None if leader_epoch is None else LastRecord(49, leader_epoch)
+
+
 @pytest.mark.parametrize(
     ("found", "epoch_before", "plan"),
     [
@@ -94,7 +101,7 @@ LOG = PartitionOffsets(
 def test_what_can_be_continued_is(
     found: Position | None, epoch_before: int | None, plan: Plan
 ) -> None:
-    assert plan_restore(found, LOG, epoch_before) == plan
+    assert plan_restore(found, LOG, last(epoch_before)) == plan
 
 
 @pytest.mark.parametrize(
@@ -110,14 +117,14 @@ def test_what_can_be_continued_is(
 def test_what_cannot_be_continued_is_rebuilt(
     found: Position, epoch_before: int | None, reason: str
 ) -> None:
-    plan = plan_restore(found, LOG, epoch_before)
+    plan = plan_restore(found, LOG, last(epoch_before))
     assert (plan.action, plan.start) == ("rebuild", 10)
     assert reason in plan.reason
 
 
 def test_an_engine_that_holds_more_of_an_epoch_than_the_log_is_rebuilt() -> None:
     """After a power cut with durability "os" the log goes on behind offsets that it lost."""
-    log = dataclasses.replace(LOG, epochs=((2, 0), (3, 60)))
+    log = dataclasses.replace(LOG, epochs=(Epoch(2, 0), Epoch(3, 60)))
     assert plan_restore(Position("t1", 2, 60), log) == Plan("resume", 60)
     plan = plan_restore(Position("t1", 2, 61), log)
     assert plan.action == "rebuild"

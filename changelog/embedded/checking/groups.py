@@ -44,4 +44,16 @@ def check_groups(report: Report, partitions: Partitions, facts: GroupFacts) -> d
                 way_out="reset the group (`strandline groups reset`), or run `strandline repair`, "
                 "which lets the partition go on behind that offset",
             )
+        elif problem := partitions[place].offsets().divergence(value):
+            report.add(
+                Severity.REPAIRABLE,
+                "group offset",
+                partitions[place].folder,
+                f"group {group!r} goes on at offset {value.offset}, but {problem}: the partition, or "
+                f"the groups' offsets, were put back from a copy without the other",
+                partition=tp,
+                offsets=(value.offset, value.offset),
+                way_out="put the whole log folder back from one copy, or reset the group "
+                "(`strandline groups reset`)",
+            )
     return reaches

@@ -27,6 +27,7 @@ from changelog.embedded.scanning import Whole
 from changelog.embedded.segment import Segment, SparseIndex
 from changelog.embedded.topic import TopicMeta
 from changelog.errors import CorruptLog, FutureFormat, cause
+from changelog.history import REBUILT, Epochs, epoch_of, is_cut_short
 from changelog.schema import ValueSchemas
 from changelog.storage import Storage
 
@@ -105,14 +106,29 @@ def _inconsistency(manifest: Manifest, scanned: ScannedPartition) -> str | None:
             f"is of partition {manifest.partition} of topic {manifest.topic!r}, id "
             f"{manifest.topic_id}, in the place of {place}"
         )
+    return _epochs_inconsistency(manifest) or _segments_inconsistency(manifest)
+
+
+def _epochs_inconsistency(manifest: Manifest) -> str | None:
+    epochs = manifest.epochs
     if any(
-        epoch >= later or start >= end for (epoch, start), (later, end) in pairwise(manifest.epochs)
+        earlier.number >= later.number or earlier.start >= later.start
+        for earlier, later in pairwise(epochs)
     ):
-        return f"has leader epochs that do not ascend: {manifest.epochs}"
+        return f"has leader epochs that do not ascend: {_listed(epochs)}"
+    named = [one.incarnation for one in epochs if one.incarnation not in ("", REBUILT)]
+    if len(set(named)) < len(named):
+        return f"has two leader epochs of one incarnation: {_listed(epochs)}"
+    if any(earlier.incarnation and not later.incarnation for earlier, later in pairwise(epochs)):
+        return f"has a leader epoch without an incarnation after one with it: {_listed(epochs)}"
     first = manifest.segments[0].base_offset if manifest.segments else manifest.log_start
-    if not manifest.epochs or manifest.epochs[0][1] > first:
-        return f"has no leader epoch for its first offset: {manifest.epochs}"
-    return _segments_inconsistency(manifest)
+    if epochs[0].start > first and not is_cut_short(epochs):
+        return f"has no leader epoch for its first offset: {_listed(epochs)}"
+    return None
+
+
+def _listed(epochs: Epochs) -> list[tuple[int, int, str]]:
+    return [tuple(epoch) for epoch in epochs]
 
 
 def _segments_inconsistency(manifest: Manifest) -> str | None:
@@ -232,8 +248,9 @@ class _FrameCheck:
     def _check_header(self, path: str, header: FrameHeader) -> None:
         manifest, schemas = self._scanned.manifest, self._scanned.schemas
         offsets = (header.base_offset, header.last_offset + 1)
-        epoch = next(e for e, start in reversed(manifest.epochs) if start <= header.base_offset)
-        if header.leader_epoch != epoch and not self._scanned.rebuilt:
+        listed = manifest.epochs[0].start <= header.base_offset
+        epoch = epoch_of(manifest.epochs, header.base_offset).number
+        if header.leader_epoch != epoch and listed and not self._scanned.rebuilt:
             what = (
                 f"has leader epoch {header.leader_epoch} at offset {offsets[0]}, the manifest has "
                 f"{epoch} there"

@@ -25,6 +25,7 @@ from changelog.embedded.scanning import Whole, scan
 from changelog.embedded.segment import Segment
 from changelog.embedded.topic import TopicMeta
 from changelog.errors import CorruptLog, FutureFormat, StrandlineError
+from changelog.history import FIRST, REBUILT, Epoch, Epochs
 from changelog.schema import decode_schemas
 from changelog.storage import Storage
 
@@ -62,7 +63,7 @@ def rebuilt_manifest(
         log_start=spans[0].name.base_offset if spans else 0,
         reserved_end=end + RESERVATION,
         next_generation=next_generation,
-        epochs=[*epochs, (epochs[-1][0] + 1, end)] if end > epochs[-1][1] else epochs,
+        epochs=epochs,
         segments=[one.entry(last=one is spans[-1]) for one in spans],
         # Nobody knows what was cleaned away: all but what concerns the active segment.
         superseding_end=spans[-1].name.base_offset if spans else 0,
@@ -214,12 +215,13 @@ def _overlap(before: _Found, behind: _Found) -> bool:
     return before.segment.end_offset > behind.segment.base_offset
 
 
-def _epochs(headers: Iterator[FrameHeader]) -> list[tuple[int, int]]:
-    epochs: list[tuple[int, int]] = []
+def _epochs(headers: Iterator[FrameHeader]) -> Epochs:
+    """The epochs that frames name. Which incarnation wrote each was in the lost manifest only."""
+    epochs: list[Epoch] = []
     for header in headers:
-        if not epochs or epochs[-1][0] < header.leader_epoch:
-            epochs.append((header.leader_epoch, header.base_offset))
-    return epochs or [(0, 0)]
+        if not epochs or epochs[-1].number < header.leader_epoch:
+            epochs.append(Epoch(header.leader_epoch, header.base_offset, REBUILT))
+    return tuple(epochs) or FIRST
 
 
 def _copy(storage: Storage, topic_id: str) -> TopicMeta | None:

@@ -14,7 +14,7 @@ from changelog.embedded.producer_state import ProducerStates
 from changelog.embedded.scanning import CHUNK, Broken
 from changelog.embedded.segment import LocatedFrame, Segment
 from changelog.embedded.topic import TopicMeta
-from changelog.records import Batch, TopicPartition
+from changelog.records import Batch, PartitionOffsets, TopicPartition
 from changelog.schema import ValueSchemas
 
 IsLive = Callable[[int, int], bool]
@@ -152,6 +152,21 @@ class ScannedPartition:
         """Below it every transaction has ended."""
         first_open = self.producers.first_open_offset
         return self.end if first_open is None else min(self.end, first_open)
+
+    def offsets(self) -> PartitionOffsets:
+        """The ends of the partition, and its history, as its files say them."""
+        manifest, end = self.manifest, self.next_offset
+        return PartitionOffsets(
+            manifest.log_start,
+            end,
+            min(end, self.last_stable_offset),
+            manifest.topic_id,
+            manifest.leader_epoch,
+            manifest.epochs,
+            manifest.purged_end,
+            manifest.clean_end,
+            manifest.superseding_end,
+        )
 
     def frames(self) -> Iterator[LocatedFrame]:
         """Every whole frame that can be decoded, in order."""

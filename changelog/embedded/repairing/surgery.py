@@ -24,6 +24,7 @@ from changelog.embedded.partition import RESERVATION
 from changelog.embedded.repairing.plan import Plan, remove
 from changelog.embedded.scanning import CHUNK
 from changelog.embedded.segment import Segment
+from changelog.history import epoch_of, with_epoch
 from changelog.records import ProducerIdentity
 from changelog.storage import Storage
 
@@ -132,6 +133,7 @@ class _Operation:
         self._folder = surgery.scanned.folder
         self._storage = storage
         self._now = clock.now_ms()
+        self._incarnation = clock.new_id()
         self._manifest = msgspec.structs.replace(surgery.scanned.manifest)
         self._durable_end = 0
 
@@ -196,7 +198,7 @@ class _Operation:
             producer_id=producer.producer_id if producer else -1,
             producer_epoch=producer.epoch if producer else -1,
             transactional=producer is not None,
-            leader_epoch=next(epoch for epoch, start in reversed(epochs) if start <= offset),
+            leader_epoch=epoch_of(epochs, offset).number,
             durable_end=min(self._durable_end, offset),
         )
         target.append(header, parts, _INDEX_INTERVAL)
@@ -205,8 +207,7 @@ class _Operation:
         """The log goes on far above, in a new leader epoch, with what must be added to it."""
         surgery, manifest = self._surgery, self._manifest
         base, end = surgery.goes_on_at, self._scanned.end
-        epochs = [entry for entry in manifest.epochs if entry[1] < end]
-        manifest.epochs = [*epochs, (manifest.leader_epoch + 1, end)]
+        manifest.epochs = with_epoch(manifest.epochs, end, self._incarnation, 0)
         if entries and entries[-1].size == STILL_OPEN:
             entries = [*entries[:-1], *self._closed(entries[-1])]
         active = self._new_segment(base, self._now)

@@ -1,0 +1,80 @@
+"""The record before a store's position, where a log does not list its epochs (Kafka).
+
+Kafka tells the leader epoch of each record and that of the partition now, but not which epochs wrote
+which offsets. So the last record that is left before the position is read again. It shows another
+history if it is of another leader epoch than the store has noted, or if the store has another value
+for its key: the store has seen everything before its position, so it must have that record's value.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from changelog.broker import Broker
+from changelog.history import UNKNOWN_EPOCH
+from changelog.records import Batch, PartitionOffsets, TopicPartition
+from statestore.changelogged import Changelogged
+from statestore.engine import Position
+
+DISTANCES = (1, 64)
+"""How many offsets before the position to look for a record. Markers of transactions lie between."""
+FETCHES = 8
+"""Maximum number of fetches for one of them."""
+
+
+class LastRecord(NamedTuple):
+    """The last record before a position that is left in the log."""
+
+    offset: int
+    leader_epoch: int
+    is_held: bool = True
+    """Whether the store has its value for its key."""
+
+    def divergence(self, position: Position) -> str:
+        """Return why a store at `position` is of another history; empty if it may be of this one.
+
+        Positions without an incarnation are of versions that noted the partition's leader epoch,
+        which may be newer than the record's.
+        """
+        known = position.leader_epoch
+        if known != UNKNOWN_EPOCH:
+            differs = self.leader_epoch != known if position.incarnation else self.leader_epoch > known
+            if differs:
+                return (
+                    f"before offset {position.offset} the log was written anew in epoch "
+                    f"{self.leader_epoch}"
+                )
+        if not self.is_held:
+            return f"it does not have the record at offset {self.offset} of the log"
+        return ""
+
+
+def last_record(
+    state: Changelogged, broker: Broker, partition: TopicPartition, log: PartitionOffsets
+) -> LastRecord | None:
+    """Return the last record before a store's position, if only that can tell its history."""
+    found = state.position
+    if found is None or log.epochs or not log.log_start < found.offset <= log.high_watermark:
+        return None
+    for distance in DISTANCES:
+        start = max(log.log_start, found.offset - distance)
+        batch = _last_batch(broker, partition, start, found.offset)
+        if batch is not None:
+            key = batch.columns.column("key")[-1].as_py()
+            value = batch.columns.column("value")[-1].as_py()
+            held = key is not None and state.read([key]) == [value]
+            return LastRecord(batch.last_offset, batch.leader_epoch, held)
+    return None
+
+
+def _last_batch(broker: Broker, partition: TopicPartition, start: int, end: int) -> Batch | None:
+    """The last committed records in offsets [`start`, `end`); None if there are none."""
+    last: Batch | None = None
+    for _ in range(FETCHES):
+        fetched = broker.fetch({partition: start}, max_bytes=1 << 20, timeout=0.0)[partition]
+        clipped = (batch.clip(start, end) for batch in fetched.batches)
+        last = next((batch for batch in reversed(list(clipped)) if len(batch)), last)
+        if not start < fetched.next_offset < end:
+            break
+        start = fetched.next_offset
+    return last

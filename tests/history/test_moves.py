@@ -1,0 +1,113 @@
+"""A move that is run again notices that the source, or the target, has another history by now."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+
+from changelog.errors import InvalidRequest
+from changelog.log import Log
+from changelog.moving import Place, move
+from changelog.storage import MemoryStorage
+from tests.log.kit import Client, World
+
+
+@pytest.fixture
+def source() -> Iterator[World]:
+    made = World()
+    made.owner.create_topic("t")
+    yield made
+    made.owner.close()
+
+
+@pytest.fixture
+def target() -> Iterator[World]:
+    made = World()
+    yield made
+    made.owner.close()
+
+
+def kept(world: World) -> MemoryStorage:
+    world.owner.close()
+    copied = copy.deepcopy(world.storage)
+    world.open()
+    assert isinstance(copied, MemoryStorage)
+    return copied
+
+
+def restore(world: World, storage: MemoryStorage) -> None:
+    world.owner.close()
+    world.storage = copy.deepcopy(storage)
+    world.open()
+
+
+def write(world: World, *values: bytes) -> None:
+    for value in values:
+        Client(world).append(value)
+
+
+def moved(source: World, target: World) -> list[bytes]:
+    move(Place("the source", source.owner), Place("the target", target.owner))
+    found: list[bytes] = Log(target.owner).read("t")["value"].to_pylist()
+    return found
+
+
+def test_a_source_that_was_restored_is_not_copied_on_from_where_the_other_history_was(
+    source: World, target: World
+) -> None:
+    write(source, b"a")
+    backup = kept(source)
+    write(source, b"b", b"c")
+    assert moved(source, target) == [b"a", b"b", b"c"]
+    restore(source, backup)
+    write(source, *(b"%d" % n for n in range(9)))
+    with pytest.raises(InvalidRequest, match="t-0: what was copied is not what the source has now"):
+        moved(source, target)
+    target.owner.delete_topic("t")
+    assert moved(source, target) == [b"a", *(b"%d" % n for n in range(9))]
+
+
+def test_a_source_that_was_restored_and_is_shorter_is_noticed(source: World, target: World) -> None:
+    write(source, b"a")
+    backup = kept(source)
+    write(source, b"b", b"c")
+    moved(source, target)
+    restore(source, backup)
+    with pytest.raises(InvalidRequest, match="another history of the log"):
+        moved(source, target)
+
+
+def test_a_source_goes_on_after_it_was_copied_or_restored_from_after_that(
+    source: World, target: World
+) -> None:
+    write(source, b"a", b"b")
+    assert moved(source, target) == [b"a", b"b"]
+    backup = kept(source)
+    write(source, b"never copied")
+    restore(source, backup)
+    write(source, b"c")
+    assert moved(source, target) == [b"a", b"b", b"c"]
+
+
+def test_a_target_that_was_restored_goes_on_from_what_it_has(source: World, target: World) -> None:
+    write(source, b"a")
+    moved(source, target)
+    backup = kept(target)
+    write(source, b"b")
+    assert moved(source, target) == [b"a", b"b"]
+    restore(target, backup)
+    write(source, b"c")
+    assert moved(source, target) == [b"a", b"b", b"c"]
+
+
+def test_a_move_of_an_earlier_version_goes_on(source: World, target: World) -> None:
+    """Its entries have no history, like those of a source on a cluster."""
+    from changelog.moving import journal
+
+    entry = journal._decoded(
+        b"\x98\xa6copied\xa1s\x00\x05\x05\x92\x00\x90\x92\x00\x90\xc4\x00", 0
+    )
+    assert isinstance(entry, journal.Copied)
+    assert (entry.position, entry.incarnation) == (5, "")
