@@ -9,6 +9,8 @@ from changelog.errors import InvalidConfig
 from changelog.groups import MAX_STANDBY_REPLICAS
 
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
+Until = Literal["idle", "end"]
+UNTIL = ("idle", "end")
 GUARANTEES = ("exactly_once", "at_least_once", "at_most_once")
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, overload
 
 from changelog.errors import NotInTask
 from statestore.edit import Edit
-from statestore.spec import UNSET, StoreSpec
+from statestore.spec import UNSET, StoreLimits, StoreSpec
 from statestore.store import PartitionStore
 from statestore.unsized import Unsized
 
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
+
+
+class StoreSettings(TypedDict, total=False):
+    """What may be set on every kind of store; see `App.store`."""
+
+    ttl_ms: int | None
+    engine: Literal["rocksdb", "memory"]
+    limits: StoreLimits
 
 
 class Store(Unsized, Generic[K, V]):

@@ -28,7 +28,7 @@ from changelog.records import CommittedOffset, TopicInfo, TopicPartition
 from framework.columns import Outgoing, outgoing
 from framework.container.instance import TaskInstance
 from framework.container.outbox import columns_of
-from framework.container.positions import to_commit
+from framework.container.positions import Progress, to_commit
 from framework.options import Guarantee
 from framework.topic import Topic
 from statestore.store import AnyStore
@@ -154,8 +154,13 @@ def _commit_transaction(producer: Producer) -> None:
 def offsets_of(instances: Sequence[TaskInstance]) -> dict[TopicPartition, CommittedOffset]:
     """Where every input goes on after this commit."""
     return to_commit(
-        (instance.spec.name, source.partition, source.position)
+        Progress(
+            *(instance.spec.name, source.partition, source.position),
+            instance.owes_window,
+            next_timer,
+        )
         for instance in instances
+        for next_timer in (instance.next_stream_timer(),)
         for source in instance.inputs
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -70,6 +71,10 @@ class TaskInstance:
         """Whether its `init` has run, and what that has done is committed or is going to be."""
         self._start_counts = False
         """Whether it is committed."""
+        self.has_windows = self.spec.window_ms is not None
+        self.owes_window = False
+        """True if something was handled that no call of `window` has followed."""
+        self._owed_at_commit = False
         self.counters = counters
         self._handled = self._skipped = self._dead_lettered = 0
         """Records since the last commit; those handled include the others."""
@@ -102,7 +107,11 @@ class TaskInstance:
     @property
     def has_input(self) -> bool:
         """Whether there is something to handle."""
-        return not self.has_failed() and any(source.pending for source in self.inputs)
+        return (
+            not self.has_failed()
+            and any(source.pending for source in self.inputs)
+            and all(source.is_answered for source in self.inputs)
+        )
 
     # Work -----------------------------------------------------------------------------
 
@@ -179,17 +188,42 @@ class TaskInstance:
         fired = 0
         if self.timers is not None:
             fired += yield from self._fire("wall", now)
-        if self._object is not None and self.spec.window_ms and now >= self._window_at(now):
-            self._next_window = now + self.spec.window_ms
-            if not self.has_failed():
-                yield from self._step(self._moment(now), "window", self._object.window)
-                fired += 1
+        if self.has_windows and now >= self._window_at(now):
+            fired += yield from self.call_window()
+        return fired
+
+    def call_window(self) -> Steps:
+        """The step of a class task's `window`, due by the clock or not."""
+        now = self._clock.now_ms()
+        self._next_window = now + (self.spec.window_ms or 0)
+        if self.has_failed() or self._object is None:
+            return 0
+        yield from self._step(self._moment(now), "window", self._object.window)
+        self.owes_window = self.has_failed() and self.owes_window
+        return 1
+
+    def next_stream_timer(self) -> int | None:
+        """Time in ms of the next timer in stream time; None if none is set."""
+        return None if self.timers is None else self.timers.next_at("stream")
+
+    def end_stream_time(self, latest: int, seconds: float) -> Steps:
+        """Fire stream timers up to `latest` in order of time, those that timers set included.
+
+        Stops after about `seconds`, and after a timer that has sent to one of the task's own
+        inputs, because that record comes first.
+        """
+        begun, fired = time.perf_counter(), 0
+        own = [self.outboxes[topic] for topic in self.spec.inputs]
+        while time.perf_counter() - begun < seconds and not any(box.keys for box in own):
+            due = yield from self._fire("stream", latest, limit=1)
+            if not due:
+                break
+            fired += due
         return fired
 
     def due_at(self) -> int | None:
         """When, in ms, `ticks` has something to do next."""
-        has_windows = self._object is not None and self.spec.window_ms
-        times = [self._window_at(self._clock.now_ms())] if has_windows else []
+        times = [self._window_at(self._clock.now_ms())] if self.has_windows else []
         timer = self.timers.next_at("wall") if self.timers is not None else None
         return min([*times, timer]) if timer is not None else min(times, default=None)
 
@@ -236,8 +270,14 @@ class TaskInstance:
 
     # Between commits ------------------------------------------------------------------
 
-    def restored(self) -> None:
-        """The stores hold what was committed: take timers and stream time from there."""
+    def restored(self, *, owes_window: bool | None = None) -> None:
+        """The stores hold what was committed: take timers and stream time from there.
+
+        `owes_window` is what the last commit says of it, where that is not known here.
+        """
+        if owes_window is not None:
+            self._owed_at_commit = owes_window and self.has_windows
+        self.owes_window = self._owed_at_commit
         if self.timers is not None:
             self.context.stream_time = self.timers.rebuild()
 
@@ -249,6 +289,7 @@ class TaskInstance:
         for store in self.all_stores:
             store.discard()
         self.is_started = self._start_counts
+        self.owes_window = self._owed_at_commit
         self._handled = self._skipped = self._dead_lettered = 0  # they come again
         self.after_commit()
         for source in self.inputs:
@@ -274,6 +315,7 @@ class TaskInstance:
                 box.clear()
         self.changed = False
         self._start_counts = self.is_started
+        self._owed_at_commit = self.owes_window
 
     def close(self) -> None:
         """Tell a class task that it is over, and let go of the stores."""
@@ -381,10 +423,12 @@ class TaskInstance:
             self.context.stream_time = now
         return 0
 
-    def _fire(self, clock: ClockName, now: int) -> Steps:
+    def _fire(self, clock: ClockName, now: int, limit: float = math.inf) -> Steps:
         timers, fired = self.timers, 0
         assert timers is not None
-        while not self.has_failed() and (due := timers.next_due(clock, now)) is not None:
+        while fired < limit and not self.has_failed():
+            if (due := timers.next_due(clock, now)) is None:
+                break
             before = self.context.stream_time
             if clock == "stream":
                 self.context.stream_time = max(due.at, before)
@@ -398,6 +442,7 @@ class TaskInstance:
                 self.context.stream_time = before
             elif not done:
                 timers.take(due)
+            self.owes_window = self.has_windows
             fired += 1
         return fired
 
@@ -406,6 +451,7 @@ class TaskInstance:
         if count:
             chunk.at += count
             self._handled += count
+            self.owes_window = self.has_windows
             source.position = chunk.records[chunk.at - 1].offset + 1
 
     def _undo(self, record: Record[Any, Any]) -> None:

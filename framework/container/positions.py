@@ -3,12 +3,15 @@
 The consumer group of an app is its name, and several tasks may read the same topic. Normally
 they are at the same offset. When they are not, because one has stopped at a record that it
 cannot handle, the committed offset is the smallest, and its metadata names each task's own:
-`{"tasks": {"tally": 120, "audit": 97}}`.
+`{"tasks": {"tally": 120, "audit": 97}}`. The metadata also names what waits for the end of a
+run: the tasks whose `window` has not seen all records yet, and each task's next timer in
+stream time: `{"windows": ["tally"], "timers": {"audit": 1763857918000}}`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,22 +19,49 @@ from changelog.errors import UNREADABLE
 from changelog.records import CommittedOffset, TopicPartition
 
 
-class _Metadata(msgspec.Struct):
-    tasks: dict[str, int]
+class Progress(NamedTuple):
+    """How far one task is in one input partition."""
+
+    task: str
+    partition: TopicPartition
+    offset: int
+    """The next offset to handle."""
+    owes_window: bool = False
+    """True if records were handled that no call of `window` has followed."""
+    next_timer: int | None = None
+    """Time in ms of the next timer in stream time; None if none is set."""
 
 
-def to_commit(
-    positions: Iterable[tuple[str, TopicPartition, int]],
-) -> dict[TopicPartition, CommittedOffset]:
-    """The offsets to commit for (task, partition, position) of every task at work.
+class Waiting(NamedTuple):
+    """What waits for the end of a run in one partition."""
+
+    windows: tuple[str, ...] = ()
+    """Names of the tasks whose `window` is to be called."""
+    timers: Mapping[str, int] = {}
+    """Time in ms of the next stream timer, by the task's name."""
+
+
+class _Metadata(msgspec.Struct, omit_defaults=True):
+    tasks: dict[str, int] = {}
+    windows: list[str] = []
+    timers: dict[str, int] = {}
+
+
+_DECODER = msgspec.json.Decoder(_Metadata)
+
+
+def to_commit(progress: Iterable[Progress]) -> dict[TopicPartition, CommittedOffset]:
+    """The offsets to commit for every task at work.
 
     >>> views = TopicPartition("views", 0)
-    >>> to_commit([("a", views, 5), ("b", views, 7)])[views].metadata
+    >>> to_commit([Progress("a", views, 5), Progress("b", views, 7)])[views].metadata
     '{"tasks":{"a":5,"b":7}}'
+    >>> to_commit([Progress("a", views, 5), Progress("b", views, 5, owes_window=True)])[views]
+    CommittedOffset(offset=5, metadata='{"windows":["b"]}')
     """
-    by_partition: dict[TopicPartition, dict[str, int]] = {}
-    for task, partition, position in positions:
-        by_partition.setdefault(partition, {})[task] = position
+    by_partition: dict[TopicPartition, list[Progress]] = {}
+    for one in progress:
+        by_partition.setdefault(one.partition, []).append(one)
     return {partition: _offset(tasks) for partition, tasks in by_partition.items()}
 
 
@@ -42,7 +72,15 @@ def position_of(
     offset = committed.get(partition)
     if offset is None:
         return None
-    return _tasks(offset.metadata).get(task, offset.offset)
+    return _read(offset.metadata).tasks.get(task, offset.offset)
+
+
+def waiting_of(offset: CommittedOffset | None) -> Waiting:
+    """What waits for the end of a run, by a committed offset."""
+    if offset is None or not offset.metadata:
+        return Waiting()
+    found = _read(offset.metadata)
+    return Waiting(tuple(found.windows), found.timers)
 
 
 def translated(metadata: str, offset_of: Callable[[int], int]) -> str:
@@ -53,25 +91,33 @@ def translated(metadata: str, offset_of: Callable[[int], int]) -> str:
     >>> translated("a note of another consumer", lambda position: position + 100)
     'a note of another consumer'
     """
-    tasks = _tasks(metadata)
-    return _encoded({task: offset_of(at) for task, at in tasks.items()}) if tasks else metadata
+    found = _read(metadata)
+    if not found.tasks:
+        return metadata
+    found.tasks = {task: offset_of(at) for task, at in found.tasks.items()}
+    return _encoded(found)
 
 
-def _offset(tasks: dict[str, int]) -> CommittedOffset:
-    smallest = min(tasks.values())
-    if len(set(tasks.values())) == 1:
-        return CommittedOffset(smallest)
-    return CommittedOffset(smallest, _encoded(tasks))
+def _offset(tasks: list[Progress]) -> CommittedOffset:
+    offsets = {one.task: one.offset for one in tasks}
+    metadata = _Metadata(
+        offsets if len(set(offsets.values())) > 1 else {},
+        [one.task for one in tasks if one.owes_window],
+        {one.task: one.next_timer for one in tasks if one.next_timer is not None},
+    )
+    return CommittedOffset(min(offsets.values()), _encoded(metadata))
 
 
-def _tasks(metadata: str) -> dict[str, int]:
+def _read(metadata: str) -> _Metadata:
     if not metadata:
-        return {}
+        return _Metadata()
     try:
-        return msgspec.json.decode(metadata, type=_Metadata).tasks
+        return _DECODER.decode(metadata)
     except UNREADABLE:
-        return {}
+        return _Metadata()
 
 
-def _encoded(tasks: dict[str, int]) -> str:
-    return msgspec.json.encode(_Metadata(tasks)).decode()
+def _encoded(metadata: _Metadata) -> str:
+    if not (metadata.tasks or metadata.windows or metadata.timers):
+        return ""
+    return msgspec.json.encode(metadata).decode()

@@ -34,7 +34,7 @@ from framework.container.restore import OnRestore, RestoreBar
 from framework.container.seat import Seat
 from framework.container.worker import Worker
 from framework.declaring import Declarations
-from framework.options import Options
+from framework.options import UNTIL, Options, Until
 from framework.querying.endpoint import Endpoint
 from framework.querying.provider import StoreProvider
 
@@ -48,9 +48,13 @@ T = TypeVar("T")
 class Limits:
     """When a run ends by itself."""
 
-    until_idle: bool = False
+    until: Until | None = None
     count: int | None = None
     timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.until is not None and self.until not in UNTIL:
+            raise InvalidConfig(f'run(until=...) is None, "idle" or "end", got {self.until!r}')
 
 
 @dataclass
@@ -101,9 +105,7 @@ def _run(app: App, limits: Limits, progress: bool | OnRestore) -> int:
     try:
         with _stopped_by_signals(worker):
             worker.start()
-            handled = worker.run(
-                until_idle=limits.until_idle, count=limits.count, timeout=limits.timeout
-            )
+            handled = worker.run(until=limits.until, count=limits.count, timeout=limits.timeout)
         worker.rest()
         raise_failures(worker)
         return handled
