@@ -297,7 +297,9 @@ class PartitionOffsets:
             f"is before offset {position.offset}"
         )
         if is_cut_short(self.epochs) and position.offset <= self.epochs[0].start:
-            return f"it is older than the {len(self.epochs)} openings that the log remembers: {what}"
+            return (
+                f"it is older than the {len(self.epochs)} openings that the log remembers: {what}"
+            )
         return f"it is of another history of the log: {what}"
 
 

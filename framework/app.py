@@ -6,17 +6,15 @@ The declarations touch nothing. The log is opened when it is first needed (`run`
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from changelog import location
 from changelog.broker import Broker
 from changelog.clock import Clock, SystemClock
 from changelog.closing import Closing
-from changelog.errors import InvalidConfig
 from framework.aggregates import Counter, Grouped
 from framework.container import running
 from framework.container.worker import Worker
@@ -26,16 +24,16 @@ from framework.formats.registry import SchemaRegistry, registry_of
 from framework.formats.wire import Form
 from framework.options import Guarantee, Options
 from framework.record import Record
-from framework.store import Store
+from framework.runnable import Runnable
+from framework.store import Store, StoreSettings
 from framework.task import OnError, TaskSpec, check_stores, dead_letter_topic
 from framework.topic import Topic
 from statestore.aggregates import Aggregate, Aggregates
 from statestore.serdes import Serde
-from statestore.spec import UNSET, StoreLimits, StoreSpec
+from statestore.spec import UNSET, StoreSpec
 
 if TYPE_CHECKING:
     from changelog.client.producer import Producer
-    from framework.container.restore import OnRestore
     from framework.query import StoreView
 
 K = TypeVar("K")
@@ -43,18 +41,10 @@ V = TypeVar("V")
 H = TypeVar("H", bound=Callable[..., Any])
 
 
-class StoreSettings(TypedDict, total=False):
-    """What may be set on every kind of store; see `App.store`."""
-
-    ttl_ms: int | None
-    engine: Literal["rocksdb", "memory"]
-    limits: StoreLimits
-
-
 DEFAULT_LOG = "./data"
 
 
-class App:
+class App(Runnable):
     """Stateful stream processing over one log.
 
     `log` is a folder, a URL, or an open log; the environment variable STRANDLINE_LOG
@@ -300,13 +290,35 @@ class App:
     ) -> Callable[[H], H]:
         """Make a function, or a class with `process`, the handler of a topic's records.
 
-        Several topics must have equally many partitions; one instance works for partition n
-        of all of them. The handler may be async: records of one partition are handled one at
-        a time, those of different partitions overlap. A class is made once per partition,
-        and may have `init(context)`, `window()` (called every `window_ms`), `on_timer(name)`
-        and `close()`. `on_error` says what becomes of a record whose handler raises: "fail"
-        stops the task's instance there, "skip" drops it, "dead_letter" sends it with the
-        error to `<app>-<task>-dead-letter`. Tombstones are passed on only with `tombstones`.
+        One instance of the task works for partition n of all its topics. Records of one
+        partition are handled one at a time, and those of several topics merged by time. With an
+        async handler different partitions overlap.
+
+        A class is made once per partition. Besides `process(record)` it may have
+
+        - `init(context)`, called when the stores are there, before all else;
+        - `window()`, called every `window_ms` by the wall clock, and once more before a run
+          until "idle" or "end" ends, if records were handled since its last call;
+        - `on_timer(name)`, called when a timer fires;
+        - `close()`, called at the end of a run in order, not after a crash. Stores, `send` and
+          timers raise NotInTask there.
+
+        All others run inside the task's transaction: they may use stores, send, and set timers
+        (if there is an `on_timer`). What they send has the time of the record or timer; in
+        `init` and `window`, of the wall clock. What raises is undone, and `on_error` decides.
+
+        Args:
+            topics: One topic, or several with equally many partitions.
+            stores: The stores that the handler uses; a store belongs to one task.
+            name: The task's name; by default that of the function or class.
+            on_error: What becomes of a record whose handler raises: "fail" stops the task's
+                instance there, "skip" drops it, "dead_letter" sends it with the error to
+                `<app>-<task>-dead-letter`.
+            tombstones: True passes tombstones to the handler; by default they are left out.
+            window_ms: Milliseconds between two calls of `window`.
+
+        Raises:
+            InvalidConfig: The declaration is wrong.
         """
         inputs = (topics,) if isinstance(topics, Topic | str) else tuple(topics)
 
@@ -378,72 +390,7 @@ class App:
 
         return declare(self, topic, key, name, key_type, partitions)
 
-    # Running --------------------------------------------------------------------------
-
-    def run(
-        self,
-        until: Literal["idle"] | None = None,
-        *,
-        count: int | None = None,
-        timeout: float | None = None,
-        progress: bool | OnRestore = True,
-        metrics: str | None = None,
-    ) -> int:
-        """Run the tasks; return how many records were handled.
-
-        Without limits until `stop`, SIGINT or SIGTERM (a second one does not wait for the
-        commit). `until="idle"`: until everything there is has been handled. `count`: so many
-        records. `timeout`: so many seconds. `progress`: while stores are restored, True draws
-        a bar if there is a terminal and it takes a while; a function is called with a
-        RestoreProgress now and then, and once at the end (`done`). `metrics`: "host:port" at
-        which Prometheus finds this process meanwhile (port 0: a free one, which is logged). Inside of a running asyncio loop (a notebook) it runs in a thread of
-        its own; `await app.run_async(...)` does not block the loop.
-
-        Raises TaskFailed when a task instance has stopped at a record, after the others are
-        done; InvalidConfig, also for an address that is in use.
-
-        Processes that run the same app share its partitions; "idle" is asked of all of it.
-        """
-        if until not in (None, "idle"):
-            raise InvalidConfig(f'run(until=...) is None or "idle", got {until!r}')
-        limits = running.Limits(until == "idle", count, timeout)
-        if running.inside_event_loop():
-            return running.in_thread(
-                lambda: running.run(self, limits, progress=progress, metrics=metrics)
-            )
-        return running.run(self, limits, progress=progress, metrics=metrics)
-
-    async def run_async(
-        self,
-        until: Literal["idle"] | None = None,
-        *,
-        count: int | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - `run`'s, and an orderly stop
-        metrics: str | None = None,
-    ) -> int:
-        """`run` for use inside of asyncio: the loop goes on. Cancelling it stops the app."""
-        limits = running.Limits(until == "idle", count, timeout)
-        work = asyncio.ensure_future(
-            asyncio.to_thread(running.run, self, limits, progress=False, metrics=metrics)
-        )
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            self.stop()
-            await work
-            raise
-
-    def stop(self) -> None:
-        """Let `run` end after a last commit; from any thread."""
-        worker = self._worker
-        if worker is not None:
-            worker.stop()
-
-    def main(self) -> None:
-        """The app's own command line: run, reset, describe …"""
-        from framework.cli import app_main
-
-        app_main(self)
+    # Closing --------------------------------------------------------------------------
 
     def close(self) -> None:
         """Let go of the log; harmless when repeated."""

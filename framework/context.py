@@ -7,7 +7,9 @@ synchronous handlers they are set once for many records, so a look-up costs 40 n
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +25,7 @@ ClockName = Literal["stream", "wall"]
 class TaskContext:
     """What a running task instance knows about itself; given to a class task's `init`."""
 
-    __slots__ = ("app", "partition", "record", "stream_time", "task", "timers")
+    __slots__ = ("app", "ending", "partition", "record", "stream_time", "task", "timers")
 
     def __init__(self, app: str, task: str, partition: int, timers: Timers | None = None) -> None:
         self.app = app
@@ -37,6 +39,17 @@ class TaskContext:
         """The largest timestamp seen so far, in ms; -1 before the first record. Kept over
         restarts, and for functions at all, only where the task has a handler for timers."""
         self.timers = timers
+        self.ending = False
+        """True for a timer or window that fires because `run(until="end")` ends the input."""
+
+    @contextlib.contextmanager
+    def at_end(self, ending: bool) -> Iterator[None]:
+        """What runs within is called because the input is over, if `ending`."""
+        self.ending = ending
+        try:
+            yield
+        finally:
+            self.ending = False
 
 
 _NOTHING: Record[Any, Any] = Record(None, None)

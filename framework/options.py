@@ -10,6 +10,8 @@ from changelog.groups import MAX_STANDBY_REPLICAS
 from changelog.settings import INT_MAX, check_number
 
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
+Until = Literal["idle", "end"]
+UNTIL = ("idle", "end")
 GUARANTEES = ("exactly_once", "at_least_once", "at_most_once")
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, overload
 
 from changelog.errors import NotInTask
 from framework.handlers import check_handler
 from framework.parts import Merge
 from statestore.edit import Edit
-from statestore.spec import UNSET, StoreSpec
+from statestore.spec import UNSET, StoreLimits, StoreSpec
 from statestore.store import PartitionStore
 from statestore.unsized import Unsized
 
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
+
+
+class StoreSettings(TypedDict, total=False):
+    """What may be set on every kind of store; see `App.store`."""
+
+    ttl_ms: int | None
+    engine: Literal["rocksdb", "memory"]
+    limits: StoreLimits
 
 
 class Store(Unsized, Generic[K, V]):

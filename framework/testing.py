@@ -28,8 +28,10 @@ from framework.app import App
 from framework.columns import batch_of, outgoing
 from framework.container.decoding import decode
 from framework.container.folders import StoreFolders
+from framework.container.idle import Bound
 from framework.container.running import raise_failures, worker_on
 from framework.looking import committed_batches
+from framework.options import Until
 from framework.parts import Parts
 from framework.record import Record
 from framework.store import Store
@@ -75,12 +77,24 @@ class TestDriver:
 
     # Input ----------------------------------------------------------------------------
 
-    def run(self, given: Iterable[Any] = ()) -> TestDriver:
+    def run(self, given: Iterable[Any] = (), *, until: Until | None = None) -> TestDriver:
         """Put records in, in order, and let everything be handled and committed.
 
         A record is `(key, value)`, `(key, value, timestamp)`, the same behind a topic handle,
         or a bare value; it goes to the app's first input topic unless it says otherwise,
-        and has the clock's time unless it has its own. Raises TaskFailed.
+        and has the clock's time unless it has its own.
+
+        Args:
+            given: Records, and CRASH where the process is to die.
+            until: None is an app that runs on: `window` and timers wait for their time. "idle"
+                and "end" are an app that ends, as `app.run(until=...)` does, and so calls
+                `window`, and with "end" fires all timers in stream time.
+
+        Returns:
+            The driver itself.
+
+        Raises:
+            TaskFailed: A task instance has stopped at a record.
         """
         waiting: list[Any] = []
         for item in given:
@@ -91,7 +105,11 @@ class TestDriver:
             else:
                 waiting.append(item)
         self._take(waiting)
-        return self.settle()
+        return self._run_until(until or "settled")
+
+    def end(self) -> TestDriver:
+        """The input is over: let all timers in stream time fire, then windows. Raises TaskFailed."""
+        return self._run_until("end")
 
     def advance(self, ms: int) -> TestDriver:
         """Let `ms` milliseconds pass, and everything happen that is due then."""
@@ -108,9 +126,7 @@ class TestDriver:
 
     def settle(self) -> TestDriver:
         """Handle and commit everything there is. Raises TaskFailed."""
-        self.worker.run(until_idle=True)
-        raise_failures(self.worker)
-        return self
+        return self._run_until("settled")
 
     # Results --------------------------------------------------------------------------
 
@@ -160,6 +176,11 @@ class TestDriver:
         self.close()
 
     # Helpers --------------------------------------------------------------------------
+
+    def _run_until(self, bound: Bound) -> TestDriver:
+        self.worker.run(until=bound)
+        raise_failures(self.worker)
+        return self
 
     def _open(self) -> None:
         self.owner = Owner(self._storage, clock=self.clock, background=False)

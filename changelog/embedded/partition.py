@@ -172,9 +172,7 @@ class Partition:
                 )
                 if known is not None:
                     epoch = epoch_of(self.manifest.epochs, known.base_offset)
-                    return known._replace(
-                        leader_epoch=epoch.number, incarnation=epoch.incarnation
-                    )
+                    return known._replace(leader_epoch=epoch.number, incarnation=epoch.incarnation)
             with self._whole_or_refused():
                 header = self._write(payload, producer, base_sequence, transactional=transactional)
                 self._note_producer(header)

@@ -29,6 +29,7 @@ class Until(StrEnum):
     """When a run ends by itself."""
 
     IDLE = "idle"
+    END = "end"
 
 
 AppArgument = Annotated[
@@ -36,7 +37,10 @@ AppArgument = Annotated[
 ]
 UntilOption = Annotated[
     Until | None,
-    typer.Option("--until", help="idle: end when everything there is has been handled."),
+    typer.Option(
+        "--until",
+        help="idle: end when everything there is has been handled; end: the input is over, so timers in stream time fire before.",
+    ),
 ]
 CountOption = Annotated[
     int | None, typer.Option("--count", min=1, metavar="N", help="End after N records.")
@@ -87,7 +91,7 @@ def run(
             )
         from framework.cli.workers import run_workers
 
-        run_workers(target, workers, until is not None, timeout, log_dir, metrics, json=json)
+        run_workers(target, workers, until and until.value, timeout, log_dir, metrics, json=json)
     elif log_dir is not None or json:
         raise typer.BadParameter("--log-dir and --json need --workers N")
     else:
@@ -127,8 +131,8 @@ def _tell_where_it_crashes() -> None:
         faulthandler.enable()
 
 
-def _limit(until: Until | None) -> Literal["idle"] | None:
-    return None if until is None else "idle"
+def _limit(until: Until | None) -> Literal["idle", "end"] | None:
+    return None if until is None else until.value
 
 
 def command_of(app: App) -> Callable[..., None]:

@@ -41,7 +41,7 @@ PATIENCE = 2.0
 def run_workers(
     target: str,
     workers: int,
-    until_idle: bool,
+    until: str | None,
     timeout: float | None,
     log_dir: Path | None,
     metrics: str | None,
@@ -51,7 +51,7 @@ def run_workers(
     """Run the app in `workers` processes, until Ctrl-C or as long as the limits say."""
     begun = time.perf_counter()
     needs = ask(target, debug_option())
-    limits = ["--until", "idle"] if until_idle else []
+    limits = ["--until", until] if until else []
     command = [*COMMAND, "run", target, *limits, *debug_option()]
     behind = options_behind(metrics, workers)
     clock, seen = SystemClock(), Workers(needs.app, workers)
@@ -72,7 +72,7 @@ def run_workers(
                 needs.app, json=json, clock=clock, out=logs.pass_on if logs.are_json() else None
             ),
             clock,
-            until_idle=until_idle,
+            until_idle=until is not None,
             timeout=timeout,
             logs=files,
             note=seen.note,

@@ -28,7 +28,7 @@ from changelog.records import CommittedOffset, TopicInfo, TopicPartition
 from framework.columns import Outgoing, outgoing
 from framework.container.instance import TaskInstance
 from framework.container.outbox import columns_of
-from framework.container.positions import to_commit
+from framework.container.positions import Progress, to_commit
 from framework.options import Guarantee
 from framework.topic import Topic
 from statestore.store import AnyStore
@@ -164,12 +164,17 @@ def offsets_of(
     for instance in instances if placed else ():
         if instance.placed.counts:
             stores.setdefault(instance.inputs[0].partition, {}).update(instance.placed.counts)
-    positions = (
-        (instance.spec.name, source.partition, source.position)
+    progress = (
+        Progress(
+            *(instance.spec.name, source.partition, source.position),
+            instance.owes_window,
+            next_timer,
+        )
         for instance in instances
+        for next_timer in (instance.next_stream_timer(),)
         for source in instance.inputs
     )
-    return to_commit(positions, stores)
+    return to_commit(progress, stores)
 
 
 def _apply(

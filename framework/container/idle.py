@@ -1,27 +1,198 @@
-"""Whether there is nothing left to do, anywhere in the app."""
+"""The end of a bounded run: whether anything is left to do anywhere in the app, and what fires last.
+
+    settled   all records are handled and committed, and nothing is due by the clock
+    idle      then `window` of each task instance that has handled records since its last call
+    end       before that all timers in stream time, in order of time over the whole app
+
+What fires last may send to topics that the app reads, so each step is followed by handling and
+committing whatever it caused. Timers that are pending in other workers' partitions, and
+windows that are owed there, are in the metadata of committed offsets (`positions`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from changelog.broker import Broker
-from changelog.records import TopicPartition
+from changelog.clock import Clock
+from changelog.records import CommittedOffset, TopicPartition
+from framework.container.driving import Steps
 from framework.container.instance import TaskInstance
+from framework.container.manager import TaskManager
+from framework.container.positions import Waiting, waiting_of
+from framework.container.slices import SLICE_SECONDS
+
+Bound = Literal["settled", "idle", "end"]
+"""What ends a run."""
+
+_log = logging.getLogger("strandline")
+
+PATIENCE_S = 10.0
+"""Seconds after which a run that waits for other workers, or goes on firing timers, says so."""
+NEVER = 2**63 - 1
 
 
-def all_is_committed(
+class Turn(NamedTuple):
+    """A place in the order in which timers fire: time in ms, and number of the task."""
+
+    at: int
+    task: int
+
+
+class Completion:
+    """What is left to do, as one worker sees it. Belongs to the worker's thread."""
+
+    def __init__(self, app: str, broker: Broker, clock: Clock, tasks: TaskManager) -> None:
+        self.others_are_busy = False
+        """True if the run waits for other workers."""
+        self._app = app
+        self._broker = broker
+        self._clock = clock
+        self._tasks = tasks
+        self._elsewhere: list[Waiting] = []
+        """What waits in partitions that other workers hold."""
+        self._said_at: float | None = None
+        """When a long wait was logged last, or has begun."""
+
+    def is_idle(self, uncommitted: bool) -> bool:
+        """Whether all there is has been handled and committed, and nothing is due by the clock.
+
+        That is asked of the whole app: what other workers hold must be committed to its end.
+        """
+        running = self._running
+        now = self._clock.now_ms()
+        mine = (
+            not uncommitted
+            and not any(instance.has_input for instance in running)
+            and all(source.stable for instance in running for source in instance.inputs)
+            and not any((due := i.due_at()) is not None and due <= now for i in running)
+        )
+        if mine:
+            self.others_are_busy = not self._others_are_done(running)
+        return mine and not self.others_are_busy
+
+    def last_steps(self, bound: Bound) -> list[tuple[TaskInstance, Steps]]:
+        """What is to fire now that the app is idle; if nothing, `others_are_busy` or all is done."""
+        if bound == "settled":
+            return []
+        instances = self._tasks.instances
+        ends = bound == "end" and all(i.failure is None for i in instances)
+        steps = self._timers() if ends else []
+        self.others_are_busy = ends and not steps and self._any_timers
+        if not steps and not self.others_are_busy:
+            steps = self._windows(ends)
+        self._say_what_takes_long(bound, bool(steps))
+        return steps
+
+    # Timers ---------------------------------------------------------------------------
+
+    def _timers(self) -> list[tuple[TaskInstance, Steps]]:
+        """Stream timers of the task that has the earliest one, up to the next task's earliest.
+
+        A timer may send to an input of any other task, where that record comes before the timers
+        that are later than it. So no task fires a timer while another one has an earlier timer.
+        """
+        earliest = sorted(self._earliest().items(), key=lambda item: Turn(item[1], item[0]))
+        if not earliest:
+            return []
+        (task, _), *others = earliest
+        latest = NEVER
+        if others:
+            other, at = others[0]
+            latest = at if task < other else at - 1
+        due = [
+            instance
+            for instance in self._running
+            if self._number(instance) == task
+            and (at_ := instance.next_stream_timer()) is not None
+            and at_ <= latest
+        ]
+        return [(i, i.end_stream_time(latest, SLICE_SECONDS / len(due))) for i in due]
+
+    def _earliest(self) -> dict[int, int]:
+        """Time of each task's earliest stream timer in all partitions, by the task's number."""
+        names = self._tasks.names
+        mine = ((self._number(i), i.next_stream_timer()) for i in self._running)
+        others = (
+            (names.index(task), at)
+            for waiting in self._elsewhere
+            for task, at in waiting.timers.items()
+            if task in names
+        )
+        found: dict[int, int] = {}
+        for task, at in [*mine, *others]:
+            if at is not None:
+                found[task] = min(at, found.get(task, at))
+        return found
+
+    @property
+    def _any_timers(self) -> bool:
+        return bool(self._earliest())
+
+    # Windows --------------------------------------------------------------------------
+
+    def _windows(self, whole_app: bool) -> list[tuple[TaskInstance, Steps]]:
+        """Owed calls of `window` of one task, the one declared first, because it may send to others.
+
+        With `whole_app` those of other workers' partitions are waited for.
+        """
+        mine = [i for i in self._running if i.owes_window]
+        names = self._tasks.names
+        others = [names.index(t) for w in self._elsewhere for t in w.windows if t in names]
+        first = min((self._number(i) for i in mine), default=None)
+        if whole_app and others and (first is None or min(others) < first):
+            self.others_are_busy = True
+            return []
+        return [(i, i.call_window()) for i in mine if self._number(i) == first]
+
+    # Other workers --------------------------------------------------------------------
+
+    def _others_are_done(self, running: Sequence[TaskInstance]) -> bool:
+        mine = {s.partition for i in self._tasks.instances for s in i.inputs}
+        others = self._tasks.every - mine
+        if not others:
+            self._elsewhere = []
+            return True
+        # The positions of workers are read before all ends: what a worker sent before it was
+        # done is there by then, also in partitions that were found empty a moment earlier.
+        committed = self._broker.committed(self._app, others, require_stable=False)
+        self._elsewhere = [waiting_of(offset) for offset in committed.values()]
+        return _all_is_committed(self._broker, self._tasks.every, committed, running, others)
+
+    def _say_what_takes_long(self, bound: Bound, fires: bool) -> None:
+        now = self._clock.monotonic()
+        if self._said_at is None:
+            self._said_at = now
+        if bound != "end" or now - self._said_at < PATIENCE_S:
+            return
+        self._said_at = now
+        what = (
+            "still fires timers; one that is set again by each timer never ends, unless its "
+            "handler asks sl.current_task().ending"
+            if fires
+            else "waits for timers or windows in partitions of other workers, which fire when "
+            'those workers run with until="end" too, or have ended'
+        )
+        _log.warning('app %s: run(until="end") %s', self._app, what, extra={"app": self._app})
+
+    @property
+    def _running(self) -> list[TaskInstance]:
+        return [instance for instance in self._tasks.instances if instance.failure is None]
+
+    def _number(self, instance: TaskInstance) -> int:
+        return self._tasks.names.index(instance.spec.name)
+
+
+def _all_is_committed(
     broker: Broker,
-    app: str,
     every: Collection[TopicPartition],
-    running: Sequence[TaskInstance],
+    committed: Mapping[TopicPartition, CommittedOffset],
+    running: Iterable[TaskInstance],
     others: Collection[TopicPartition],
 ) -> bool:
-    """Whether what `others` are the input of is committed to their ends, and `running` has read to its own.
-
-    What workers have committed is asked before all ends: what they sent before they were done is there
-    by then, also to partitions that were found empty a moment earlier.
-    """
-    committed = broker.committed(app, others, require_stable=False)
+    """Whether the inputs of other workers are committed to their ends, and `running` has read to its own."""
     ends = broker.offsets(every)
     reached = [
         *((tp, committed[tp].offset if tp in committed else ends[tp].log_start) for tp in others),

@@ -29,6 +29,8 @@ class Input:
     """The next offset to fetch."""
     stable: bool = False
     """Whether the last fetch reached the end, with no transaction open there."""
+    read_to_end: bool = False
+    """True if the last fetch found the end of the visible records."""
     batches: deque[Batch] = field(default_factory=deque)
     chunks: deque[Chunk] = field(default_factory=deque)
     origin: int = -1
@@ -41,11 +43,17 @@ class Input:
     def pending(self) -> bool:
         return bool(self.chunks or self.batches)
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the next record of this input is known, or that there was none."""
+        return self.read_to_end or self.pending
+
     def feed(self, fetched: Fetched) -> None:
         """Take what a fetch from `ahead` gave."""
         self.batches.extend(fetched.batches)
         self.ahead = fetched.next_offset
         self.stable = fetched.next_offset >= fetched.high_watermark
+        self.read_to_end = fetched.next_offset >= fetched.last_stable_offset
         if not self.pending:
             self.position = self.ahead
 
@@ -72,7 +80,7 @@ class Input:
         self.batches.clear()
         self.chunks.clear()
         self.position = self.ahead = position
-        self.stable = False
+        self.stable = self.read_to_end = False
 
     def _decode_some(self, tombstones: bool) -> None:
         batch = self.batches[0]
@@ -109,27 +117,37 @@ class Run(NamedTuple):
 
 
 def next_run(inputs: list[Input], tombstones: bool, limit: int) -> Run | None:
-    """At most `limit` records to handle next: of several inputs the oldest first."""
+    """Return at most `limit` records to handle next; None if there are none, or not yet.
+
+    Several inputs are merged by time: the oldest of their next records comes first, and of equal
+    times the one whose input was declared first. An input that has run dry is fetched before the
+    others go on, because what it still has may be older.
+    """
     if len(inputs) == 1:
         chunk = inputs[0].head(tombstones)
         if chunk is None:
             return None
         return Run(inputs[0], chunk, min(len(chunk.records), chunk.at + limit))
-    heads = [(source, chunk) for source in inputs if (chunk := source.head(tombstones))]
-    if not heads:
+    heads = [source.head(tombstones) for source in inputs]
+    if not all(source.is_answered for source in inputs):
         return None
-    source, chunk = min(heads, key=lambda head: _timestamp(head[1]))
-    others = [_timestamp(other) for other_source, other in heads if other_source is not source]
+    times = [(_timestamp(chunk), at) for at, chunk in enumerate(heads) if chunk is not None]
+    if not times:
+        return None
+    (_, first), *others = sorted(times)
+    source, chunk = inputs[first], heads[first]
+    assert chunk is not None
     stop = min(len(chunk.records), chunk.at + limit)
-    return Run(source, chunk, _until(chunk, stop, min(others)) if others else stop)
+    return Run(source, chunk, _until(chunk, stop, first, others[0]) if others else stop)
 
 
 def _timestamp(chunk: Chunk) -> int:
     return chunk.records[chunk.at].timestamp
 
 
-def _until(chunk: Chunk, stop: int, latest: int) -> int:
-    """Where the records from `at` on, as long as they are in order, are past `latest`."""
+def _until(chunk: Chunk, stop: int, number: int, next_best: tuple[int, int]) -> int:
+    """Index of the first record that comes after `next_best`: the time and number of another input."""
+    latest = next_best[0] if number < next_best[1] else next_best[0] - 1
     first = chunk.at + 1
     for index in range(first, stop):
         if chunk.records[index].timestamp > latest:

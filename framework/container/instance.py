@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -118,7 +119,11 @@ class TaskInstance:
     @property
     def has_input(self) -> bool:
         """Whether there is something to handle."""
-        return not self.has_failed() and any(source.pending for source in self.inputs)
+        return (
+            not self.has_failed()
+            and any(source.pending for source in self.inputs)
+            and all(source.is_answered for source in self.inputs)
+        )
 
     # Work -----------------------------------------------------------------------------
 
@@ -201,10 +206,43 @@ class TaskInstance:
         fired = 0
         if self.timers is not None:
             fired += yield from self._fire("wall", now)
-        if self._windows.is_due(now) and self._may_go_on():
-            self._windows.passed(now)
-            yield from self._step(self._moment(now), "window", self._object.window)
-            fired += 1
+        if self._windows.is_due(now):
+            fired += yield from self.call_window()
+        return fired
+
+    @property
+    def owes_window(self) -> bool:
+        """True if something was handled that no call of `window` has followed."""
+        return self._windows.is_owed
+
+    def call_window(self) -> Steps:
+        """The step of a class task's `window`, due by the clock or not."""
+        if not self._may_go_on():
+            return 0
+        now = self._clock.now_ms()
+        self._windows.passed(now)
+        yield from self._step(self._moment(now), "window", self._object.window)
+        if not self.has_failed():
+            self._windows.called()
+        return 1
+
+    def next_stream_timer(self) -> int | None:
+        """Time in ms of the next timer in stream time; None if none is set."""
+        return None if self.timers is None else self.timers.next_at("stream")
+
+    def end_stream_time(self, latest: int, seconds: float) -> Steps:
+        """Fire stream timers up to `latest` in order of time, those that timers set included.
+
+        Stops after about `seconds`, and after a timer that has sent to one of the task's own
+        inputs, because that record comes first.
+        """
+        begun, fired = time.perf_counter(), 0
+        own = [self.outboxes[topic] for topic in self.spec.inputs]
+        while time.perf_counter() - begun < seconds and not any(box.keys for box in own):
+            due = yield from self._fire("stream", latest, limit=1)
+            if not due:
+                break
+            fired += due
         return fired
 
     def due_at(self) -> int | None:
@@ -231,8 +269,13 @@ class TaskInstance:
 
     # Between commits ------------------------------------------------------------------
 
-    def restored(self) -> None:
-        """The stores hold what was committed: take timers and stream time from there."""
+    def restored(self, *, owes_window: bool | None = None) -> None:
+        """The stores hold what was committed: take timers and stream time from there.
+
+        `owes_window` is what the last commit says of it, where that is not known here.
+        """
+        if owes_window is not None:
+            self._windows.restored(owed=owes_window)
         if self.timers is not None:
             self.context.stream_time = self.timers.rebuild()
 
@@ -398,10 +441,12 @@ class TaskInstance:
             self.context.stream_time = now
         return 0
 
-    def _fire(self, clock: ClockName, now: int) -> Steps:
+    def _fire(self, clock: ClockName, now: int, limit: float = math.inf) -> Steps:
         timers, fired = self.timers, 0
         assert timers is not None
-        while self._may_go_on() and (due := timers.next_due(clock, now)) is not None:
+        while fired < limit and self._may_go_on():
+            if (due := timers.next_due(clock, now)) is None:
+                break
             before = self.context.stream_time
             if clock == "stream":
                 self.context.stream_time = max(due.at, before)
@@ -415,6 +460,7 @@ class TaskInstance:
                 self.context.stream_time = before
             elif not done:
                 timers.take(due)
+            self._windows.handled()
             fired += 1
         return fired
 
@@ -423,6 +469,7 @@ class TaskInstance:
         if count:
             chunk.at += count
             self._handled += count
+            self._windows.handled()
             source.position = chunk.records[chunk.at - 1].offset + 1
 
     def _undo(self, record: Record[Any, Any]) -> None:

@@ -31,7 +31,7 @@ from framework.container.instance import TaskInstance
 from framework.container.metrics import WorkerCounters
 from framework.container.outage import patiently
 from framework.container.placing import Placed
-from framework.container.positions import placed_of, position_of
+from framework.container.positions import placed_of, position_of, waiting_of
 from framework.container.restore import OnRestore, Restoring
 from framework.container.standbys import Standbys
 from framework.container.trial import Trial
@@ -146,6 +146,11 @@ class TaskManager:
         self._queries = queries
 
     @property
+    def names(self) -> list[str]:
+        """Names of all tasks of the app, in the order of their declaration."""
+        return [task.name for task in self._tasks]
+
+    @property
     def held(self) -> Partitions:
         """The input partitions of those at work, and of those on their way."""
         at_work = (s.partition for i in self.instances for s in i.inputs)
@@ -222,7 +227,7 @@ class TaskManager:
         try:
             for part in parts:
                 arrived.append(self._instance(part, committed))
-                arrived[-1].restored()
+                arrived[-1].restored(owes_window=_owes_window(part, committed))
         except BaseException:
             _release(parts)
             raise
@@ -464,6 +469,11 @@ def _start(task: str, tp: TopicPartition, committed: Committed, log_start: int) 
             extra={"task": task, "partition": str(tp), "offset": log_start},
         )
     return max(position, log_start)
+
+
+def _owes_window(parts: Parts, committed: Committed) -> bool:
+    waiting = (waiting_of(committed.get(source.partition)) for source in parts.inputs)
+    return any(parts.spec.name in of_partition.windows for of_partition in waiting)
 
 
 def _inputs(instance: TaskInstance) -> Partitions:

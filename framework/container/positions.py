@@ -3,13 +3,16 @@
 The consumer group of an app is its name, and several tasks may read the same topic. Normally
 they are at the same offset. When they are not, because one has stopped at a record that it
 cannot handle, the committed offset is the smallest, and its metadata names each task's own:
-`{"tasks": {"tally": 120, "audit": 97}}`. It names the stores that are placed (`placing`) too, each with
-the number of partitions for which it is: `{"placed": {"totals": 4}}`.
+`{"tasks": {"tally": 120, "audit": 97}}`. The metadata also names the stores that are placed
+(`placing`), each with the number of partitions for which it is, and what waits for the end of a
+run: the tasks whose `window` has not seen all records yet, and each task's next timer in stream
+time: `{"placed": {"totals": 4}, "windows": ["tally"], "timers": {"audit": 1763857918000}}`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,26 +23,52 @@ MAX_PLACED_BYTES = 2_000
 """Names of placed stores beyond this are left out: on Kafka metadata has at most 4,096 bytes."""
 
 
+class Progress(NamedTuple):
+    """How far one task is in one input partition."""
+
+    task: str
+    partition: TopicPartition
+    offset: int
+    """The next offset to handle."""
+    owes_window: bool = False
+    """True if records were handled that no call of `window` has followed."""
+    next_timer: int | None = None
+    """Time in ms of the next timer in stream time; None if none is set."""
+
+
+class Waiting(NamedTuple):
+    """What waits for the end of a run in one partition."""
+
+    windows: tuple[str, ...] = ()
+    """Names of the tasks whose `window` is to be called."""
+    timers: Mapping[str, int] = {}
+    """Time in ms of the next stream timer, by the task's name."""
+
+
 class _Metadata(msgspec.Struct, omit_defaults=True):
     tasks: dict[str, int] = {}
     placed: dict[str, int] = {}
+    windows: list[str] = []
+    timers: dict[str, int] = {}
 
 
 def to_commit(
-    positions: Iterable[tuple[str, TopicPartition, int]],
+    progress: Iterable[Progress],
     placed: Mapping[TopicPartition, Mapping[str, int]] | None = None,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """The offsets to commit for (task, partition, position) of every task at work.
+    """The offsets to commit for every task at work.
 
     `placed` has the stores that are placed, and for how many partitions.
 
     >>> views = TopicPartition("views", 0)
-    >>> to_commit([("a", views, 5), ("b", views, 7)])[views].metadata
+    >>> to_commit([Progress("a", views, 5), Progress("b", views, 7)])[views].metadata
     '{"tasks":{"a":5,"b":7}}'
+    >>> to_commit([Progress("a", views, 5), Progress("b", views, 5, owes_window=True)])[views]
+    CommittedOffset(offset=5, metadata='{"windows":["b"]}')
     """
-    by_partition: dict[TopicPartition, dict[str, int]] = {}
-    for task, partition, position in positions:
-        by_partition.setdefault(partition, {})[task] = position
+    by_partition: dict[TopicPartition, list[Progress]] = {}
+    for one in progress:
+        by_partition.setdefault(one.partition, []).append(one)
     stores = placed or {}
     return {tp: _offset(tasks, stores.get(tp, {})) for tp, tasks in by_partition.items()}
 
@@ -59,6 +88,14 @@ def placed_of(metadata: str) -> Mapping[str, int]:
     return _read(metadata).placed
 
 
+def waiting_of(offset: CommittedOffset | None) -> Waiting:
+    """What waits for the end of a run, by a committed offset."""
+    if offset is None or not offset.metadata:
+        return Waiting()
+    found = _read(offset.metadata)
+    return Waiting(tuple(found.windows), found.timers)
+
+
 def translated(metadata: str, offset_of: Callable[[int], int]) -> str:
     """The metadata of a committed offset with other positions; what is none of ours stays as it is.
 
@@ -74,14 +111,15 @@ def translated(metadata: str, offset_of: Callable[[int], int]) -> str:
     return _encoded(found)
 
 
-def _offset(tasks: dict[str, int], placed: Mapping[str, int]) -> CommittedOffset:
-    smallest = min(tasks.values())
-    alike = len(set(tasks.values())) == 1
-    fits = sum(map(len, placed)) <= MAX_PLACED_BYTES
-    found = _Metadata({} if alike else tasks, dict(placed) if fits else {})
-    if not found.tasks and not found.placed:
-        return CommittedOffset(smallest)
-    return CommittedOffset(smallest, _encoded(found))
+def _offset(tasks: list[Progress], placed: Mapping[str, int]) -> CommittedOffset:
+    offsets = {one.task: one.offset for one in tasks}
+    metadata = _Metadata(
+        offsets if len(set(offsets.values())) > 1 else {},
+        dict(placed) if sum(map(len, placed)) <= MAX_PLACED_BYTES else {},
+        [one.task for one in tasks if one.owes_window],
+        {one.task: one.next_timer for one in tasks if one.next_timer is not None},
+    )
+    return CommittedOffset(min(offsets.values()), _encoded(metadata))
 
 
 def _read(metadata: str) -> _Metadata:
@@ -95,8 +133,9 @@ def _read(metadata: str) -> _Metadata:
 
 
 def _encoded(metadata: _Metadata) -> str:
-    return _ENCODER.encode(metadata).decode()
+    return "" if metadata == _NOTHING else _ENCODER.encode(metadata).decode()
 
 
+_NOTHING = _Metadata()
 _DECODER = msgspec.json.Decoder(_Metadata)
 _ENCODER = msgspec.json.Encoder()

@@ -36,7 +36,7 @@ from framework.container.seat import Seat
 from framework.container.worker import Worker
 from framework.declaring import Declarations
 from framework.left_timers import check_timers
-from framework.options import Options
+from framework.options import UNTIL, Options, Until
 from framework.querying.endpoint import Endpoint
 from framework.querying.provider import StoreProvider
 
@@ -50,9 +50,13 @@ T = TypeVar("T")
 class Limits:
     """When a run ends by itself."""
 
-    until_idle: bool = False
+    until: Until | None = None
     count: int | None = None
     timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.until is not None and self.until not in UNTIL:
+            raise InvalidConfig(f'run(until=...) is None, "idle" or "end", got {self.until!r}')
 
 
 @dataclass
@@ -103,9 +107,7 @@ def _run(app: App, limits: Limits, progress: bool | OnRestore) -> int:
     try:
         with _stopped_by_signals(worker):
             worker.start()
-            handled = worker.run(
-                until_idle=limits.until_idle, count=limits.count, timeout=limits.timeout
-            )
+            handled = worker.run(until=limits.until, count=limits.count, timeout=limits.timeout)
         worker.rest()
         raise_failures(worker)
         return handled

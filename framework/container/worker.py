@@ -34,7 +34,7 @@ from changelog.metrics import Reading
 from framework.container.commit import checkpoint_if_due, offsets_of
 from framework.container.driving import Steps
 from framework.container.gauges import WAITING
-from framework.container.idle import all_is_committed
+from framework.container.idle import Bound, Completion
 from framework.container.inputs import Input, groups
 from framework.container.instance import TaskInstance
 from framework.container.manager import Partitions, TaskManager
@@ -83,7 +83,7 @@ class Worker:
         self._since_commit = 0
         self._next_commit = 0.0
         self._aborted_in_a_row = 0
-        self._others_are_busy = False
+        self._completion = Completion(app, broker, clock, tasks)
         self.handled = 0
         """Records handled since the worker was made, those rewound not counted."""
 
@@ -153,15 +153,15 @@ class Worker:
     def run(
         self,
         *,
-        until_idle: bool = False,
+        until: Bound | None = None,
         count: int | None = None,
         timeout: float | None = None,
     ) -> int:
         """Cycles until told to stop; how many records they handled.
 
-        Ends when it is idle, after `count` records, or after `timeout` seconds, whatever is
-        asked for and comes first, or when every task instance has failed. While the disk is
-        full it waits; if it is to end then, it raises DiskFull.
+        Ends when the bound `until` is reached, after `count` records, or after `timeout` seconds,
+        whatever is asked for and comes first, or when every task instance has failed. While the
+        disk is full it waits; if it is to end then, it raises DiskFull.
         """
         begun, before = self._clock.monotonic(), self.handled
 
@@ -173,13 +173,16 @@ class Worker:
 
         while True:
             try:
-                self._work(until_idle, None if count is None else before + count, seconds_left)
+                self._work(until, None if count is None else before + count, seconds_left)
                 return self.handled - before
             except DiskFull as error:
                 self._outlast(error, ended)
 
     def _work(
-        self, until_idle: bool, until_handled: int | None, seconds_left: Callable[[], float | None]
+        self,
+        until: Bound | None,
+        until_handled: int | None,
+        seconds_left: Callable[[], float | None],
     ) -> None:
         while not self._stopping:
             left = None if until_handled is None else until_handled - self.handled
@@ -189,14 +192,24 @@ class Worker:
                 if self.commit() or is_over:
                     return
                 continue  # what the log has refused comes again
-            wait = self._wait(seconds, until_idle)
+            wait = self._wait(seconds, bounded=until is not None)
             handled = patiently(partial(self.cycle, limit=left, wait=wait), lambda: self._stopping)
-            if until_idle and not handled:
+            if until is not None and not handled:
                 if self.has_uncommitted:
                     patiently(self.commit, lambda: self._stopping)
-                elif not self._tasks.is_opening and self.is_idle:
+                elif patiently(partial(self._has_ended, until), lambda: self._stopping):
                     return
         self.commit()
+
+    def _has_ended(self, until: Bound) -> bool:
+        """If the app is idle, let fire what comes last; True if nothing is left to do anywhere."""
+        if self._tasks.is_opening or not self.is_idle:
+            return False
+        steps = self._completion.last_steps(until)
+        for instance, of_instance in steps:
+            with instance.context.at_end(until == "end"):
+                self._drive(instance, of_instance)
+        return not steps and not self._completion.others_are_busy
 
     def stop(self) -> None:
         """Let `run` end after a last commit; may be called from any thread or signal handler."""
@@ -264,27 +277,8 @@ class Worker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all there is has been handled and committed, and no timer is due.
-
-        That is asked of the whole app: what other workers hold must be committed to its end.
-        """
-        running = [instance for instance in self.instances if instance.failure is None]
-        now = self._clock.now_ms()
-        mine = (
-            not self.has_uncommitted
-            and not any(instance.has_input for instance in running)
-            and all(source.stable for instance in running for source in instance.inputs)
-            and not any((due := i.due_at()) is not None and due <= now for i in running)
-        )
-        if mine:
-            self._others_are_busy = not self._others_are_done(running)
-        return mine and not self._others_are_busy
-
-    def _others_are_done(self, running: Sequence[TaskInstance]) -> bool:
-        others = self._tasks.every - {s.partition for i in self.instances for s in i.inputs}
-        if not others:
-            return True
-        return all_is_committed(self._broker, self.app, self._tasks.every, running, others)
+        """Whether all there is has been handled and committed, in the whole app; see `Completion`."""
+        return self._completion.is_idle(self.has_uncommitted)
 
     @property
     def failures(self) -> list[Exception]:
@@ -295,7 +289,7 @@ class Worker:
     def _all_failed(self) -> bool:
         return 0 < len(self.instances) == len(self.failures) and not self._tasks.is_opening
 
-    def _wait(self, seconds: float | None, until_idle: bool) -> float:
+    def _wait(self, seconds: float | None, *, bounded: bool) -> float:
         """How long a fetch may wait: not past the next commit, timer, or end of the run."""
         waits = [self.options.poll_ms / 1000]
         if seconds is not None:
@@ -305,8 +299,8 @@ class Worker:
         now = self._clock.now_ms()
         waits += [(due - now) / 1000 for i in self.instances if (due := i.due_at()) is not None]
         is_stable = all(s.stable for i in self.instances for s in i.inputs)
-        others_come = self._others_are_busy or self._tasks.is_opening
-        if until_idle and self.instances and is_stable and not others_come:
+        others_come = self._completion.others_are_busy or self._tasks.is_opening
+        if bounded and self.instances and is_stable and not others_come:
             return 0.0
         return max(0.0, min(waits))
 

@@ -51,7 +51,7 @@ class Outcome:
 class Supervisor:
     """Keeps `workers` processes at work.
 
-    `until_idle`: a worker that ends with 0 has done its work. `timeout`: seconds after which all
+    `until_idle`: the run is bounded, so a worker that ends with 0 has done its work. `timeout`: seconds after which all
     are ended. `logs`: where their lines go instead of the view. `note` is told at every tick how the
     workers are.
     """

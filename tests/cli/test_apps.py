@@ -57,6 +57,52 @@ def test_run_ends_after_a_number_of_records(
     assert strandline("groups", "lag", "shop", "--json").json["lag"] == 20
 
 
+ENDING = """
+import strandline as sl
+
+app = sl.App("ending")
+orders = app.topic("orders", key=str, value=dict)
+out = app.topic("out", key=str, value=int, partitions=1)
+
+
+@app.task(orders, window_ms=3_600_000)
+class Task:
+    def process(self, record):
+        sl.set_timer(record.key, record.timestamp + 3_600_000)
+
+    def on_timer(self, name):
+        out.send("timer", 1)
+
+    def window(self):
+        out.send("window", 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("until", "workers", "sent"),
+    [
+        ("idle", (), {"window"}),
+        ("end", (), {"window", "timer"}),
+        ("end", ("--workers", "2"), {"window", "timer"}),
+    ],
+)
+def test_a_bounded_run_leaves_nothing_waiting(
+    strandline: Command,
+    log: Log,
+    tmp_path: Path,
+    until: str,
+    workers: tuple[str, ...],
+    sent: set[str],
+) -> None:
+    path = tmp_path / f"ending_{until}.py"
+    path.write_text(ENDING)
+    log.create_topic("orders", 2)
+    produce_orders(strandline)
+    outcome = strandline("run", f"{path}:app", "--until", until, *workers)
+    assert (outcome.code, "30 records handled" in outcome.err) == (0, True), outcome.err
+    assert {key.decode() for key in log.read("out")["key"].to_pylist()} == sent
+
+
 def test_a_handler_that_fails_is_one_line(shop: Log, strandline: Command) -> None:
     strandline("produce", "orders", stdin='{"key": "k0", "value": {}}')
     outcome = strandline("run", SHOP, "--until", "idle")

@@ -49,7 +49,7 @@ from changelog.records import (
 from changelog.schema import decode_schemas
 from changelog.storage import MemoryStorage
 from framework.codecs import Codec
-from framework.container.positions import position_of
+from framework.container.positions import position_of, waiting_of
 from framework.formats.choice import value_codec
 from framework.querying import messages as queries
 from framework.querying.declared import form_of
@@ -495,7 +495,9 @@ def read_position(data: bytes) -> None:
 
 def read_metadata(data: bytes) -> None:
     tp = TopicPartition("t", 0)
-    position_of("task", tp, {tp: CommittedOffset(5, data.decode("utf-8", "replace"))})
+    committed = CommittedOffset(5, data.decode("utf-8", "replace"))
+    position_of("task", tp, {tp: committed})
+    waiting_of(committed)
 
 
 # All ----------------------------------------------------------------------------------

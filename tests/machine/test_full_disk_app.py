@@ -200,7 +200,7 @@ def test_a_stop_ends_the_wait_at_once_and_the_next_run_goes_on(
 
     def run() -> None:
         try:
-            driver.worker.run(until_idle=True)
+            driver.worker.run(until="idle")
         except DiskFull as error:
             raised.append(error)
 
@@ -236,7 +236,7 @@ def test_a_run_with_a_timeout_says_why_it_ends(made: Callable[[sl.App], TestDriv
 
     driver.worker._outage.pause = lambda ended: time_passes(ended) and not ended()  # type: ignore[method-assign]
     with pytest.raises(DiskFull, match="No space left"):
-        driver.worker.run(until_idle=True, timeout=5)
+        driver.worker.run(until="idle", timeout=5)
     refuse(driver, None)
     driver.crash().settle()
     assert (driver.store(seen), totals_sent(driver, out)) == expected(GIVEN)

@@ -207,7 +207,7 @@ def test_what_was_put_aside_counts_once_though_a_commit_was_aborted(
     monkeypatch.setattr(made.app.broker, "end_transaction", refuse_once)
     worker = worker_for(made.app)
     worker.start()
-    worker.run(until_idle=True)
+    worker.run(until="idle")
     last = parsed(exposition(worker.metrics()))
     worker.close()
     assert seen
@@ -236,7 +236,7 @@ def test_waiting_for_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made.app.broker, "end_transaction", refuse_twice)
     worker = worker_for(made.app)
     worker.start()
-    worker.run(until_idle=True)
+    worker.run(until="idle")
     last = parsed(exposition(worker.metrics()))
     worker.close()
     assert told == [0, 1, 1]

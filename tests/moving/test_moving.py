@@ -17,7 +17,14 @@ from changelog.log import Log
 from changelog.moving import Place, Report, Selection, move, reading, verify_only
 from changelog.records import Append, CommittedOffset, TopicPartition
 from changelog.storage import MemoryStorage
-from framework.container.positions import position_of, to_commit, translated
+from framework.container.positions import (
+    Progress,
+    Waiting,
+    position_of,
+    to_commit,
+    translated,
+    waiting_of,
+)
 from tests.cleaning import Segments, clean, close_segment
 
 
@@ -213,7 +220,11 @@ def test_the_positions_of_each_task_are_moved_too(owner: Owner, target: Owner) -
         for n in range(6):  # offsets 0, 2, 4 …
             with producer.transaction():
                 producer.send("in", b"%d" % n)
-    owner.commit_offsets("app", to_commit([("stopped", tp, 4), ("at the end", tp, 12)]))
+    progress = [
+        Progress("stopped", tp, 4, owes_window=True),
+        Progress("at the end", tp, 12, next_timer=1_763_857_918_000),
+    ]
+    owner.commit_offsets("app", to_commit(progress))
     owner.commit_offsets("other", {tp: CommittedOffset(6, "a note")})
     moved(owner, target, metadata=translated)
     app, other = (target.committed(group) for group in ("app", "other"))
@@ -221,6 +232,7 @@ def test_the_positions_of_each_task_are_moved_too(owner: Owner, target: Owner) -
     assert there["offset"].to_pylist() == [0, 1, 2, 3, 4, 5]
     assert position_of("stopped", tp, app) == app[tp].offset == 2
     assert position_of("at the end", tp, app) == target.offsets([tp])[tp].last_stable_offset
+    assert waiting_of(app[tp]) == Waiting(("stopped",), {"at the end": 1_763_857_918_000})
     assert (other[tp].offset, other[tp].metadata) == (3, "a note")
 
 
