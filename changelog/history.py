@@ -111,9 +111,7 @@ def with_epoch(epochs: Epochs, start: int, incarnation: str, oldest: int) -> Epo
     """
     kept = [epoch for epoch in epochs if epoch.start < start]
     new = Epoch(epochs[-1].number + 1, start, incarnation)
-    listed = [
-        epoch for epoch, following in pairwise([*kept, new]) if following.start >= oldest
-    ]
+    listed = [epoch for epoch, following in pairwise([*kept, new]) if following.start >= oldest]
     return (*listed[1 - MOST_EPOCHS :], new)
 
 

@@ -253,9 +253,7 @@ def _latest(batches: Sequence[ChangelogBatch]) -> ChangelogBatch:
     return ChangelogBatch(keys.dictionary, values.take(pa.array(last)))
 
 
-def later(
-    position: Position, offset: int, leader_epoch: int | None, incarnation: str
-) -> Position:
+def later(position: Position, offset: int, leader_epoch: int | None, incarnation: str) -> Position:
     """Return `position` moved to `offset`, behind what was written in a leader epoch.
 
     Kafka does not say in which: that is then looked up where the position is used again.

@@ -38,7 +38,9 @@ class LastRecord(NamedTuple):
         """
         known = position.leader_epoch
         if known != UNKNOWN_EPOCH:
-            differs = self.leader_epoch != known if position.incarnation else self.leader_epoch > known
+            differs = (
+                self.leader_epoch != known if position.incarnation else self.leader_epoch > known
+            )
             if differs:
                 return (
                     f"before offset {position.offset} the log was written anew in epoch "

@@ -351,9 +351,7 @@ class Consumer:
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
         """All known positions, as `commit` and `send_offsets_to_transaction` take them."""
         return {
-            tp: cursor.committed()
-            for tp, cursor in self._assigned.items()
-            if cursor.position >= 0
+            tp: cursor.committed() for tp, cursor in self._assigned.items() if cursor.position >= 0
         }
 
     def beginning_offsets(

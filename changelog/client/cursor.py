@@ -57,9 +57,7 @@ class Cursor:
         if not self.epochs:
             return CommittedOffset(self.position, "", self.topic_id)
         epoch = epoch_before(self.epochs, self.position)
-        return CommittedOffset(
-            self.position, "", self.topic_id, epoch.number, epoch.incarnation
-        )
+        return CommittedOffset(self.position, "", self.topic_id, epoch.number, epoch.incarnation)
 
     def rest_of_first(self) -> Batch:
         """Of the first fetched batch, what has not been handed out."""

@@ -43,9 +43,7 @@ def position_name(positions: Positions) -> str:
     '4f53cda18c2baa0c'
     """
     # Without an incarnation as it was before there were any: pins of older checkpoints are found.
-    named = [
-        (tp, at if at.incarnation else at[:3]) for tp, at in sorted(positions.items())
-    ]
+    named = [(tp, at if at.incarnation else at[:3]) for tp, at in sorted(positions.items())]
     return hashlib.sha256(msgspec.json.encode(named)).hexdigest()[:16]
 
 

@@ -359,7 +359,12 @@ def test_without_the_token_nothing_is_answered(target, token):
 
 def test_another_version_of_the_protocol_is_refused_with_both_named():
     assert check_version(encode(Hello(WIRE_VERSION, 1, "x"))).pid == 1
-    for strange in (encode([99, {"new": "fields"}]), encode(Hello(WIRE_VERSION + 1, 1, "x")), b"", b"\xff" * 9):
+    for strange in (
+        encode([99, {"new": "fields"}]),
+        encode(Hello(WIRE_VERSION + 1, 1, "x")),
+        b"",
+        b"\xff" * 9,
+    ):
         with pytest.raises(InvalidRequest, match=f"version {WIRE_VERSION}; run the same release"):
             check_version(strange)
 

@@ -106,8 +106,6 @@ def test_a_move_of_an_earlier_version_goes_on(source: World, target: World) -> N
     """Its entries have no history, like those of a source on a cluster."""
     from changelog.moving import journal
 
-    entry = journal._decoded(
-        b"\x98\xa6copied\xa1s\x00\x05\x05\x92\x00\x90\x92\x00\x90\xc4\x00", 0
-    )
+    entry = journal._decoded(b"\x98\xa6copied\xa1s\x00\x05\x05\x92\x00\x90\x92\x00\x90\xc4\x00", 0)
     assert isinstance(entry, journal.Copied)
     assert (entry.position, entry.incarnation) == (5, "")

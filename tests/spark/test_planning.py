@@ -150,7 +150,9 @@ def test_a_log_that_lost_its_tail_and_grew_again_is_noticed() -> None:
 BEFORE_THE_BACKUP, LATER, RESTORED = (0, 0, "one"), (1, 60, "two"), (1, 60, "three")
 
 
-def test_an_offset_of_the_history_before_a_restore_is_noticed_wherever_the_log_has_grown_to() -> None:
+def test_an_offset_of_the_history_before_a_restore_is_noticed_wherever_the_log_has_grown_to() -> (
+    None
+):
     then = {A: ends(0, 80, epochs=(BEFORE_THE_BACKUP, LATER))}
     now = {A: ends(0, 100, epochs=(BEFORE_THE_BACKUP, RESTORED))}
     known = latest(then)
