@@ -267,7 +267,8 @@ class PartitionOffsets:
         """
         if other := self._other_log(position):
             return other
-        if position.leader_epoch > self.leader_epoch and not position.incarnation:
+        by_number = not (self.epochs and position.incarnation)
+        if by_number and position.leader_epoch > self.leader_epoch:
             return f"it is of leader epoch {position.leader_epoch}, the log only of {self.leader_epoch}"
         if position.offset == 0:
             return ""

@@ -8,7 +8,7 @@ the state as of some position, and replaying the changelog from there brings it 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -49,7 +49,8 @@ class Position:
 
     def to_bytes(self) -> bytes:
         """MessagePack of [format, topic id, leader epoch, offset, settled end, incarnation]."""
-        return msgspec.msgpack.encode((FORMAT, *astuple(self)))
+        position = [FORMAT, self.topic_id, self.leader_epoch, self.offset]
+        return msgspec.msgpack.encode([*position, self.settled_end, self.incarnation])
 
     def at(self, offset: int, epoch: Epoch) -> Position:
         """Return the position at another offset, the record before which is of `epoch`."""
@@ -71,8 +72,9 @@ class Position:
                     f"a state folder has format {version}, this version reads up to {FORMAT}; "
                     "upgrade, or delete the folder: it is rebuilt from the changelog"
                 )
-            missing = (0, "")[version - FORMAT :] if version < FORMAT else ()
-            topic_id, leader_epoch, offset, settled_end, incarnation = (*rest, *missing)
+            if version < FORMAT:
+                rest += [0, ""][version - FORMAT :]
+            topic_id, leader_epoch, offset, settled_end, incarnation = rest
             return cls(
                 str(topic_id), int(leader_epoch), int(offset), int(settled_end), str(incarnation)
             )

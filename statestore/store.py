@@ -322,9 +322,8 @@ class PartitionStore(Unsized, Generic[K, V]):
     ) -> None:
         """What `drain` gave is committed, durably.
 
-        `end_offset` lies behind the last of it in the changelog (and no further than the end
-        of the transaction). `leader_epoch` and `incarnation` are those that it was appended under;
-        None where the log does not say.
+        `end_offset` lies behind the last of it in the changelog (and no further than the end of the
+        transaction). It was appended in `leader_epoch` by `incarnation`.
         """
         position = later(self.position or _NOWHERE, end_offset, leader_epoch, incarnation)
         if self._drained is None:

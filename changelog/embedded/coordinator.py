@@ -19,7 +19,8 @@ from enum import Enum
 from changelog.config import check_client_name
 from changelog.embedded.environment import Environment
 from changelog.embedded.group_commit import Ended, GroupCommit, Stage, Ticket
-from changelog.embedded.partition import Partition, sync_all
+from changelog.embedded.partition import Partition
+from changelog.embedded.syncing import sync_all
 from changelog.embedded.transaction_log import TransactionLog, TransactionRecord
 from changelog.errors import (
     REPAIR,

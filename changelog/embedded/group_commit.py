@@ -18,7 +18,8 @@ from enum import Enum
 from typing import Protocol
 
 from changelog.embedded.environment import Environment
-from changelog.embedded.partition import Partition, sync_all
+from changelog.embedded.partition import Partition
+from changelog.embedded.syncing import sync_all
 from changelog.embedded.transaction_log import PreparedPartition, TransactionLog, TransactionRecord
 from changelog.errors import UNDONE, StorageFailed, StrandlineError
 from changelog.records import ProducerIdentity

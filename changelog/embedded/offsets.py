@@ -17,9 +17,22 @@ from changelog.config import check_client_name
 from changelog.embedded.names import CONSUMER_OFFSETS
 from changelog.embedded.partition import Partition
 from changelog.embedded.transaction_log import append_pairs, read_records
-from changelog.errors import REPAIR, UNREADABLE, CoordinatorLoading, CorruptLog, InvalidRequest
+from changelog.errors import (
+    REPAIR,
+    UNREADABLE,
+    CoordinatorLoading,
+    CorruptLog,
+    InvalidRequest,
+    OffsetOutOfRange,
+)
 from changelog.history import UNKNOWN_EPOCH
-from changelog.records import CommittedOffset, ConsumerRecord, ProducerIdentity, TopicPartition
+from changelog.records import (
+    CommittedOffset,
+    ConsumerRecord,
+    PartitionOffsets,
+    ProducerIdentity,
+    TopicPartition,
+)
 
 GroupPartition = tuple[str, TopicPartition]
 
@@ -207,6 +220,25 @@ def check_commit(group: str, offsets: Mapping[TopicPartition, CommittedOffset | 
                 f"the metadata of an offset is text of at most {MAX_METADATA} characters, got "
                 f"{offset.metadata[:40]!r}… ({len(offset.metadata)} characters) for {tp}"
             )
+
+
+def located(tp: TopicPartition, offset: CommittedOffset, ends: PartitionOffsets) -> CommittedOffset:
+    """Return an offset with the id of its topic and the name of its history.
+
+    Raises OffsetOutOfRange for a position of another history of the log.
+    """
+    if offset.topic_id not in ("", ends.topic_id):
+        return offset
+    offset = offset._replace(topic_id=ends.topic_id)
+    if not offset.incarnation:
+        epoch = ends.epoch_before(offset.offset)
+        return offset._replace(leader_epoch=epoch.number, incarnation=epoch.incarnation)
+    if problem := ends.divergence(offset):
+        raise OffsetOutOfRange(
+            f"{tp}: offset {offset.offset} cannot be committed: {problem}; seek to an offset from "
+            f"{ends.log_start} to {ends.high_watermark}"
+        )
+    return offset
 
 
 def parsed(record: ConsumerRecord) -> tuple[GroupPartition, OffsetValue | None]:

@@ -33,10 +33,11 @@ from changelog.embedded.names import (
     SYSTEM_TOPICS,
     TRANSACTION_STATE,
 )
-from changelog.embedded.offsets import GroupOffsets, check_commit
-from changelog.embedded.partition import Partition, sync_all
+from changelog.embedded.offsets import GroupOffsets, check_commit, located
+from changelog.embedded.partition import Partition
 from changelog.embedded.pins import KeptPins
 from changelog.embedded.segment import Segment
+from changelog.embedded.syncing import sync_all
 from changelog.embedded.ticking import Ticking
 from changelog.embedded.topic import Catalog, Topic
 from changelog.embedded.transaction_log import TransactionLog
@@ -47,7 +48,6 @@ from changelog.errors import (
     FolderLost,
     InvalidConfig,
     InvalidTopic,
-    OffsetOutOfRange,
     OwnerUnavailable,
     StrandlineError,
 )
@@ -474,24 +474,7 @@ class Owner:
         return [*log_readings(self._catalog, counters, open_), *self._cleaners.readings()]
 
     def _located(self, tp: TopicPartition, offset: CommittedOffset) -> CommittedOffset:
-        """The offset with the id of its topic, and the name of its history.
-
-        Raises UnknownTopic, UnknownPartition, and OffsetOutOfRange for one of another history.
-        """
-        ends = self._partition(tp).offsets()
-        if offset.topic_id not in ("", ends.topic_id):
-            return offset
-        if offset.incarnation:
-            if problem := ends.divergence(offset._replace(topic_id=ends.topic_id)):
-                raise OffsetOutOfRange(
-                    f"{tp}: offset {offset.offset} cannot be committed: {problem}; seek to an offset "
-                    f"from {ends.log_start} to {ends.high_watermark}"
-                )
-            return offset._replace(topic_id=ends.topic_id)
-        epoch = ends.epoch_before(offset.offset)
-        return CommittedOffset(
-            offset.offset, offset.metadata, ends.topic_id, epoch.number, epoch.incarnation
-        )
+        return located(tp, offset, self._partition(tp).offsets())
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -49,7 +49,7 @@ from changelog.errors import (
     StrandlineError,
     UnknownTopic,
 )
-from changelog.history import Epoch, Epochs, epoch_of, with_epoch
+from changelog.history import Epoch, epoch_of, with_epoch
 from changelog.records import Appended, PartitionOffsets, ProducerIdentity, TopicPartition
 from changelog.schema import ValueSchemas
 from changelog.storage import File
@@ -401,28 +401,19 @@ class Partition:
 
     def begin_epoch(self, start: int) -> None:
         """Begin a leader epoch of this opening of the log at offset `start`, durably."""
-        self._change_manifest(epochs=self._with_epoch(start))
+        epochs, oldest = self.manifest.epochs, self.segments[0].base_offset
+        new = with_epoch(epochs, start, self.environment.incarnation, oldest)
+        self._change_manifest(epochs=new)
         self.epoch_begun = True
 
     def _begin_epoch_by_append(self) -> None:
-        """Begin an epoch before the first append since the opening.
-
-        It is durable before any record of it is written: a position that names it can be told from
-        one of a copy of this log, which goes on with an epoch of its own. A partition to which
-        nothing is appended has no need of it, so opening a log writes nothing.
-        """
+        """Begin an epoch before the first append since the opening: durable before its records."""
         if self.segments:
             self.begin_epoch(self.log_end)
-            return
-        # There is no manifest yet. The first segment is about to be created and saves it.
-        self.manifest = msgspec.structs.replace(
-            self.manifest, epochs=(Epoch(0, self.log_end, self.environment.incarnation),)
-        )
-        self.epoch_begun = True
-
-    def _with_epoch(self, start: int) -> Epochs:
-        oldest = self.segments[0].base_offset if self.segments else start
-        return with_epoch(self.manifest.epochs, start, self.environment.incarnation, oldest)
+        else:  # There is no manifest yet. The first segment is about to be created and saves it.
+            first = Epoch(0, self.log_end, self.environment.incarnation)
+            self.manifest = msgspec.structs.replace(self.manifest, epochs=(first,))
+            self.epoch_begun = True
 
     def drop_segments(self, count: int, log_start: int) -> list[Segment]:
         """Take the first `count` segments out of the log, durably; their files are still there."""
@@ -507,25 +498,3 @@ class Partition:
             self._refused = self._refused or OwnerUnavailable(
                 "the log is closed; open it again with changelog.open"
             )
-
-
-def sync_all(
-    environment: Environment, partitions: Collection[Partition]
-) -> dict[Partition, StrandlineError]:
-    """Sync several partitions at once; those that failed, with the reason.
-
-    With durability "os" there is nothing to wait for.
-    """
-    if environment.durability == "os":
-        return {}
-    waiting = [partition for partition in partitions if not partition.retired]
-    results = environment.at_once(_sync, waiting)
-    return {p: error for p, error in zip(waiting, results, strict=True) if error is not None}
-
-
-def _sync(partition: Partition) -> StrandlineError | None:
-    try:
-        partition.sync()
-    except StrandlineError as error:
-        return None if partition.retired else error
-    return None

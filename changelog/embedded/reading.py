@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import TypeVar
@@ -62,7 +63,7 @@ def fetch(partition: Partition, offset: int, *, max_bytes: int, isolation: Isola
 
     Raises OffsetOutOfRange, UnknownTopic, CorruptLog.
     """
-    storage = partition.environment.storage
+    storage, first = partition.environment.storage, offset
     while True:
         seen, fetched = _read(
             partition,
@@ -70,7 +71,11 @@ def fetch(partition: Partition, offset: int, *, max_bytes: int, isolation: Isola
             lambda seen: seen.fetch(storage, max_bytes),
         )
         if fetched.batches or not seen.pieces:
-            return fetched
+            if offset == first:
+                return fetched
+            # What was passed over, markers and aborted records, may be of earlier epochs.
+            epochs = epochs_within(partition.manifest.epochs, first, fetched.next_offset)
+            return replace(fetched, epochs=epochs)
         offset = seen.limit
 
 

@@ -62,7 +62,8 @@ class Connection:
                 AdminClient, {"topic.metadata.refresh.interval.ms": REFRESH_MS}
             )
         try:
-            self._meet()
+            self.cluster_id = self._meet()
+            """Which cluster it is, as its brokers say; empty if they do not."""
         except (RequestTimedOut, OwnerUnavailable) as error:
             raise OwnerUnavailable(
                 f"{self.where('no broker answers')}: {self.cause or error}; check the address and that "
@@ -70,8 +71,8 @@ class Connection:
             ) from error
         self._heard.met = True
 
-    def _meet(self) -> None:
-        """Return when somebody has answered. Raises Unauthenticated as soon as one is refused."""
+    def _meet(self) -> str:
+        """Return the cluster's id when somebody has answered. Raises Unauthenticated as soon as one is refused."""
         begun = self.clock.monotonic()
         while True:
             answer = self.admin.describe_cluster(request_timeout=ATTEMPT_S)
@@ -80,8 +81,7 @@ class Connection:
                 if isinstance(self._trouble, Unauthenticated):
                     raise self._trouble
             try:
-                self.result(answer, "asking who is there")
-                return
+                return str(self.result(answer, "asking who is there").cluster_id or "")
             except Retriable:
                 if self.clock.monotonic() - begun > MEET_S:
                     raise

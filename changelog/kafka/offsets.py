@@ -43,6 +43,7 @@ class Offsets:
                 shapes[tp].topic_id,
                 max(0, ends[tp].leader_epoch or 0),
                 committed_end=marks[tp],
+                cluster_id=self._connection.cluster_id,
             )
             for tp in partitions
         }

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import socket
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from changelog.errors import UNREADABLE, InvalidRequest
+from changelog.history import UNKNOWN_EPOCH
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 HEAD = 4
 """Bytes of a frame's length."""
 AT_ONCE = 64 << 10
@@ -26,8 +27,15 @@ MAX_REQUEST = 16 << 20
 MAX_ANSWER = 1 << 30
 """A page is about 1 MiB, but a single value may be as large as a record."""
 
-At = tuple[str, int]
-"""A changelog's topic id, and an offset up to which it is reflected."""
+
+class At(NamedTuple):
+    """Position in a changelog partition up to which an answer reflects it, with its history."""
+
+    topic_id: str
+    offset: int
+    leader_epoch: int = UNKNOWN_EPOCH
+    """With `incarnation`, the history that the offset is of: see `changelog.history`."""
+    incarnation: str = ""
 
 
 class Wire(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -30,7 +30,7 @@ from framework.task import TaskSpec
 from statestore.engine import Position
 from statestore.reader import Bounds, CommittedReader
 
-NOWHERE: At = ("", 0)
+NOWHERE = At("", 0)
 
 
 class StoreProvider:
@@ -112,10 +112,16 @@ class StoreProvider:
 
 
 def _at(position: Position | None) -> At:
-    return NOWHERE if position is None else (position.topic_id, position.offset)
+    if position is None:
+        return NOWHERE
+    return At(position.topic_id, position.offset, position.leader_epoch, position.incarnation)
 
 
 def _reaches(position: Position | None, at_least: At | None) -> bool:
-    """Whether a state reflects what a client has seen; of another topic's it has seen nothing."""
-    topic, offset = _at(position)
-    return at_least is None or topic != at_least[0] or offset >= at_least[1]
+    """Whether a state reflects what a client has seen; of another topic's it has seen nothing.
+
+    If what it has seen is of another history of the log the client finds that out, and asks again
+    without it.
+    """
+    at = _at(position)
+    return at_least is None or at.topic_id != at_least.topic_id or at.offset >= at_least.offset

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from changelog.broker import Broker
 from changelog.clock import Clock
 from changelog.errors import OwnerUnavailable, RequestTimedOut, Retriable
-from changelog.records import TopicPartition
+from changelog.records import PartitionOffsets, TopicPartition
 from framework.querying import sockets
 from framework.querying.connections import Connections
 from framework.querying.messages import (
@@ -30,6 +30,7 @@ from framework.querying.messages import (
     Scanned,
 )
 from statestore.reader import Bounds
+from statestore.spec import changelog_topic
 
 ATTEMPT_SECONDS = 3.0
 """How long one worker is waited for, before it is asked who has the partition by now."""
@@ -100,6 +101,14 @@ class Fleet:
             ask_any, lambda: f"how store {self.app}/{store} was declared"
         )
         return described
+
+    def changelog_ends(
+        self, store: str, partitions: Collection[int]
+    ) -> dict[int, PartitionOffsets]:
+        """Where partitions of a store's changelog end, and their history."""
+        topic = changelog_topic(self.app, store)
+        ends = self._broker.offsets([TopicPartition(topic, number) for number in partitions])
+        return {tp.partition: one for tp, one in ends.items()}
 
     def gather(
         self,
@@ -196,7 +205,11 @@ class Fleet:
 
 
 class AtWorkers:
-    """Implements `Source` for one store; never goes back behind what it has given. Thread-safe."""
+    """Implements `Source` for one store; never goes back behind what it has given. Thread-safe.
+
+    What it has given is a position in one history of the log. If the log is restored from a backup
+    it begins anew in the other history.
+    """
 
     def __init__(self, fleet: Fleet, store: str, inputs: Collection[str]) -> None:
         self._fleet = fleet
@@ -209,9 +222,10 @@ class AtWorkers:
         self, partitions: Collection[int], keys: Sequence[bytes]
     ) -> dict[int, list[bytes | None]]:
         found: dict[int, list[bytes | None]] = {}
+        asked: set[int] = set()
 
         def ask(call: Ask, url: str, numbers: list[int]) -> Collection[int]:
-            at_least = {number: self._seen[number] for number in numbers if number in self._seen}
+            at_least = self._at_least(numbers, asked)
             request = Get(self._store, numbers, list(keys), at_least)
             got: Got = call(url, request, Got)
             for part in got.parts:
@@ -226,9 +240,10 @@ class AtWorkers:
         self, partition: int, bounds: Bounds, limit: int
     ) -> tuple[Sequence[tuple[bytes, bytes]], Bounds | None]:
         found: list[Scanned] = []
+        asked: set[int] = set()
 
-        def ask(call: Ask, url: str, _numbers: list[int]) -> Collection[int]:
-            at_least = self._seen.get(partition)
+        def ask(call: Ask, url: str, numbers: list[int]) -> Collection[int]:
+            at_least = self._at_least(numbers, asked).get(partition)
             lower, upper, reverse = bounds.lower, bounds.upper, bounds.reverse
             request = Scan(self._store, partition, lower, upper, reverse, limit, at_least)
             scanned: Scanned = call(url, request, Scanned)
@@ -257,5 +272,20 @@ class AtWorkers:
     def _saw(self, partition: int, at: At) -> None:
         with self._lock:
             before = self._seen.get(partition)
-            if before is None or before[0] != at[0] or before[1] < at[1]:
+            if before is None or before.topic_id != at.topic_id or before.offset < at.offset:
                 self._seen[partition] = at
+
+    def _at_least(self, numbers: Collection[int], asked: set[int]) -> dict[int, At]:
+        """What answers must reflect: what was seen of these partitions.
+
+        Of those that were `asked` before in vain it is forgotten if it is of another history of the
+        log, which was restored from a backup: no worker will ever come to it, or only by accident.
+        """
+        in_vain = [number for number in numbers if number in asked and number in self._seen]
+        now = self._fleet.changelog_ends(self._store, in_vain) if in_vain else {}
+        asked.update(numbers)
+        with self._lock:
+            for number, ends in now.items():
+                if ends.divergence(self._seen[number]):
+                    del self._seen[number]
+            return {number: self._seen[number] for number in numbers if number in self._seen}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from changelog.embedded.partition import sync_all
+from changelog.embedded.syncing import sync_all
 from changelog.errors import (
     CoordinatorLoading,
     InvalidConfig,

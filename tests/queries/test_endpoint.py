@@ -24,6 +24,7 @@ from framework.querying.messages import (
     MAX_REQUEST,
     WIRE_VERSION,
     Answer,
+    At,
     Count,
     Counted,
     Failure,
@@ -88,7 +89,7 @@ def provider() -> StoreProvider:
     totals = stores[0]
     totals["york"] = Total(1, 1)
     totals.drain()
-    totals.committed(5)
+    totals.committed(5, 0)
 
     class Instance:
         partition = 2
@@ -105,18 +106,18 @@ def test_what_is_not_here_is_left_out(provider: StoreProvider) -> None:
     got = provider.answer(Get("totals", [0, 2, 3], [NAME, b"Qx"], {}))
     assert isinstance(got, Got)
     [part] = got.parts
-    assert (part.partition, part.at, part.values[1]) == (2, ("", 5), None)
+    assert (part.partition, part.at, part.values[1]) == (2, At("", 5, 0), None)
     assert provider.answer(Count("totals", [1, 2])) == Counted({2: 1})
     assert provider.answer(Scan("totals", 1, b"\x01", None, False, 9, None)) == Scanned(
-        False, [], None, ("", 0)
+        False, [], None, At("", 0)
     )
 
 
 @pytest.mark.parametrize(
-    ("at_least", "reached"), [(("", 5), True), (("", 6), False), (("another", 9), True)]
+    ("at_least", "reached"), [(At("", 5), True), (At("", 6), False), (At("another", 9), True)]
 )
 def test_one_that_is_behind_what_a_client_has_seen_has_nothing_to_say(
-    provider: StoreProvider, at_least: tuple[str, int], reached: bool
+    provider: StoreProvider, at_least: At, reached: bool
 ) -> None:
     got = provider.answer(Get("totals", [2], [NAME], {2: at_least}))
     scanned = provider.answer(Scan("totals", 2, b"\x01", None, False, 9, at_least))
@@ -130,7 +131,7 @@ def test_one_that_may_have_lost_its_partitions_has_nothing_to_say(provider: Stor
     assert provider.answer(Get("totals", [2], [NAME], {})) == Got([])
     assert provider.answer(Count("totals", [2])) == Counted({})
     scanned = provider.answer(Scan("totals", 2, b"\x01", None, False, 9, None))
-    assert scanned == Scanned(False, [], None, ("", 0))
+    assert scanned == Scanned(False, [], None, At("", 0))
 
 
 def test_a_store_of_another_app_is_none_of_its(provider: StoreProvider) -> None:

@@ -16,6 +16,7 @@ from changelog.records import Append, TopicPartition
 from changelog.storage import LocalStorage
 from statestore import StoreSpec
 from statestore.checking import check_stores
+from statestore.engine import Position
 from statestore.engines.rocksdb import RocksEngine
 from statestore.ordered import encode_str
 from tests.cleaning import clean, close_segment

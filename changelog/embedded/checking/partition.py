@@ -128,7 +128,7 @@ def _epochs_inconsistency(manifest: Manifest) -> str | None:
 
 
 def _listed(epochs: Epochs) -> list[tuple[int, int, str]]:
-    return [tuple(epoch) for epoch in epochs]
+    return [(epoch.number, epoch.start, epoch.incarnation) for epoch in epochs]
 
 
 def _segments_inconsistency(manifest: Manifest) -> str | None:

@@ -1,0 +1,95 @@
+"""A state goes on in the history that it was made from, and is replayed in any other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from changelog.client.producer import Producer
+from changelog.log import Log
+from changelog.records import TopicPartition
+from statestore import PartitionStore, StoreSpec, open_store
+from statestore.engines.memory import MemoryEngine
+from tests.systems import System
+
+SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
+
+
+def commit(store: PartitionStore[Any, Any], producer: Producer, where: TopicPartition) -> None:
+    """The worker's commit."""
+    batch = store.drain()
+    assert batch is not None
+    with producer.transaction():
+        (written,) = producer.append_batches([(where, batch.columns(1_700_000_000_000), 0)])
+    store.committed(written.last_offset + 1, written.leader_epoch, written.incarnation)
+
+
+@pytest.fixture
+def changelog(log: Log, name: str) -> TopicPartition:
+    return TopicPartition(log.create_topic(name, 1, config={"cleanup.policy": "compact"}).name, 0)
+
+
+@pytest.fixture
+def engine(log: Log, changelog: TopicPartition, name: str) -> MemoryEngine:
+    """What a store has after three commits of two keys each."""
+    engine = MemoryEngine()
+    store = open_store(SPEC, engine=engine)
+    store.restore(log.broker, changelog)
+    with log.producer(transactional_id=name) as producer:
+        for n in range(3):
+            store["a"], store[f"{n}"] = n, n
+            commit(store, producer, changelog)
+    store.checkpoint()
+    return engine
+
+
+def restored(
+    log: Log, changelog: TopicPartition, engine: MemoryEngine
+) -> tuple[str, dict[Any, Any]]:
+    store = open_store(SPEC, engine=engine)
+    done = store.restore(log.broker, changelog)
+    return done.plan.action, dict(store.all())
+
+
+WHOLE = {"0": 0, "1": 1, "2": 2, "a": 2}
+
+
+def test_a_state_goes_on_after_commits_and_after_a_restore(
+    log: Log, changelog: TopicPartition, engine: MemoryEngine
+) -> None:
+    for _ in range(2):
+        assert restored(log, changelog, engine) == ("resume", WHOLE)
+
+
+def tampered(engine: MemoryEngine, **changes: Any) -> None:
+    """Another value for a key, as of another history, and another position."""
+    position = engine.position()
+    assert position is not None
+    key = next(key for key, _ in engine.scan(b"\x01", None, reverse=False))
+    engine.write([key], [b"of another history"], replace(position, **changes))
+
+
+@pytest.mark.parametrize("change", [{"incarnation": "another"}, {"topic_id": "another"}])
+def test_a_state_of_another_history_is_replayed(
+    log: Log, changelog: TopicPartition, engine: MemoryEngine, change: dict[str, str]
+) -> None:
+    tampered(engine, **change)
+    assert restored(log, changelog, engine) == ("rebuild", WHOLE)
+
+
+def test_on_kafka_a_state_without_the_last_record_before_its_position_is_replayed(
+    system: System, log: Log, changelog: TopicPartition, engine: MemoryEngine
+) -> None:
+    if system.name != "kafka":
+        pytest.skip("a folder lists its epochs")
+    position = engine.position()
+    assert position is not None
+    for key in [key for key, _ in engine.scan(b"\x01", None, reverse=False)]:
+        engine.write([key], [b"of another history"], position)
+    assert restored(log, changelog, engine) == ("rebuild", WHOLE)
+    engine.write([], [], replace(position, leader_epoch=7))
+    log_epoch = log.broker.offsets([changelog])[changelog].leader_epoch
+    assert log_epoch < 7
+    assert restored(log, changelog, engine) == ("rebuild", WHOLE)

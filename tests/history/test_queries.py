@@ -1,0 +1,96 @@
+"""A query client that has seen more than a restored log has begins anew in the log's new history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+
+from changelog.errors import RequestTimedOut
+from changelog.history import Epoch
+from changelog.records import PartitionOffsets
+from framework.querying.messages import At, Get, Got, Scan, Scanned, Values
+from framework.querying.workers import AtWorkers
+from statestore.reader import Bounds
+
+BACKUP, LATER, RESTORED = Epoch(0, 0, "one"), Epoch(1, 4, "two"), Epoch(1, 4, "three")
+ROUNDS = 3
+
+
+def changelog(end: int, *epochs: Epoch) -> PartitionOffsets:
+    return PartitionOffsets(0, end, end, "id", epochs[-1].number, epochs)
+
+
+class Worker:
+    """A worker that has one partition, and the log that it is of."""
+
+    def __init__(self, end: int, *epochs: Epoch) -> None:
+        self.is_at(end, *epochs)
+
+    def is_at(self, end: int, *epochs: Epoch) -> None:
+        self.log = changelog(end, *epochs)
+        last = self.log.epoch_before(end)
+        self.at = At("id", end, last.number, last.incarnation)
+
+    def changelog_ends(
+        self, _store: str, partitions: Collection[int]
+    ) -> dict[int, PartitionOffsets]:
+        return dict.fromkeys(partitions, self.log)
+
+    def gather(
+        self,
+        _store: str,
+        _inputs: Collection[str],
+        partitions: Collection[int],
+        ask: Callable[[Any, str, list[int]], Collection[int]],
+    ) -> None:
+        for _ in range(ROUNDS):
+            if ask(self.answer, "here", list(partitions)):
+                return
+        raise RequestTimedOut("nobody had it")
+
+    def answer(self, _url: str, request: Any, _answer: Any) -> Any:
+        if isinstance(request, Get):
+            asked = request.at_least.get(0)
+            behind = asked is not None and self.at.offset < asked.offset
+            return Got([] if behind else [Values(0, [b"v"], self.at)])
+        assert isinstance(request, Scan)
+        behind = request.at_least is not None and self.at.offset < request.at_least.offset
+        return Scanned(not behind, [], None, self.at)
+
+
+def read(store: AtWorkers) -> list[bytes | None]:
+    return store.read([0], [b"k"])[0]
+
+
+def seen(worker: Worker) -> AtWorkers:
+    """A client to which the worker has answered."""
+    store = AtWorkers(worker, "totals", ["sales"], 1)  # type: ignore[arg-type]
+    assert read(store) == [b"v"]
+    return store
+
+
+def test_what_was_seen_of_another_history_is_not_waited_for() -> None:
+    worker = Worker(9, BACKUP, LATER)
+    store = seen(worker)
+    worker.is_at(5, BACKUP, RESTORED)
+    assert read(store) == [b"v"]
+    worker.log, worker.at = changelog(9, BACKUP, RESTORED), worker.at._replace(offset=4)
+    with pytest.raises(RequestTimedOut):  # of this history it has seen more
+        read(store)
+
+
+def test_a_page_of_another_history_is_not_waited_for() -> None:
+    worker = Worker(9, BACKUP, LATER)
+    store = seen(worker)
+    worker.is_at(5, BACKUP, RESTORED)
+    assert store.page(0, Bounds(), 9) == ([], None)
+
+
+def test_a_worker_that_is_behind_in_the_same_history_is_waited_for() -> None:
+    worker = Worker(9, BACKUP, LATER)
+    store = seen(worker)
+    worker.log, worker.at = changelog(12, BACKUP, LATER), worker.at._replace(offset=8)
+    with pytest.raises(RequestTimedOut):
+        read(store)
