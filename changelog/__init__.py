@@ -21,6 +21,7 @@ from changelog.records import (
 )
 
 if TYPE_CHECKING:
+    from changelog.backups import BackupReport, RestoreReport
     from changelog.broker import Broker
     from changelog.clock import Clock
     from changelog.embedded.environment import Durability
@@ -37,8 +38,10 @@ __all__ = [
     "StrandlineError",
     "TopicInfo",
     "TopicPartition",
+    "backup",
     "errors",
     "open",
+    "restore",
 ]
 
 
@@ -82,6 +85,54 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
         return Log(address.connect(text, token=token, clock=clock), clock=clock)
     broker = attach.attach_or_own(text, role=role, durability=durability, clock=clock)
     return Log(broker, clock=clock)
+
+
+def backup(log: str | os.PathLike[str], to: str | os.PathLike[str]) -> BackupReport:
+    """Back up the log in the folder `log` into the folder `to`, while it is in use or not.
+
+    The backup shows the whole log at one moment. What earlier backups in `to` have is not copied again.
+    State folders and pins are no part of it: stores are restored from their changelogs.
+
+    Args:
+        log: Folder of the log.
+        to: Folder of the backups, made if need be; it takes any number of backups.
+
+    Returns:
+        The backup's name and moment, and how much was copied.
+
+    Raises:
+        InvalidConfig: One of the two is not a folder that serves.
+        LogLocked: Another process works in `to`.
+        StorageFailed: A disk failed or is full, or the owner of the log ended; back up again.
+    """
+    from changelog import backups
+
+    return backups.backup(log, to)
+
+
+def restore(
+    backups: str | os.PathLike[str], to: str | os.PathLike[str], *, name: str | None = None
+) -> RestoreReport:
+    """Make a log in the folder `to`, of a backup in the folder `backups`.
+
+    It has an id of its own. It is verified, and checked, before it is in its place.
+
+    Args:
+        backups: Folder of backups.
+        to: Folder of the new log, which does not exist yet or is empty.
+        name: The backup, as `backup` reported it; the last one by default.
+
+    Returns:
+        Ids of the new log and of the one that was backed up, and the moment it shows.
+
+    Raises:
+        InvalidConfig: There is no such backup, or there is something at `to`.
+        CorruptLog: The backup is damaged; nothing was made.
+        StorageFailed: A disk failed or is full; nothing was made.
+    """
+    from changelog.backups import restoring
+
+    return restoring.restore(backups, to, name=name)
 
 
 def _kafka(url: str, clock: Clock | None) -> Broker:

@@ -26,6 +26,7 @@ from changelog.records import (
     TopicInfo,
     TopicPartition,
 )
+from changelog.snapshots import Snapshots
 
 
 class Broker(Protocol):
@@ -148,6 +149,11 @@ class Broker(Protocol):
     @property
     def pins(self) -> Pins | None:
         """Ranges of offsets that can be read again, the same; None where no log can promise that."""
+        ...
+
+    @property
+    def snapshots(self) -> Snapshots | None:
+        """All files at one moment, for backups; None where the log has no folder of its own."""
         ...
 
     # Producers and transactions -------------------------------------------------------

@@ -56,9 +56,14 @@ def unpack(kind: str, content: bytes, where: str) -> bytes:
     return body
 
 
+def encoded(kind: str, value: Any) -> bytes:
+    """The content of a document with `value` as JSON."""
+    return pack(kind, msgspec.json.format(msgspec.json.encode(value)))
+
+
 def save(storage: Storage, path: str, kind: str, value: Any) -> None:
     """Replace the document at `path` by `value` as JSON, durably."""
-    replace(storage, path, pack(kind, msgspec.json.format(msgspec.json.encode(value))))
+    replace(storage, path, encoded(kind, value))
 
 
 def read(storage: Storage, path: str, kind: str) -> bytes:

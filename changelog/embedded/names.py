@@ -18,6 +18,9 @@ topics/<topic id>/<partition>/
 pins/<holder>/<since>-<until>/            a range that can be read again as it is now (changelog/pins)
     pin.meta                              what is pinned, and for how long
     <topic id>-<partition>-<segment>.log  hard link of a segment
+snapshots/<name>/                         the log at one moment, while it is backed up (changelog/snapshots)
+    snapshot.meta                         which files it has, and how large each was
+    <topic id>-<partition>-<segment>.log  hard link of a segment
 state/<app>/<store>/<partition>/          the store engines' folders, and a lock beside each (statestore)
 queries/<id>.sock               where a worker answers queries (framework/querying)
 repaired/<time>/                          what `strandline repair` changed or removed, as it was
@@ -42,6 +45,8 @@ REPAIRED = "repaired"
 QUERIES = "queries"
 PINS = "pins"
 PIN = "pin.meta"
+SNAPSHOTS = "snapshots"
+SNAPSHOT = "snapshot.meta"
 MANIFEST = "manifest.meta"
 KEYS = "keys.tmp"
 
@@ -129,6 +134,25 @@ def pin_of(holder: str, folder: str) -> PinName | None:
 def pin_link(topic_id: str, partition: int, segment: SegmentName) -> str:
     """What a pin's link of a segment is called."""
     return f"{topic_id}-{partition}-{segment.log_file}"
+
+
+def snapshot_folder(name: str) -> str:
+    """Folder of a snapshot."""
+    return f"{SNAPSHOTS}/{name}"
+
+
+def snapshot_file(name: str) -> str:
+    """File that says what a snapshot holds."""
+    return f"{SNAPSHOTS}/{name}/{SNAPSHOT}"
+
+
+def snapshot_link(path: str) -> str:
+    """What a snapshot's link of a partition's file is called.
+
+    >>> snapshot_link("topics/ab/3/00000000000000000007-00000002.log")
+    'ab-3-00000000000000000007-00000002.log'
+    """
+    return "-".join(path.split("/")[1:])
 
 
 PIN_LINK = r"^[0-9a-f]{32}-\d+-\d{20}-\d{8}\.log$"

@@ -37,11 +37,12 @@ from changelog.embedded.offsets import GroupOffsets, check_commit, located
 from changelog.embedded.partition import Partition
 from changelog.embedded.pins import KeptPins
 from changelog.embedded.segment import Segment
+from changelog.embedded.snapshots import KeptSnapshots
 from changelog.embedded.syncing import sync_all
 from changelog.embedded.ticking import Ticking
 from changelog.embedded.topic import Catalog, Topic
 from changelog.embedded.transaction_log import TransactionLog
-from changelog.embedded.upkeep import Upkeep
+from changelog.embedded.upkeep import Upkeep, sync_quietly
 from changelog.embedded.view import View
 from changelog.errors import (
     UNDONE,
@@ -49,7 +50,6 @@ from changelog.errors import (
     InvalidConfig,
     InvalidTopic,
     OwnerUnavailable,
-    StrandlineError,
 )
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.metrics import Reading
@@ -117,6 +117,7 @@ class Owner:
         self._upkeep = Upkeep(environment, self._catalog)
         self._cleaners = Cleaners(environment, self._catalog, self._doom, self._background)
         self.pins = KeptPins(environment, self._partition, self._admin)
+        self.snapshots = KeptSnapshots(environment, self.meta, self._partitions, self._admin)
         storage.unlink(CLEAN)
         storage.sync_dir("")
         offsets = GroupOffsets(self._system_partition(CONSUMER_OFFSETS), self._catalog.has_id)
@@ -164,7 +165,7 @@ class Owner:
             self._coordinator.close()
             self._upkeep.remove_all()
         finally:
-            synced = self._environment.at_once(_sync_quietly, written)
+            synced = self._environment.at_once(sync_quietly, written)
             # The next opening takes the names it finds for durable, and removes what they leave out.
             known = all(partition.is_known for partition in self._partitions())
             for partition in self._partitions():
@@ -184,6 +185,7 @@ class Owner:
         with self._admin_lock:
             self._upkeep.tick()
             self.pins.tick()
+            self.snapshots.tick()
         self._cleaners.tick()
 
     def _doom(self, topic: Topic, segments: Sequence[Segment]) -> None:
@@ -485,11 +487,3 @@ class Owner:
         if self._closed:
             raise OwnerUnavailable("this log is closed; open it again with changelog.open")
         self._watch.check()
-
-
-def _sync_quietly(partition: Partition) -> bool:
-    try:
-        partition.sync()
-    except StrandlineError:
-        return False
-    return True

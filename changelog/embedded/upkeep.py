@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from changelog.embedded import retention
 from changelog.embedded.environment import Environment
+from changelog.embedded.partition import Partition
 from changelog.embedded.segment import Segment
 from changelog.embedded.topic import Catalog, Topic
 from changelog.errors import StorageFailed, StrandlineError
@@ -76,3 +77,12 @@ class Upkeep:
                 _log.warning("removing %s: %s", *said.values(), extra=said)
                 kept.append((when + RETENTION_CHECK_MS, segment))
         self.doomed = kept
+
+
+def sync_quietly(partition: Partition) -> bool:
+    """Whether all of a partition is durable; whatever keeps it from that is for the next opening."""
+    try:
+        partition.sync()
+    except StrandlineError:
+        return False
+    return True

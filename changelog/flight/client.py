@@ -25,6 +25,7 @@ from changelog.flight.fork import keep_in_child
 from changelog.flight.messages import FetchRequest
 from changelog.flight.pins import FlightPins
 from changelog.flight.requests import Request
+from changelog.flight.snapshots import FlightSnapshots
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.records import (
     Append,
@@ -68,6 +69,7 @@ class FlightBroker:
         if storage is not None:
             self._reader = FileReader(storage, self._connection)
         self.pins = FlightPins(self._connection, storage)
+        self.snapshots = FlightSnapshots(self._connection)
         self._clock = clock or SystemClock()
         keep_in_child(self, self._connection)
         self._closing = Closing(self, self._connection.close)

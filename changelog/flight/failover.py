@@ -41,6 +41,7 @@ from changelog.flight.fork import ForkGuard, keep_in_child
 from changelog.flight.guard import TransactionGuard
 from changelog.flight.metrics import OWNED, TAKEOVERS
 from changelog.flight.pins import FailoverPins
+from changelog.flight.snapshots import FailoverSnapshots
 from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
 from changelog.metrics import Reading
 from changelog.pins import Pins, there
@@ -55,6 +56,7 @@ from changelog.records import (
     TopicInfo,
     TopicPartition,
 )
+from changelog.snapshots import Snapshots
 
 T = TypeVar("T")
 
@@ -240,6 +242,13 @@ class FailoverBroker:
             return self._repeated(lambda attempt: call(there(attempt.broker.pins)))
 
         return FailoverPins(repeated)
+
+    @property
+    def snapshots(self) -> Snapshots:
+        def repeated(call: Callable[[Broker], T]) -> T:
+            return self._repeated(lambda attempt: call(attempt.broker))
+
+        return FailoverSnapshots(repeated)
 
     # Producers and transactions -------------------------------------------------------
 

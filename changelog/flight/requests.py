@@ -23,6 +23,7 @@ from changelog.records import (
     TopicInfo,
     TopicPartition,
 )
+from changelog.snapshots import in_folder
 
 MAX_BEAT_SECONDS = 5.0
 """How long a beat of a group's member may wait for something new."""
@@ -160,6 +161,21 @@ class ReleasePins(Request, frozen=True):
 
     def run(self, broker: Broker) -> None:
         there(broker.pins).release(self.holder, self.until)
+
+
+class TakeSnapshot(Request, frozen=True):
+    answer = str
+
+    def run(self, broker: Broker) -> str:
+        return in_folder(broker.snapshots).take()
+
+
+class ReleaseSnapshot(Request, frozen=True):
+    answer = type(None)
+    name: str
+
+    def run(self, broker: Broker) -> None:
+        in_folder(broker.snapshots).release(self.name)
 
 
 class InitProducer(Request, frozen=True):

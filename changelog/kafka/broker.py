@@ -164,6 +164,10 @@ class KafkaBroker:
         self._refuse("the state of cleaning", _CLEANER)
 
     @property
+    def snapshots(self) -> None:
+        return None
+
+    @property
     def pins(self) -> None:
         """Kafka keeps nothing for readers."""
 

@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from changelog.errors import StrandlineError
 from framework.cli import (
+    backup,
     check,
     cleaner,
     config,
@@ -75,6 +76,8 @@ def strandline() -> typer.Typer:
     application.command("reset")(reset.reset)
     application.command("describe")(describe.describe)
     application.command("move")(move.move)
+    application.command("backup")(backup.backup)
+    application.command("restore")(backup.restore)
     application.command("check")(check.check)
     application.command("repair")(repair.repair)
     return application

@@ -1,0 +1,203 @@
+"""The snapshots of an open log: all of its files as a kill of the owner at one moment would leave them.
+
+A snapshot is a folder of hard links and a document. The moment is when the locks of all partitions
+are held: nothing is appended to any, so a Prepare is in the snapshot only with the data that was
+durable before it. Meanwhile only lists are made; files are linked afterwards, under the lock of
+administration, because removing a file needs that lock too. Of the segment that is being written the
+snapshot has as many bytes as it had at the moment; what follows in the linked file is not part of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Annotated
+
+import msgspec
+
+from changelog.embedded import document
+from changelog.embedded.environment import Environment
+from changelog.embedded.folder import FOLDER_KIND, FolderMeta
+from changelog.embedded.manifest import KIND as MANIFEST_KIND
+from changelog.embedded.manifest import Count
+from changelog.embedded.names import (
+    CATALOG,
+    FOLDER_META,
+    LOG_CONFIG,
+    MANIFEST,
+    SNAPSHOTS,
+    snapshot_file,
+    snapshot_folder,
+    snapshot_link,
+    snapshot_offset,
+    topic_copy,
+)
+from changelog.embedded.partition import Partition
+from changelog.errors import REPAIR, UNDONE, CorruptLog, InvalidRequest, StorageFailed
+from changelog.storage import Storage
+
+KIND = "snapshot"
+LASTS_MS = 24 * 60 * 60 * 1000
+NAME = "[0-9a-f]{32}"
+
+_log = logging.getLogger("strandline")
+
+
+class SnapshotFile(msgspec.Struct, kw_only=True):
+    """A file of the log."""
+
+    path: str
+    """In the log folder."""
+    size: Count = 0
+    link: Annotated[str, msgspec.Meta(pattern=r"^[\w.-]*$")] = ""
+    """Name of the link in the snapshot's folder; empty: `content` has all of it."""
+    content: bytes = b""
+    closed: bool = False
+    """Whether no file of that path ever has another content."""
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    """What a snapshot holds."""
+
+    taken_ms: int
+    log: FolderMeta
+    files: list[SnapshotFile]
+
+    @staticmethod
+    def load(storage: Storage, name: str) -> Snapshot:
+        """A snapshot in a log folder. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+        return document.load(storage, snapshot_file(name), KIND, Snapshot)
+
+
+class KeptSnapshots:
+    """Implements `changelog.snapshots.Snapshots`."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        meta: FolderMeta,
+        partitions: Callable[[], Iterable[Partition]],
+        admin: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._environment = environment
+        self._storage = environment.storage
+        self._meta = meta
+        self._partitions = partitions
+        self._admin = admin
+        self._deadlines: dict[str, int] = {}
+        for name in self._storage.list_dir(SNAPSHOTS):
+            if re.fullmatch(NAME, name):  # of an owner that is gone: nobody goes on with it
+                self._remove(name)
+
+    def take(self) -> str:
+        with self._admin():
+            name = self._environment.clock.new_id()
+            folder = snapshot_folder(name)
+            try:
+                self._storage.make_dir(folder)
+                self._write(name, folder)
+            except BaseException:
+                with contextlib.suppress(StorageFailed):
+                    self._remove(name)
+                raise
+            self._deadlines[name] = self._environment.steady_ms() + LASTS_MS
+            return name
+
+    def release(self, name: str) -> None:
+        if re.fullmatch(NAME, name) is None:
+            raise InvalidRequest(f"a snapshot's name matches {NAME}, got {name!r}")
+        with self._admin():
+            self._remove(name)
+            self._deadlines.pop(name, None)
+
+    def tick(self) -> None:
+        """Remove snapshots that nobody released in time. Under the lock of administration."""
+        now = self._environment.steady_ms()
+        for name in [name for name, deadline in self._deadlines.items() if deadline <= now]:
+            try:
+                self._remove(name)
+                del self._deadlines[name]
+            except StorageFailed as error:
+                said = {"snapshot": name, "error": error}
+                _log.warning("removing snapshot %s: %s", *said.values(), extra=said)
+                self._deadlines[name] = now + LASTS_MS
+
+    def _remove(self, name: str) -> None:
+        self._storage.remove_tree(snapshot_folder(name))
+
+    def _write(self, name: str, folder: str) -> None:
+        partitions = [partition for partition in self._partitions() if not partition.retired]
+        with contextlib.ExitStack() as held:
+            for partition in partitions:
+                held.enter_context(partition.lock)
+            taken_ms = self._environment.clock.now_ms()
+            cuts = [_Cut(partition, folder) for partition in partitions if partition.segments]
+        files = [*self._documents(partitions)]
+        for cut in cuts:
+            files += cut.linked()
+        self._storage.sync_dir(folder)
+        snapshot = Snapshot(taken_ms=taken_ms, log=self._meta, files=files)
+        document.save(self._storage, snapshot_file(name), KIND, snapshot)
+
+    def _documents(self, partitions: Iterable[Partition]) -> Iterator[SnapshotFile]:
+        """Documents of the log and its topics, which change under the lock of administration only."""
+        yield SnapshotFile(path=FOLDER_META, content=document.encoded(FOLDER_KIND, self._meta))
+        copies = {topic_copy(partition.topic_id): None for partition in partitions}
+        for path in (CATALOG, LOG_CONFIG, *copies):
+            with contextlib.suppress(FileNotFoundError):
+                yield SnapshotFile(path=path, content=_whole(self._storage, path))
+
+
+class _Cut:
+    """A partition at the moment, its lock being held."""
+
+    def __init__(self, partition: Partition, folder: str) -> None:
+        partition.check_usable()  # else nobody knows what is in its files
+        self._storage = partition.environment.storage
+        self._inside = partition.folder
+        self._folder = folder
+        self._segments = [(one.name, one.size) for one in partition.segments]
+        manifest = document.encoded(MANIFEST_KIND, partition.manifest)
+        self._files = [SnapshotFile(path=f"{partition.folder}/{MANIFEST}", content=manifest)]
+        for name in self._storage.list_dir(partition.folder):
+            if snapshot_offset(name) is not None:  # now, because a roll removes the older ones
+                self._files.append(self._link(name))
+
+    def linked(self) -> list[SnapshotFile]:
+        """All of its files; those of segments are linked into the snapshot's folder."""
+        *closed, active = self._segments
+        for segment, size in closed:
+            self._files.append(self._link(segment.log_file, size, closed=True))
+            for name in (segment.index_file, segment.aborted_file):
+                if self._storage.exists(f"{self._inside}/{name}"):  # else opening makes it anew
+                    self._files.append(self._link(name))
+        self._files.append(self._link(active[0].log_file, active[1]))
+        return self._files
+
+    def _link(self, name: str, size: int | None = None, *, closed: bool = False) -> SnapshotFile:
+        """Link a file of the partition; `size` is what belongs to the snapshot, by default all of it."""
+        path = f"{self._inside}/{name}"
+        link = f"{self._folder}/{snapshot_link(path)}"
+        try:
+            self._storage.link(path, link)
+        except FileNotFoundError as error:
+            raise CorruptLog(f"{path}: the file is gone; {REPAIR}") from error
+        except UNDONE:
+            raise
+        except StorageFailed as error:
+            raise StorageFailed(
+                f"{error}; a backup of a log in use needs a file system with hard links. Without one "
+                "stop all that use the log, and copy its folder"
+            ) from error
+        if size is None:
+            with contextlib.closing(self._storage.open(link)) as file:
+                size = file.size()
+        return SnapshotFile(path=path, size=size, link=snapshot_link(path), closed=closed)
+
+
+def _whole(storage: Storage, path: str) -> bytes:
+    with contextlib.closing(storage.open(path)) as file:
+        return bytes(file.read(0, file.size()))

@@ -1,0 +1,29 @@
+"""A process that backs up, restores, or writes, and says how far it is, until it is killed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from changelog import backups
+from changelog.errors import StrandlineError
+
+
+def main() -> None:
+    doing, source, target = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    try:
+        if doing == "backup":
+            backups.backup(source, target, progress=said)
+        else:
+            backups.restore(source, target, progress=said)
+    except StrandlineError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+    else:
+        print("done", flush=True)
+
+
+def said(done: int, total: int) -> None:
+    print(done, total, flush=True)
+
+
+main()
