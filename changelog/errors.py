@@ -70,6 +70,10 @@ class RegistryUnavailable(Retriable):
     """The schema registry is needed, and is not to be reached or not well."""
 
 
+class QuotaExceeded(Retriable):
+    """A client has as much in flight as it may; wait for its calls, or make smaller ones."""
+
+
 class RequestTimedOut(Retriable):
     """No answer came within the deadline."""
 

@@ -50,6 +50,33 @@ def check_unpacked_size(message: pa.Message) -> None:
         )
 
 
+def claimed_bytes(content: pa.Buffer) -> int:
+    """Return how many bytes the buffers of a message's batch have, unpacked, by what it says itself.
+
+    Nothing is unpacked. Buffers that share bytes count each. Raises ArrowInvalid.
+    """
+    try:
+        message = pa.ipc.read_message(content)
+        check_unpacked_size(message)
+        metadata = memoryview(message.metadata)
+        sizes = _unpacked_sizes(metadata, memoryview(message.body))
+        return sum(sizes) + sum(_buffer_sizes(metadata))
+    except (EOFError, OSError, ValueError, struct.error) as error:
+        raise pa.ArrowInvalid(str(error)) from error
+
+
+def _buffer_sizes(metadata: memoryview) -> list[int]:
+    """The lengths of a batch's buffers as they are in the message."""
+    batch = _target(metadata, _field(metadata, _target(metadata, 0), _MESSAGE_HEADER))
+    buffers = _field(metadata, batch, _BATCH_BUFFERS)
+    if not buffers:
+        return []
+    start = _target(metadata, buffers)
+    (count,) = _U32.unpack_from(metadata, start)
+    pairs = (_PAIR.unpack_from(metadata, start + _U32.size + n * _PAIR.size) for n in range(count))
+    return [max(0, size) for _, size in pairs]
+
+
 def _unpacked_sizes(metadata: memoryview, body: memoryview) -> list[int]:
     """The lengths of a batch's compressed buffers; none if it is not compressed."""
     batch = _target(metadata, _field(metadata, _target(metadata, 0), _MESSAGE_HEADER))

@@ -26,7 +26,7 @@ from changelog.flight.messages import (
     decode,
     encode,
 )
-from changelog.ipc import read_batch
+from changelog.ipc import claimed_bytes, read_batch
 from changelog.records import Append, Batch, Fetched, TopicPartition
 
 ROW_SCHEMA = pa.schema(
@@ -84,6 +84,14 @@ def read_small_append(sent: SmallAppend) -> list[Append]:
         _checked_append(header, pa.py_buffer(message), sent.schemas)
         for header, message in sent.batches
     ]
+
+
+def claimed_by(sent: SmallAppend) -> int:
+    """Return the bytes that a client's batches have when unpacked, as they say. Raises InvalidRecord."""
+    try:
+        return sum(claimed_bytes(pa.py_buffer(message)) for _, message in sent.batches)
+    except pa.ArrowException as error:
+        raise InvalidRecord(f"cannot read a batch of the call: {error}") from error
 
 
 def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[Row]:

@@ -22,16 +22,18 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import flight
 
-from changelog.errors import OwnerUnavailable, StrandlineError
+from changelog.errors import OwnerUnavailable, RecordTooLarge, StrandlineError
 from changelog.flight.batches import ROW_SCHEMA, append_rows, read_fetched, rows_of, small_append
 from changelog.flight.endpoint import Endpoint
 from changelog.flight.fork import ForkGuard
+from changelog.flight.limits import LARGE_APPEND, MAX_REMOTE_APPEND
 from changelog.flight.messages import (
     APPEND,
     GOODBYE,
     HELLO,
     LOCATE,
     MAX_SMALL_APPEND,
+    REMOTE_APPEND,
     SESSION,
     SESSION_HEADER,
     SMALL_APPEND,
@@ -88,6 +90,7 @@ class Connection:
         self._deadline = deadline
         self.session = SessionStream(target, connect_within)
         self._client = self.session.client
+        self._large_appends = threading.Lock()
         self._headers = _headers(self.session.credential, self.session.welcome.session)
 
     def close(self) -> None:
@@ -124,8 +127,11 @@ class Connection:
 
     def append(self, appends: Sequence[Append]) -> list[Appended]:
         """Send batches and wait for the acknowledgement of all."""
+        size = sum(append.columns.nbytes for append in appends)
         with self._errors_translated("append"):
-            if sum(append.columns.nbytes for append in appends) <= MAX_SMALL_APPEND:
+            if self.session.relayed and size > MAX_SMALL_APPEND:
+                answer = self._append_afar(appends, size)
+            elif size <= MAX_SMALL_APPEND:
                 action = flight.Action(SMALL_APPEND, encode(small_append(appends)))
                 (result,) = self._client.do_action(action, self._options())
                 answer = result.body
@@ -133,6 +139,23 @@ class Connection:
                 answer = _in_time(lambda: self._send(appends), self._deadline)
         acknowledged: AppendAnswer = decode(answer, AppendAnswer)
         return acknowledged.appended
+
+    def _append_afar(self, appends: Sequence[Append], size: int) -> bytes:
+        """Send batches over TCP, where the server reads no stream of a client's."""
+        if size > MAX_REMOTE_APPEND:
+            raise RecordTooLarge(
+                f"one append call over TCP brings {size:,} bytes, at most {MAX_REMOTE_APPEND:,} are allowed; "
+                "send its batches in several calls"
+            )
+
+        def send() -> bytes:
+            action = flight.Action(REMOTE_APPEND, encode(small_append(appends)))
+            (result,) = self._client.do_action(action, self._options())
+            return bytes(result.body)
+
+        # Several large ones at a time could be more than one client may have in flight.
+        with self._large_appends if size > LARGE_APPEND else contextlib.nullcontext():
+            return _in_time(send, self._deadline)
 
     def _send(self, appends: Sequence[Append]) -> bytes:
         descriptor = flight.FlightDescriptor.for_command(APPEND)
@@ -204,6 +227,11 @@ class SessionStream:
     @property
     def lost(self) -> bool:
         return self._lost.is_set()
+
+    @property
+    def relayed(self) -> bool:
+        """Whether the log is served over TCP."""
+        return self._relay is not None
 
     def close(self) -> None:
         with self._closing:

@@ -19,8 +19,10 @@ from collections import Counter
 
 from changelog.clock import Clock, SystemClock
 from changelog.errors import InvalidConfig, OwnerUnavailable, StrandlineError
+from changelog.flight.budgets import Budgets
 from changelog.flight.clients import Authenticate, Client, Clients
 from changelog.flight.greeting import Greeting, network_of
+from changelog.flight.http2 import Meter
 from changelog.flight.limits import (
     DESCRIPTORS_OF_THE_LOG,
     NO_DESCRIPTOR_PAUSE_S,
@@ -39,6 +41,7 @@ class Front:
         backend: Path of the gRPC server's Unix socket.
         authenticate: Returns what is known of a token id, or None.
         clients: Where authenticated connections are registered.
+        budgets: What they have in flight.
         tls: Context of the server's side of TLS; None for connections in clear.
         limits: What peers may take.
         clock: Measures deadlines.
@@ -54,6 +57,7 @@ class Front:
         backend: str,
         authenticate: Authenticate,
         clients: Clients,
+        budgets: Budgets,
         *,
         tls: ssl.SSLContext | None,
         limits: Limits,
@@ -62,6 +66,7 @@ class Front:
         self._backend = backend
         self._authenticate = authenticate
         self._clients = clients
+        self._budgets = budgets
         self._tls = tls
         self._limits = limits
         self._clock = clock or SystemClock()
@@ -215,16 +220,25 @@ class Front:
         far = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             far.connect(self._backend)
-            splice = Splice(peer, far, stall_s=self._limits.stall_timeout_s)
+            meter = Meter(client, self._budgets, self._clock)
+            splice = Splice(
+                peer,
+                far,
+                to_far=meter.from_client,
+                to_near=meter.from_server,
+                stall_s=self._limits.stall_timeout_s,
+            )
             if client.begin(splice.stop):
                 why = splice.run()
-                _log.debug("connection from %s: %s", client.network, why)
+                told = _log.warning if splice.cut_off else _log.debug
+                told("connection of %s from %s: %s", client.caller.name, client.network, why)
         except OSError as error:
             _log.warning("a connection cannot be passed on to the log: %s", error)
         finally:
             peer.close()
             far.close()
             self._clients.remove(client)
+            self._budgets.forget(client)
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:

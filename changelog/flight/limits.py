@@ -28,6 +28,23 @@ DESCRIPTORS_OF_THE_LOG = 256
 NO_DESCRIPTOR_PAUSE_S = 0.5
 """Seconds during which nothing is accepted after the process ran out of descriptors."""
 
+LINGER_S = 10.0
+"""Seconds for which a call that its client has reset counts as one that is in flight."""
+MAX_HEADERS = 64 << 10
+"""Bytes of the headers of one call."""
+MESSAGE_OVERHEAD = 256
+"""Bytes that a message takes besides its content."""
+CONTROL_FRAMES = 1_000
+"""Pings and settings that a client may send at once."""
+CONTROL_FRAMES_PER_S = 100
+"""Those that it may send each second."""
+MAX_REMOTE_APPEND = 120 << 20
+"""Bytes of one append call over TCP, packed and unpacked; a batch has 100 MiB at most by default."""
+LARGE_APPEND = 16 << 20
+"""Bytes from which on a client makes one append call after another."""
+PARTITIONS_AT_ONCE = 64
+"""Partitions that are read together for an answer, before it is counted."""
+
 
 def _limit(default: float, variable: str, low: float = 1) -> Any:
     return field(default=default, metadata={"variable": variable, "low": low})
@@ -49,6 +66,19 @@ class Limits:
     """Those of one address."""
     stall_timeout_s: float = _limit(60.0, "STRANDLINE_STALL_TIMEOUT", 0.01)
     """Seconds in which a client takes none of the bytes that wait for it."""
+
+    max_calls_per_client: int = _limit(128, "STRANDLINE_MAX_CALLS_PER_CLIENT")
+    """Calls in flight of one client; each takes a thread."""
+    max_calls: int = _limit(1_024, "STRANDLINE_MAX_CALLS")
+    """Those of all clients."""
+    max_request_bytes_per_client: int = _limit(256 << 20, "STRANDLINE_MAX_REQUEST_BYTES_PER_CLIENT")
+    """Bytes of requests in flight of one client, and what they become when they are unpacked."""
+    max_request_bytes: int = _limit(1 << 30, "STRANDLINE_MAX_REQUEST_BYTES")
+    """Those of all clients."""
+    max_answer_bytes_per_client: int = _limit(256 << 20, "STRANDLINE_MAX_ANSWER_BYTES_PER_CLIENT")
+    """Bytes of records that were fetched and not sent yet, of one client."""
+    max_answer_bytes: int = _limit(1 << 30, "STRANDLINE_MAX_ANSWER_BYTES")
+    """Those of all clients."""
 
     @property
     def descriptors(self) -> int:

@@ -52,6 +52,8 @@ MAX_SMALL_APPEND = 32 << 10
 """Bytes of batches that go as a SmallAppend."""
 SMALL_APPEND = "SmallAppend"
 """Action that brings one."""
+REMOTE_APPEND = "RemoteAppend"
+"""Action that brings any append over TCP; its body is a SmallAppend."""
 LOCATE = "Locate"
 """Action that asks where a fetch would find its records; answered by `Located`."""
 HELLO = "Hello"
@@ -174,16 +176,16 @@ def encode(message: Any) -> bytes:
     return _ENCODER.encode(message)
 
 
-def decode(body: Any, kind: Any) -> Any:
+def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE) -> Any:
     """A message of type `kind`. Raises InvalidRequest for anything else, or too much of it.
 
     >>> decode(b"\\x92\\xa8DiskFull\\xa4full", Failure)
     Failure(kind='DiskFull', message='full')
     """
     view = memoryview(body)
-    if view.nbytes > MAX_MESSAGE:
+    if view.nbytes > max_bytes:
         raise InvalidRequest(
-            f"a message of {view.nbytes:,} bytes is over the limit of {MAX_MESSAGE:,}; "
+            f"a message of {view.nbytes:,} bytes is over the limit of {max_bytes:,}; "
             "ask for fewer partitions at a time"
         )
     try:

@@ -10,6 +10,7 @@ import tempfile
 from changelog.broker import Broker
 from changelog.clock import Clock
 from changelog.errors import InvalidConfig
+from changelog.flight.budgets import Budgets
 from changelog.flight.clients import Authenticate, Clients
 from changelog.flight.front import Front
 from changelog.flight.limits import Limits
@@ -43,12 +44,19 @@ class RemoteEndpoint:
         clock: Clock | None = None,
     ) -> None:
         self.clients = Clients()
+        allowed = limits or Limits()
+        budgets = Budgets(allowed)
         # mkdtemp makes a folder that only this user may enter.
         self._folder = tempfile.mkdtemp(prefix="strandline-")
         backend = os.path.join(self._folder, "front.sock")
         try:
             self._endpoint = FlightEndpoint(
-                broker, f"grpc+unix://{backend}", token="", clock=clock, clients=self.clients
+                broker,
+                f"grpc+unix://{backend}",
+                token="",
+                clock=clock,
+                clients=self.clients,
+                budgets=budgets,
             )
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -59,8 +67,9 @@ class RemoteEndpoint:
                 backend,
                 authenticate,
                 self.clients,
+                budgets,
                 tls=tls,
-                limits=limits or Limits(),
+                limits=allowed,
                 clock=clock,
             )
         except BaseException:

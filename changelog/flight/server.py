@@ -28,21 +28,27 @@ from changelog.clock import Clock, SystemClock
 from changelog.embedded.view import View
 from changelog.errors import InvalidRequest, StrandlineError, Unauthenticated
 from changelog.flight import fork
+from changelog.flight.answers import Answer
 from changelog.flight.batches import (
     Row,
+    claimed_by,
     fetched_rows,
     read_appends,
     read_small_append,
     rows_of,
     stream_of,
 )
+from changelog.flight.budgets import Budgets
 from changelog.flight.clients import Client, Clients
+from changelog.flight.limits import MAX_REMOTE_APPEND, Limits
 from changelog.flight.messages import (
     APPEND,
     GOODBYE,
     HELLO,
     LOCATE,
     MAX_FETCH,
+    MAX_MESSAGE,
+    REMOTE_APPEND,
     SESSION,
     SESSION_HEADER,
     SMALL_APPEND,
@@ -105,6 +111,7 @@ class FlightEndpoint:
         token: What processes of this user show; "" where only `clients` call.
         clock: Measures waiting times.
         clients: The connections that a front has authenticated, if it serves one.
+        budgets: What these have in flight.
         locate: Serves clients that see the log's files; without it all get records.
     """
 
@@ -116,6 +123,7 @@ class FlightEndpoint:
         token: str,
         clock: Clock | None = None,
         clients: Clients | None = None,
+        budgets: Budgets | None = None,
         locate: Locate | None = None,
     ) -> None:
         self.sessions = Sessions(broker, clock or SystemClock())
@@ -124,6 +132,7 @@ class FlightEndpoint:
             middleware={_GATE: _Gate(token, Clients() if clients is None else clients)},
         )
         self._service.bind(broker, self.sessions, clock or SystemClock(), locate)
+        self._service.budgets = budgets or Budgets(Limits())
         self._closing = threading.Lock()
         self._closed = False
         fork.keep_in_child(self, self._service)
@@ -153,6 +162,8 @@ class FlightEndpoint:
 
 class _Service(flight.FlightServerBase):  # type: ignore[misc]
     """Flight's side of it; every method runs in a thread of the server's pool."""
+
+    budgets: Budgets
 
     def bind(self, broker: Broker, sessions: Sessions, clock: Clock, locate: Locate | None) -> None:
         self._broker = broker
@@ -198,9 +209,13 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 check_version(action.body)
                 return []
             session = self._session(context)
+            client = context.get_middleware(_GATE).client
             if action.type == SMALL_APPEND:
                 sent: SmallAppend = decode(action.body, SmallAppend)
-                return [encode(self._append(session, read_small_append(sent)))]
+                return [encode(self._append_from(client, session, sent))]
+            if action.type == REMOTE_APPEND and client is not None:
+                sent = decode(action.body, SmallAppend, MAX_REMOTE_APPEND + MAX_MESSAGE)
+                return [encode(self._append_from(client, session, sent))]
             if action.type == LOCATE and self._locate is not None:
                 wanted: FetchRequest = decode(action.body, FetchRequest)
                 return [encode(self._waited(context, wanted, self._locate, _has_pieces))]
@@ -213,7 +228,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _failures_sent():
             session = self._session(context)
-            if descriptor.command != APPEND:
+            # Arrow unpacks a stream's batches before their size can be looked at.
+            if descriptor.command != APPEND or context.get_middleware(_GATE).client is not None:
                 raise InvalidRequest(f"unknown stream {descriptor.command!r}")
             _answer(writer, self._append(session, read_appends(rows_of(reader))))
 
@@ -221,6 +237,9 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         with _failures_sent():
             self._session(context)
             request: FetchRequest = decode(ticket.ticket, FetchRequest)
+            client = context.get_middleware(_GATE).client
+            if client is not None:
+                return stream_of(_with_failures_sent(self._answered(context, client, request)))
             if request.pin is not None:
                 fetched = self._pinned(request, request.pin)
             else:
@@ -267,6 +286,26 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         if isinstance(request, LeaveGroup):
             session.left(request.member)
         return request.run(self._broker)
+
+    def _answered(self, context: Any, client: Client, request: FetchRequest) -> Iterator[Row]:
+        """The answer to a fetch of a client of the front, counted for as long as it is not sent."""
+        answer = Answer(self._broker, self.budgets.answers, client)
+        try:
+            if request.pin is not None:
+                fetched = answer.pinned(request, request.pin)
+            else:
+                fetched = self._waited(context, request, answer.fetch, _has_news)
+            yield from fetched_rows(fetched)
+        finally:
+            answer.sent()
+
+    def _append_from(
+        self, client: Client | None, session: Session, sent: SmallAppend
+    ) -> AppendAnswer:
+        if client is None:
+            return self._append(session, read_small_append(sent))
+        with self.budgets.requests.taken(client, claimed_by(sent)):
+            return self._append(session, read_small_append(sent))
 
     def _append(self, session: Session, appends: list[Append]) -> AppendAnswer:
         if any(append.producer is None for append in appends):

@@ -54,6 +54,8 @@ class Splice:
         self._stall_s = stall_s
         self._clock = clock or SystemClock()
         self._stopping = threading.Event()
+        self.cut_off = False
+        """Whether it was ended because the peer went over a limit."""
 
     def run(self) -> str:
         """Pass bytes until a side ends, or `stop`. Return why it ended."""
@@ -62,6 +64,7 @@ class Splice:
             self._far.settimeout(0)
             return self._passed()
         except CutOff as reason:
+            self.cut_off = True
             return str(reason)
         except OSError as error:
             return f"the connection broke: {error}"

@@ -1,0 +1,98 @@
+"""Answers to the fetches of clients over TCP: read a part at a time, and counted until they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+from changelog.broker import Broker
+from changelog.errors import QuotaExceeded
+from changelog.flight.budgets import Budget
+from changelog.flight.clients import Client
+from changelog.flight.limits import PARTITIONS_AT_ONCE
+from changelog.flight.messages import MAX_FETCH, FetchRequest
+from changelog.pins import PinName, there
+from changelog.records import Fetched, Isolation, TopicPartition
+
+Answered = dict[TopicPartition, Fetched]
+
+
+class Answer:
+    """One answer. A fetch is for so many bytes over all partitions, and not for each.
+
+    What finds no room is answered as having nothing new, and comes with the next fetch.
+    """
+
+    def __init__(self, broker: Broker, budget: Budget, client: Client) -> None:
+        self._broker = broker
+        self._budget = budget
+        self._client = client
+        self._taken = 0
+
+    def fetch(
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_bytes: int,
+        isolation: Isolation,
+        timeout: float,
+    ) -> Answered:
+        """Implements Broker.fetch, in groups of partitions. Raises QuotaExceeded."""
+        left = self._room(max_bytes)
+        answered: Answered = {}
+        waiting = iter(positions.items())
+        while left > 0 and (some := dict(islice(waiting, PARTITIONS_AT_ONCE))):
+            last = len(answered) + len(some) == len(positions)
+            fetched = self._broker.fetch(
+                some,
+                max_bytes=max(1, left // len(some)),
+                isolation=isolation,
+                # The others have been looked at when the last ones wait.
+                timeout=timeout if last and not any(f.batches for f in answered.values()) else 0.0,
+            )
+            left -= self._count(fetched)
+            answered |= fetched
+        answered |= self._untouched(dict(waiting))
+        return {partition: answered[partition] for partition in positions}
+
+    def pinned(self, request: FetchRequest, pin: PinName) -> Answered:
+        """Return what the positions have of a pin. Raises QuotaExceeded, UnknownPin."""
+        left = self._room(min(request.max_bytes, MAX_FETCH))
+        pins, answered = there(self._broker.pins), Answered()
+        for partition, offset in request.positions.items():
+            fetched = pins.fetch(pin, partition, offset, max_bytes=max(1, left))
+            left -= self._count({partition: fetched})
+            answered[partition] = fetched
+        return answered
+
+    def sent(self) -> None:
+        """Give back what was counted; harmless when repeated."""
+        self._budget.give(self._client, self._taken)
+        self._taken = 0
+
+    def _room(self, max_bytes: int) -> int:
+        room = self._budget.room(self._client)
+        if room <= 0:
+            raise QuotaExceeded(
+                "this client has fetched as much as it may without reading it; read the answers first"
+            )
+        return min(max_bytes, room)
+
+    def _count(self, fetched: Answered) -> int:
+        size: int = sum(batch.columns.nbytes for one in fetched.values() for batch in one.batches)
+        self._budget.take(self._client, size)
+        self._taken += size
+        return size
+
+    def _untouched(self, positions: Mapping[TopicPartition, int]) -> Answered:
+        ends = self._broker.offsets(list(positions)) if positions else {}
+        return {
+            partition: Fetched(
+                [],
+                offset,
+                ends[partition].log_start,
+                ends[partition].high_watermark,
+                ends[partition].last_stable_offset,
+            )
+            for partition, offset in positions.items()
+        }

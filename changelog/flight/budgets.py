@@ -1,0 +1,104 @@
+"""What clients of the TCP port have in flight, counted before memory or a thread is taken for it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from changelog.errors import QuotaExceeded
+from changelog.flight.clients import Client
+from changelog.flight.limits import Limits
+
+
+class Budget:
+    """So much for each client, and so much for all together.
+
+    A client that asks for more than its own share is refused. Where all together have used up
+    theirs, the client that holds the most loses its connection: the others go on, so none of them
+    needs to wait for another, and there is no deadlock.
+
+    Args:
+        what: What is counted, as errors call it.
+        each: How much one client may hold.
+        total: How much all may hold together.
+    """
+
+    def __init__(self, what: str, each: int, total: int) -> None:
+        self._what = what
+        self._each = each
+        self._total = total
+        self._lock = threading.Lock()
+        self._held: Counter[Client] = Counter()
+        self._sum = 0
+
+    def room(self, client: Client) -> int:
+        """Return how much more a client may take."""
+        return self._each - self._held[client]
+
+    def take(self, client: Client, amount: int) -> None:
+        """Count `amount` for a client. Raises QuotaExceeded, and counts nothing then."""
+        while True:
+            with self._lock:
+                if self._held[client] + amount > self._each:
+                    raise QuotaExceeded(
+                        f"this client would have {self._held[client] + amount:,} {self._what} in flight, at most "
+                        f"{self._each:,} are allowed; wait for its calls, or make smaller ones"
+                    )
+                if self._sum + amount <= self._total:
+                    self._held[client] += amount
+                    self._sum += amount
+                    return
+                largest = max(self._held, key=self._held.__getitem__, default=client)
+                if largest is client:
+                    raise QuotaExceeded(
+                        f"all clients together would have {self._sum + amount:,} {self._what} in flight, at "
+                        f"most {self._total:,} are allowed, and this one has the most; try again later"
+                    )
+                self._forget(largest)
+            largest.drop()
+
+    def give(self, client: Client, amount: int) -> None:
+        """Give back what was taken; harmless for a client that is gone."""
+        with self._lock:
+            amount = min(amount, self._held[client])
+            self._sum -= amount
+            self._held[client] -= amount
+            if not self._held[client]:
+                del self._held[client]
+
+    def forget(self, client: Client) -> None:
+        """Give back all that a client holds."""
+        with self._lock:
+            self._forget(client)
+
+    def _forget(self, client: Client) -> None:
+        self._sum -= self._held.pop(client, 0)
+
+    @contextmanager
+    def taken(self, client: Client, amount: int) -> Iterator[None]:
+        """Hold `amount` for a client meanwhile. Raises QuotaExceeded."""
+        self.take(client, amount)
+        try:
+            yield
+        finally:
+            self.give(client, amount)
+
+
+class Budgets:
+    """All budgets of one listener."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.calls = Budget("calls", limits.max_calls_per_client, limits.max_calls)
+        self.requests = Budget(
+            "bytes of requests", limits.max_request_bytes_per_client, limits.max_request_bytes
+        )
+        self.answers = Budget(
+            "bytes of answers", limits.max_answer_bytes_per_client, limits.max_answer_bytes
+        )
+
+    def forget(self, client: Client) -> None:
+        """Give back all that a client holds."""
+        for budget in (self.calls, self.requests, self.answers):
+            budget.forget(client)

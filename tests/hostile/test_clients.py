@@ -1,0 +1,421 @@
+"""A client with a token takes no more than its limits, and the others go on."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+import changelog
+from changelog.clock import SystemClock
+from changelog.errors import InvalidRequest, OwnerUnavailable, QuotaExceeded, RecordTooLarge
+from changelog.flight import batches, hello, http2
+from changelog.flight.address import parse_url
+from changelog.flight.batches import ROW_SCHEMA, Row
+from changelog.flight.budgets import Budget, Budgets
+from changelog.flight.clients import Caller, Client
+from changelog.flight.connection import Connection
+from changelog.flight.hello import NOBODY
+from changelog.flight.limits import Limits
+from changelog.flight.messages import (
+    REMOTE_APPEND,
+    FetchRequest,
+    SmallAppend,
+    StreamHeader,
+    encode,
+)
+from changelog.flight.requests import InitProducer
+from changelog.flight.serve import Served, serve
+from changelog.flight.splice import CutOff
+from changelog.records import Append, TopicPartition
+from tests.hostile.bombs import batch, compressed
+from tests.hostile.conftest import Stranger
+from tests.hostile.test_front import process, read, resets, taken
+from tests.hostile.test_wire import header
+
+TOKEN = "sixteen-or-more-characters"
+MIB = 1 << 20
+Eventually = Callable[..., Any]
+
+
+def client() -> Client:
+    return Client(Caller("test", NOBODY), "credential", "192.0.2.1")
+
+
+# Budgets --------------------------------------------------------------------------------------
+
+
+def test_a_client_is_refused_more_than_its_share() -> None:
+    budget, one = Budget("bytes", 10, 100), client()
+    budget.take(one, 10)
+    with pytest.raises(QuotaExceeded, match="at most 10"):
+        budget.take(one, 1)
+    budget.give(one, 4)
+    budget.take(one, 4)
+    assert budget.room(one) == 0
+
+
+def test_where_all_is_used_up_the_one_with_the_most_goes() -> None:
+    budget = Budget("bytes", 60, 100)
+    small, large, other = client(), client(), client()
+    budget.take(small, 20)
+    budget.take(large, 60)
+    stopped = threading.Event()
+    large.begin(stopped.set)
+    budget.take(other, 30)
+    assert stopped.is_set()
+    assert [budget.room(one) for one in (small, large, other)] == [40, 60, 30]
+    budget.take(other, 30)
+    with pytest.raises(QuotaExceeded, match="this one has the most"):
+        Budget("bytes", 100, 5).take(small, 6)
+
+
+def test_what_is_given_back_counts_once() -> None:
+    budget, one = Budget("bytes", 10, 10), client()
+    with budget.taken(one, 6):
+        budget.forget(one)
+    budget.give(one, 100)
+    with budget.taken(one, 10), pytest.raises(QuotaExceeded):
+        budget.take(one, 1)
+    assert budget.room(one) == 10
+
+
+# The meter ------------------------------------------------------------------------------------
+
+
+def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+
+def message(size: int) -> bytes:
+    return b"\0" + size.to_bytes(4, "big")
+
+
+def call(stream: int, body: bytes = b"") -> bytes:
+    return frame(http2.HEADERS, http2.END_HEADERS, stream, b"h") + frame(
+        http2.DATA, 0, stream, body
+    )
+
+
+class Time(SystemClock):
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def budgets() -> Budgets:
+    return Budgets(Limits(max_calls_per_client=4, max_request_bytes_per_client=10_000))
+
+
+@pytest.fixture
+def meter(budgets: Budgets, time: Time) -> http2.Meter:
+    meter = http2.Meter(client(), budgets, time)
+    meter.from_client(memoryview(http2.PREFACE + frame(http2.SETTINGS, 0, 0)))
+    return meter
+
+
+def sends(meter: http2.Meter, *frames: bytes) -> None:
+    meter.from_client(memoryview(b"".join(frames)))
+
+
+def ends(meter: http2.Meter, stream: int, kind: int = http2.HEADERS) -> None:
+    flags = 0 if kind == http2.RST_STREAM else http2.END_STREAM
+    meter.from_server(memoryview(frame(kind, flags, stream, b"abc")))
+
+
+def test_what_does_not_begin_as_http2_is_cut_off(budgets: Budgets, time: Time) -> None:
+    with pytest.raises(CutOff, match="HTTP/2"):
+        http2.Meter(client(), budgets, time).from_client(memoryview(b"GET / HTTP/1.1\r\n"))
+
+
+def test_a_message_counts_when_it_begins_and_until_its_call_ends(meter: http2.Meter) -> None:
+    sends(meter, call(1, message(9_000)))
+    with pytest.raises(CutOff, match="bytes of requests"):
+        sends(meter, call(3, message(9_000)))
+
+
+@pytest.mark.parametrize("kind", [http2.HEADERS, http2.DATA, http2.RST_STREAM])
+def test_a_call_that_has_ended_counts_no_more(meter: http2.Meter, kind: int) -> None:
+    for stream in range(1, 41, 2):
+        sends(meter, call(stream, message(9_000)))
+        ends(meter, stream, kind)
+
+
+def test_frames_and_messages_may_come_in_any_pieces(meter: http2.Meter) -> None:
+    content = call(1, message(300) + bytes(300) + message(200) + bytes(100))
+    content += frame(http2.DATA, 0, 1, bytes(100) + message(9_000)[:3])
+    content += frame(http2.DATA, 0, 1, message(9_000)[3:])
+    for at in range(len(content) - 1):
+        sends(meter, content[at : at + 1])
+    with pytest.raises(CutOff, match="bytes of requests"):
+        sends(meter, content[-1:])
+
+
+def test_calls_are_counted(meter: http2.Meter) -> None:
+    sends(meter, *(call(stream) for stream in (1, 3, 5, 7)))
+    ends(meter, 3)
+    sends(meter, call(9))
+    with pytest.raises(CutOff, match="calls in flight"):
+        sends(meter, call(11))
+
+
+def test_calls_that_are_reset_count_for_a_while(meter: http2.Meter, time: Time) -> None:
+    """Else resetting each at once would make any number of threads."""
+    reset = [call(s, message(100)) + frame(http2.RST_STREAM, 0, s, bytes(4)) for s in (1, 3, 5, 7)]
+    sends(meter, *reset)
+    with pytest.raises(CutOff, match="calls in flight"):
+        sends(meter, call(9))
+    time.now += 11
+    sends(meter, frame(http2.SETTINGS, http2.ACK, 0), call(11))
+    assert meter._budgets.requests.room(meter._client) == 10_000
+
+
+def test_messages_that_say_they_are_compressed_are_cut_off(meter: http2.Meter) -> None:
+    with pytest.raises(CutOff, match="compresses"):
+        sends(meter, call(1, b"\1\0\0\0\x10" + bytes(16)))
+
+
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        ([call(1), frame(http2.DATA, http2.PADDED, 1, b"\0")], "pads"),
+        ([frame(http2.HEADERS, 0, 3), *[frame(9, 0, 3, bytes(16_000))] * 5], "headers of a call"),
+        ([frame(http2.PING, 0, 0, bytes(8))] * 2_000, "pings"),
+    ],
+    ids=["padding", "headers", "pings"],
+)
+def test_frames_without_use_are_cut_off(meter: http2.Meter, frames: list[bytes], why: str) -> None:
+    with pytest.raises(CutOff, match=why):
+        sends(meter, *frames)
+
+
+def test_answers_to_pings_are_no_pings(meter: http2.Meter) -> None:
+    sends(meter, *[frame(http2.PING, http2.ACK, 0, bytes(8))] * 5_000)
+
+
+# Over a socket --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def serving(folder: Path, **limits: Any) -> Iterator[Served]:
+    served = serve(folder / "log", listen="127.0.0.1:0", token=TOKEN, limits=Limits(**limits))
+    with changelog.open(folder / "log") as log:
+        log.create_topic("t", 4, config={"retention.ms": "-1", "compression.type": "none"})
+    try:
+        yield served
+    finally:
+        served.close()
+
+
+def stranger_to(served: Served) -> Stranger:
+    return Stranger(parse_url(f"{served.url}?token={TOKEN}"))
+
+
+def connection_to(served: Served, deadline: float = 30) -> Connection:
+    target = parse_url(f"{served.url}?token={TOKEN}")
+    return Connection(target, deadline=deadline, connect_within=30)
+
+
+def goes_on(served: Served) -> None:
+    """Another client writes and reads."""
+    with changelog.open(served.url, token=TOKEN) as log, log.consumer() as consumer:
+        consumer.assign({TopicPartition("t", 3): log.offsets("t")[3].high_watermark})
+        with log.producer() as producer:
+            producer.send("t", b"v", partition=3)
+        assert [len(found) for found in consumer.poll(timeout=30)] == [1]
+
+
+def bomb(size: int) -> tuple[bytes, pa.Schema]:
+    """A batch of one value, which is small only when it is compressed."""
+    records = batch(1).slice(0, 0)
+    value = pa.array([b"\0" * size], pa.binary())
+    now, key = pa.array([SystemClock().now_ms()]), pa.array([b"k"], pa.binary())
+    columns = [now, key, value, *(pa.nulls(1, f.type) for f in list(records.schema)[3:])]
+    return compressed(pa.RecordBatch.from_arrays(columns, schema=records.schema)), records.schema
+
+
+def test_batches_count_as_what_they_become(tmp_path: Path) -> None:
+    with serving(tmp_path, max_request_bytes_per_client=64 * MIB) as served:
+        stranger = stranger_to(served)
+        producer = stranger.connection.ask(InitProducer(None, 10_000))
+        packed, schema = bomb(40 * MIB)
+        assert len(packed) < 20_000
+        sent = SmallAppend([schema], [(header(producer), packed)] * 2)
+        for kind in (REMOTE_APPEND, "SmallAppend"):
+            with pytest.raises(QuotaExceeded, match="bytes of requests"):
+                stranger.act(kind, encode(sent))
+        stranger.connection.close()
+        goes_on(served)
+
+
+def test_no_stream_of_a_client_is_unpacked(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        stranger = stranger_to(served)
+        first = Row(batches._EMPTY_ROW, encode(StreamHeader([batch().schema])))
+        with pytest.raises(InvalidRequest, match="unknown stream"):
+            stranger.put([first])
+        with stranger.connection._errors_translated("session"), pytest.raises(InvalidRequest):
+            descriptor = flight.FlightDescriptor.for_command(b"session")
+            options = stranger.connection._options()
+            writer, reader = stranger.connection._client.do_exchange(descriptor, options)
+            writer.begin(ROW_SCHEMA)
+            with stranger.connection._errors_translated("session"):
+                reader.read_chunk()
+        stranger.connection.close()
+        goes_on(served)
+
+
+def test_answers_that_are_not_read_are_bounded(tmp_path: Path, eventually: Eventually) -> None:
+    limits = {"max_answer_bytes_per_client": 4 * MIB, "max_calls_per_client": 100}
+    with serving(tmp_path, **limits) as served:
+        with changelog.open(tmp_path / "log") as log, log.producer() as producer:
+            for _ in range(32):
+                producer.send("t", bytes(MIB // 2), partition=0)
+                producer.flush()
+        connection = connection_to(served)
+        request = FetchRequest({TopicPartition("t", 0): 0}, 1 << 40, "read_committed", 0.0)
+        ticket = flight.Ticket(encode(request))
+        budget = served._endpoint._endpoint._service.budgets.answers
+        readers = []
+        with pytest.raises(QuotaExceeded):
+            for _ in range(50):
+                with connection._errors_translated("fetch"):
+                    readers.append(connection._client.do_get(ticket, connection._options()))
+                    assert readers[-1].schema == ROW_SCHEMA
+                    readers[-1].read_chunk()
+                    (holder,) = served._endpoint.clients._by_credential.values()
+                    assert budget.room(holder) >= 0
+        goes_on(served)
+        for reader in readers:
+            reader.cancel()
+        eventually(lambda: budget.room(holder) == 4 * MIB)
+        connection.close()
+
+
+def test_a_fetch_of_many_partitions_comes_in_parts(tmp_path: Path) -> None:
+    with serving(tmp_path, max_answer_bytes_per_client=2 * MIB) as served:
+        with changelog.open(tmp_path / "log") as log:
+            log.create_topic("many", 100)
+            producer = log.producer()
+            for number in range(100):
+                producer.send("many", bytes(100_000), partition=number)
+            producer.close()
+        with changelog.open(served.url, token=TOKEN) as log, log.consumer() as consumer:
+            consumer.subscribe("many")
+            seen: set[int] = set()
+            while len(seen) < 100:
+                found = consumer.poll(timeout=30)
+                assert found
+                seen.update(one.partition for one in found)
+
+
+def test_an_append_that_is_too_large_says_so_before_it_is_sent(tmp_path: Path) -> None:
+    columns = {
+        "timestamp": pa.array([SystemClock().now_ms()]),
+        "key": pa.array([b"k"], pa.binary()),
+    }
+    value = pa.array([bytes(61 * MIB)], pa.binary())
+    records = pa.record_batch({**columns, "value": value})
+    with serving(tmp_path) as served, changelog.open(served.url, token=TOKEN) as log:
+        producer = log.broker.init_producer()
+        appends = [Append("t", partition, records, producer, 0) for partition in range(2)]
+        with pytest.raises(RecordTooLarge, match="over TCP"):
+            log.broker.append(appends)
+
+
+def test_large_appends_of_several_threads_take_turns(tmp_path: Path) -> None:
+    with serving(tmp_path) as served, changelog.open(served.url, token=TOKEN) as log:
+
+        def append() -> None:
+            with log.producer() as producer:
+                producer.send("t", bytes(60 * MIB))
+                producer.flush()
+
+        threads = [threading.Thread(target=append) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert sum(end.high_watermark for end in log.offsets("t").values()) == 4
+
+
+# What a client with a token can make a process take --------------------------------------------
+
+__all__ = ["process"]
+
+
+def a_large_message(url: str) -> None:
+    stranger = Stranger(parse_url(url))
+    with pytest.raises(OwnerUnavailable):
+        stranger.act("Topics", bytes(300 * MIB))
+    stranger.connection.close()
+
+
+def a_stream_that_becomes_large(url: str) -> None:
+    stranger = Stranger(parse_url(url))
+    cells = [pa.array([bytes(256 * MIB)], pa.large_binary()), pa.nulls(1, pa.large_binary())]
+    row = pa.RecordBatch.from_arrays(cells, schema=ROW_SCHEMA)
+    options = flight.FlightCallOptions(
+        timeout=30,
+        headers=stranger.connection._headers,
+        write_options=pa.ipc.IpcWriteOptions(compression="zstd"),
+    )
+    descriptor = flight.FlightDescriptor.for_command(b"append")
+    writer, _ = stranger.connection._client.do_put(descriptor, ROW_SCHEMA, options)
+    with contextlib.suppress(flight.FlightError, OSError):
+        writer.write_with_metadata(row, encode(StreamHeader([ROW_SCHEMA])))
+        writer.close()
+    stranger.connection.close()
+
+
+def calls_that_are_reset(url: str) -> None:
+    host, _, port = url.removeprefix("strandline://").partition("?")[0].rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as peer:
+        opening = hello.pack_opening(hello.Opening("", bytes(32)))
+        peer.sendall(opening)
+        status = peer.recv(3, socket.MSG_WAITALL)
+        transcript = opening + peer.recv(hello.NONCE_BYTES, socket.MSG_WAITALL)
+        peer.sendall(hello.proof_of(TOKEN, transcript))
+        status = peer.recv(3 + hello.PROOF_BYTES, socket.MSG_WAITALL)
+        assert status[0] == hello.ACCEPTED
+        with contextlib.suppress(OSError):
+            resets(peer)
+            while peer.recv(65_536):
+                pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="measures by /proc")
+@pytest.mark.parametrize(
+    "attack", [a_large_message, a_stream_that_becomes_large, calls_that_are_reset]
+)
+def test_what_a_client_with_a_token_takes(
+    process: subprocess.Popen[str], attack: Callable[[str], None]
+) -> None:
+    url = f"strandline://127.0.0.1:{int(read(process))}?token={TOKEN}"
+    with changelog.open(url) as log:
+        assert log.topics() == []
+    before = taken(process)
+    attack(url)
+    during = taken(process)
+    assert during["threads"] <= before["threads"] + 140
+    assert during["peak_kib"] <= before["peak_kib"] + (64 << 10)
+    with changelog.open(url) as log:
+        assert log.topics() == []
