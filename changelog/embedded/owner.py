@@ -36,7 +36,7 @@ from changelog.embedded.offsets import GroupOffsets, check_commit, located
 from changelog.embedded.partition import Partition
 from changelog.embedded.pins import KeptPins
 from changelog.embedded.segment import Segment
-from changelog.embedded.syncing import sync_all
+from changelog.embedded.syncing import begin_epochs, sync_all
 from changelog.embedded.ticking import Ticking
 from changelog.embedded.topic import Catalog, Topic
 from changelog.embedded.transaction_log import TransactionLog
@@ -255,6 +255,7 @@ class Owner:
         appended: list[Appended] = []
         plain: dict[Partition, None] = {}
         with self._environment.traffic:
+            begin_epochs(self._environment, self._partition, appends)
             try:
                 for request in appends:
                     topic = self._catalog.get(request.topic)
