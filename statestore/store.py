@@ -320,11 +320,9 @@ class PartitionStore(Unsized, Generic[K, V]):
     def committed(
         self, end_offset: int, leader_epoch: int | None = None, incarnation: str = ""
     ) -> None:
-        """What `drain` gave is committed, durably.
+        """What `drain` gave is committed, durably, in `leader_epoch` by `incarnation`.
 
-        `end_offset` lies behind the last of it in the changelog (and no further than the end of the
-        transaction). It was appended in `leader_epoch` by `incarnation`.
-        """
+        `end_offset` lies behind the last of it, and no further than the end of the transaction."""
         position = later(self.position or _NOWHERE, end_offset, leader_epoch, incarnation)
         if self._drained is None:
             self._committed.advance(position)

@@ -231,6 +231,8 @@ def located(tp: TopicPartition, offset: CommittedOffset, ends: PartitionOffsets)
         return offset
     offset = offset._replace(topic_id=ends.topic_id)
     if not offset.incarnation:
+        if offset.offset > ends.high_watermark:  # nobody has read so far, in any history
+            return offset
         epoch = ends.epoch_before(offset.offset)
         return offset._replace(leader_epoch=epoch.number, incarnation=epoch.incarnation)
     if problem := ends.divergence(offset):

@@ -38,7 +38,7 @@ from changelog.embedded.partition import Partition
 from changelog.embedded.pins import KeptPins
 from changelog.embedded.segment import Segment
 from changelog.embedded.snapshots import KeptSnapshots
-from changelog.embedded.syncing import sync_all
+from changelog.embedded.syncing import begin_epochs, sync_all
 from changelog.embedded.ticking import Ticking
 from changelog.embedded.topic import Catalog, Topic
 from changelog.embedded.transaction_log import TransactionLog
@@ -262,6 +262,7 @@ class Owner:
         appended: list[Appended] = []
         plain: dict[Partition, None] = {}
         with self._environment.traffic:
+            begin_epochs(self._environment, self._partition, appends)
             try:
                 for request in appends:
                     topic = self._catalog.get(request.topic)

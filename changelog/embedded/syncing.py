@@ -1,12 +1,14 @@
-"""Making what was appended to several partitions durable, at once."""
+"""What is done to several partitions at once, because each waits for the disk."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Callable, Collection, Sequence
 
 from changelog.embedded.environment import Environment
 from changelog.embedded.partition import Partition
-from changelog.errors import StrandlineError
+from changelog.errors import InvalidRequest, StrandlineError
+from changelog.records import Append, TopicPartition
 
 
 def sync_all(
@@ -29,3 +31,25 @@ def _sync(partition: Partition) -> StrandlineError | None:
     except StrandlineError as error:
         return None if partition.retired else error
     return None
+
+
+def begin_epochs(
+    environment: Environment, find: Callable[[TopicPartition], Partition], appends: Sequence[Append]
+) -> None:
+    """Begin the epochs of partitions that are about to get their first append since the opening.
+
+    Each replaces a manifest, and one after another they would take as many times as long. What
+    fails is tried again by the append itself, which raises it.
+    """
+    if len(appends) < 2:
+        return
+    with contextlib.suppress(InvalidRequest):
+        found = {find(TopicPartition(one.topic, one.partition)): None for one in appends}
+        waiting = [one for one in found if one.segments and not one.epoch_begun]
+        environment.at_once(_begin_epoch, waiting)
+
+
+def _begin_epoch(partition: Partition) -> None:
+    with partition.lock, contextlib.suppress(StrandlineError):
+        if partition.usable and not partition.epoch_begun:
+            partition.begin_epoch(partition.log_end)

@@ -131,6 +131,18 @@ def test_a_position_of_another_history_is_not_committed(world: Restorable) -> No
     assert world.owner.committed("g")[T0].offset == 1
 
 
+def test_an_offset_that_was_committed_before_its_records_came_is_of_every_history(
+    world: Restorable,
+) -> None:
+    world.owner.commit_offsets("g", {T0: CommittedOffset(2)})
+    world.write(b"a")
+    world.reopen()
+    world.write(b"b", b"c")
+    consumer = Consumer(world.attached(), group="g", auto_offset_reset="none")
+    consumer.assign([T0])
+    assert values(consumer) == [b"c"]
+
+
 def test_offsets_that_were_put_back_without_their_partition_are_noticed(world: Restorable) -> None:
     """As if only some folders of the log came from the backup."""
     world.write(b"a")
