@@ -54,7 +54,7 @@ class App(Runnable):
     of internal topics.
 
     Processes that run the same app share its partitions. One that was not heard of for
-    `session_timeout_ms`, or whose handlers let it do nothing else for `max_poll_interval_ms`, has
+    `session_timeout_ms`, or that was busy with one record for `max_poll_interval_ms`, has
     lost its own to the others. `standby_replicas` of the others keep a copy of its stores, and are
     the first to get its partitions. With the environment variable STRANDLINE_INSTANCE it is a static
     member (KIP-345), whose partitions wait for its return for a session timeout.

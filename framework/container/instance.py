@@ -11,7 +11,6 @@ steps with two drivers, one that calls and one that awaits.
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,25 +18,19 @@ from typing import Any
 
 from changelog.clock import Clock
 from changelog.errors import TaskFailed
-from changelog.rarely import Rarely
 from changelog.records import TopicPartition
 from framework import context
-from framework.container.decoding import Chunk, raw
+from framework.container.decoding import Chunk
 from framework.container.driving import Steps, drive, drive_async
+from framework.container.error_policy import ErrorPolicy
 from framework.container.event_loop import EventLoop
-from framework.container.failures import (
-    NOT_THE_RECORD,
-    WITHOUT_VALUE,
-    dead_letter_headers,
-    described,
-    task_failed,
-)
+from framework.container.failures import NOT_THE_RECORD
 from framework.container.inputs import Input, next_run
 from framework.container.metrics import TaskCounters
 from framework.container.outbox import Outbox
 from framework.container.placing import Placed
 from framework.container.sampling import Sampling
-from framework.container.trial import LAST_LEVEL, StepId, Trial
+from framework.container.trial import Trial
 from framework.container.windows import WindowTimer
 from framework.context import ClockName, TaskContext
 from framework.handlers import check_finished
@@ -46,8 +39,6 @@ from framework.task import TaskSpec
 from framework.timers import DueTimer, Timers
 from framework.topic import Topic
 from statestore.store import PartitionStore
-
-_log = logging.getLogger("strandline")
 
 
 class TaskInstance:
@@ -76,8 +67,6 @@ class TaskInstance:
         self.timers = Timers(timer_store) if timer_store is not None else None
         self.context = TaskContext(app, spec.name, partition, self.timers)
         self.outboxes = {topic: Outbox(self.context, trial) for topic in topics}
-        self.failure: TaskFailed | None = None
-        """Why it has stopped, if it has."""
         self.is_started = False
         """Whether its `init` has run, and what that has done is committed or is going to be."""
         self._start_counts = False
@@ -85,15 +74,20 @@ class TaskInstance:
         self.counters = counters
         self.placed = placed
         """Which of its stores can be asked for a key at one partition."""
-        self._handled = self._skipped = self._dead_lettered = 0
-        """Records since the last commit; those handled include the others."""
+        self._handled = 0
+        """Records since the last commit, those skipped and dead-lettered included."""
         self.turn = 0
         """When it last had a slice: the count of all slices of its worker by then."""
         self.changed = False
         """Whether a step ran since the last commit."""
+        self._slice: list[Record[Any, Any]] = []
+        """The records that the hot loop goes through."""
+        self._is_cut = False
+        self._has_run = False
+        """Whether a step has run in this slice."""
         self._trial = trial
-        self._last: tuple[Record[Any, Any], Chunk | str, Exception | None] | None = None
-        """The last step, and what it failed with, if it did."""
+        self._policy = ErrorPolicy(spec, partition, self.outboxes, trial, clock)
+        self.condemn = self._policy.condemn
         self._clock = clock
         self._object: Any = spec.handler() if spec.is_class else None
         self._process: Callable[..., Any] = (
@@ -105,11 +99,15 @@ class TaskInstance:
         self._plain = not spec.is_async and self.timers is None
         self._marks = [0] * len(self.all_stores)
         self._sampling = Sampling(self.stores)
-        self._put_aside = Rarely(_log, clock)
+
+    @property
+    def failure(self) -> TaskFailed | None:
+        """Why it has stopped, if it has."""
+        return self._policy.failure
 
     def has_failed(self) -> bool:
         """Whether it has stopped at a record, for good."""
-        return self.failure is not None
+        return self._policy.failure is not None
 
     @property
     def needs_commit(self) -> bool:
@@ -126,6 +124,15 @@ class TaskInstance:
         )
 
     # Work -----------------------------------------------------------------------------
+
+    def begin_slice(self) -> None:
+        """A slice begins: at least one step of it runs, whatever cuts it short."""
+        self._is_cut = self._has_run = False
+
+    def cut(self) -> None:
+        """Let the slice end after the step that is running; from any thread."""
+        self._is_cut = True
+        self._slice.clear()  # ends the loop over it, which so needs to look at nothing else
 
     def start(self) -> Steps:
         """The step of a class task's `init`."""
@@ -168,7 +175,7 @@ class TaskInstance:
         self.bind()
         handled = 0
         try:
-            while handled < limit and not self.has_failed():
+            while handled < limit and self._may_go_on():
                 run = next_run(self.inputs, self.spec.tombstones, limit - handled)
                 if run is None:
                     break
@@ -198,7 +205,8 @@ class TaskInstance:
 
     def _may_go_on(self) -> bool:
         """Whether another step may be done before the worker does something else."""
-        return not self.has_failed() and not self._trial.is_over
+        is_cut = self._is_cut and self._has_run
+        return not (is_cut or self.has_failed() or self._trial.is_over)
 
     def ticks(self) -> Steps:
         """Steps for the timers and windows that are due by the wall clock."""
@@ -288,11 +296,11 @@ class TaskInstance:
             store.discard()
         self.is_started = self._start_counts
         self._windows.rewind()
-        self._handled = self._skipped = self._dead_lettered = 0  # they come again
+        self._handled = 0  # they come again
+        self._policy.rewind()
         self.after_commit()
         for source in self.inputs:
             source.rewind(positions[source.partition])
-        self.failure = None
         self.restored()
 
     def before_commit(self) -> None:
@@ -305,15 +313,13 @@ class TaskInstance:
     def after_commit(self) -> None:
         """What was sent is no longer ours, and what was handled counts."""
         self.counters.handled += self._handled
-        self.counters.skipped += self._skipped
-        self.counters.dead_lettered += self._dead_lettered
-        self._handled = self._skipped = self._dead_lettered = 0
+        self._handled = 0
+        self._policy.committed(self.counters)
         for box in self.outboxes.values():
             box.checked = self._trial.is_checking
             if box.keys:
                 box.clear()
         self.changed = False
-        self._last = None
         self._windows.committed()
         self._start_counts = self.is_started
 
@@ -330,7 +336,7 @@ class TaskInstance:
             if result is not None:
                 check_finished(result, f"close of task {self.spec.name!r}")
         finally:
-            self._put_aside.close()
+            self._policy.close()
             self.release()
 
     def release(self) -> None:
@@ -361,25 +367,33 @@ class TaskInstance:
         begin = chunk.at
         self.changed = True
         if chunk.error is not None:
-            self._resolve(chunk.records[0], chunk, chunk.error)
+            self._policy.resolve(chunk.records[0], chunk, chunk.error)
             self._past(source, chunk, 0 if self.has_failed() else 1)
-        while chunk.at < stop and not self.has_failed():
-            records = chunk.records[chunk.at : stop]
+            self._has_run = True
+        while chunk.at < stop and self._may_go_on():
+            self._slice = chunk.records[chunk.at : stop]
             try:
-                self._handle_all(records)
-                self._past(source, chunk, len(records))
+                self._handle_all(self._slice)
+                is_whole = len(self._slice) == stop - chunk.at
+                done = stop - chunk.at if is_whole else self._reached(chunk, stop)
+                self._past(source, chunk, done)
             except NOT_THE_RECORD:
                 raise
             except Exception as error:
-                failed = self.context.record
-                done = next(i for i, record in enumerate(records) if record is failed)
-                self._resolve(failed, chunk, error)
-                self._past(source, chunk, done if self.has_failed() else done + 1)
+                done = self._reached(chunk, stop)
+                self._policy.resolve(self.context.record, chunk, error)
+                self._past(source, chunk, done - 1 if self.has_failed() else done)
+            self._has_run = self._has_run or done > 0
         if done := chunk.at - begin:
             self._trial.done += done
-            if self._last is None or self._last[0] is not chunk.records[chunk.at - 1]:
-                self._last = chunk.records[chunk.at - 1], chunk, None
+            self._policy.ran(chunk.records[chunk.at - 1], chunk)
         return done
+
+    def _reached(self, chunk: Chunk, stop: int) -> int:
+        """How many records from `chunk.at` to `stop` were begun; the last is in the context."""
+        last = self.context.record
+        begun = (at for at in range(chunk.at, stop) if chunk.records[at] is last)
+        return next(begun, chunk.at - 1) + 1 - chunk.at
 
     def _handle_all(self, records: list[Record[Any, Any]]) -> None:
         """The hot loop. Leaves no trace of a record whose handler raises."""
@@ -406,8 +420,9 @@ class TaskInstance:
     def _record_step(self, record: Record[Any, Any], chunk: Chunk) -> Steps:
         if chunk.error is not None:
             self._trial.done += 1
-            if not self._is_condemned(record, chunk):
-                self._resolve(record, chunk, chunk.error)
+            self._has_run = True
+            if not self._policy.is_condemned(record, chunk):
+                self._policy.resolve(record, chunk, chunk.error)
             return 0
         return (yield from self._step(record, chunk, self._process, record))
 
@@ -418,8 +433,9 @@ class TaskInstance:
         self.context.record = record
         self.changed = True
         self._trial.done += 1
-        self._last = record, what, None
-        if self._is_condemned(record, what):
+        self._has_run = True
+        self._policy.ran(record, what)
+        if self._policy.is_condemned(record, what):
             return 0
         self._marks[:] = [store.mark() for store in self.all_stores]
         try:
@@ -428,7 +444,7 @@ class TaskInstance:
             self._undo(record)
             if isinstance(error, NOT_THE_RECORD) or not isinstance(error, Exception):
                 raise
-            self._resolve(record, what, error)
+            self._policy.resolve(record, what, error)
             return 0
         return 1
 
@@ -477,76 +493,6 @@ class TaskInstance:
             store.rollback(mark)
         for box in self.outboxes.values():
             box.cut(record)
-
-    def condemn(self, refusal: Exception) -> bool:
-        """Let the last step fail when it comes again, since the log refused to commit it.
-
-        False if there is no such step, or it has done nothing that could be refused.
-        """
-        if self._last is None:
-            return False
-        record, what, error = self._last
-        if error is not None and self.spec.dead_letter is None:
-            return False
-        self._trial.condemn(self._step_id(record, what), error, refusal)
-        return True
-
-    def _is_condemned(self, record: Record[Any, Any], what: Chunk | str) -> bool:
-        """Apply the policy to a step that the log has refused to commit; whether it is one."""
-        if not self._trial.has_verdicts:
-            return False
-        verdict = self._trial.verdict(self._step_id(record, what))
-        if verdict is None:
-            return False
-        if verdict.level < LAST_LEVEL:
-            self._resolve(record, what, verdict.error, verdict.level)
-        else:
-            self._fail(record, what, verdict.refusal)
-        return True
-
-    def _step_id(self, record: Record[Any, Any], what: Chunk | str) -> StepId:
-        at = (what, record.timestamp) if isinstance(what, str) else (record.topic, record.offset)
-        return self.spec.name, self.partition, at
-
-    def _fail(self, record: Record[Any, Any], what: Chunk | str, error: Exception) -> None:
-        """Stop at a step."""
-        subject = what if isinstance(what, str) else described(record)
-        self.failure = task_failed(self.spec.name, subject, error, self.spec.where)
-        self.failure.__cause__ = error
-        told = {"task": self.spec.name, "partition": self.partition, "error": error}
-        _log.error("partition %d stops: %s", self.partition, self.failure, extra=told)
-
-    def _resolve(
-        self, record: Record[Any, Any], what: Chunk | str, error: Exception, level: int = 0
-    ) -> None:
-        """Apply the task's policy to a step that failed and has been undone."""
-        self._last = record, what, error
-        if self.spec.on_error == "fail":
-            self._fail(record, what, error)
-            return
-        subject = what if isinstance(what, str) else described(record)
-        text = f"task {self.spec.name}: {self.spec.on_error}: {subject}: {error}"
-        self._put_aside.note(text, task=self.spec.name, partition=self.partition, error=error)
-        self._skipped += self.spec.dead_letter is None
-        self._dead_lettered += self.spec.dead_letter is not None
-        if self.spec.dead_letter is not None:
-            self._bury(record, what, error, level)
-
-    def _bury(
-        self, record: Record[Any, Any], what: Chunk | str, error: Exception, level: int
-    ) -> None:
-        """Send a record as it came, and what was wrong with it, to the dead-letter topic."""
-        topic = self.spec.dead_letter
-        assert topic is not None
-        key = value = None
-        if isinstance(what, Chunk):
-            columns = raw(what.batch, record.offset).columns
-            key = columns.column("key")[0].as_py()
-            if level < WITHOUT_VALUE:
-                [stored] = topic.values.decode(columns.column("value"))
-                value = topic.values.item(stored)
-        headers = dead_letter_headers(record, error, level)
-        self.outboxes[topic].put(key, value, record.timestamp, headers)
 
     def _moment(self, at: int | None = None) -> Record[Any, Any]:
         """What is being handled when it is no record: only its time counts."""

@@ -1,6 +1,7 @@
 """How many records an instance handles in one go.
 
-A slice is as many as take about 50 ms, so that the clock is read rarely and commits are punctual
+A slice is as many as took about 50 ms lately, so that the clock is read rarely. One that takes much
+longer, since handlers have become slow, is cut short (`slice_guard.py`), so that commits are punctual
 whether a handler takes a microsecond or a second. Of many partitions each has a shorter one. It is
 not shorter than that, as a partition's state does not stay in the processor's cache while others
 are handled.
@@ -11,6 +12,8 @@ from __future__ import annotations
 SLICE_SECONDS = 0.05
 ROUND_SECONDS = 0.2
 """All slices of a cycle together."""
+ROUND_AT_MOST_S = 1.0
+"""No further slice begins after so many seconds of a cycle: handlers have become slow."""
 SLICE_RECORDS = 32_768
 SLICE_FIRST = 256
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from changelog.broker import Broker
@@ -32,7 +31,6 @@ from changelog.errors import (
 )
 from changelog.metrics import Reading
 from framework.container.commit import checkpoint_if_due, offsets_of
-from framework.container.driving import Steps
 from framework.container.gauges import WAITING
 from framework.container.idle import Bound, Completion
 from framework.container.inputs import Input, groups
@@ -42,8 +40,8 @@ from framework.container.outage import Outage, patiently
 from framework.container.place import Place
 from framework.container.positions import position_of
 from framework.container.seat import Seat
-from framework.container.slices import SLICE_FIRST, SLICE_RECORDS, shares, slice_seconds
 from framework.container.status import WorkerStatus, positions_of, state_of
+from framework.container.turns import Turns
 from framework.options import Options
 
 _log = logging.getLogger("strandline")
@@ -74,12 +72,10 @@ class Worker:
         self._seat = seat
         self._told: tuple[Place, Partitions] | None = None
         """What was said last that it holds, and of which place."""
-        self._stopping = False
+        self._turns = Turns(tasks.trial, tasks.loop, clock, guarded=tasks.in_background)
         self._outage = Outage(clock)
         self._intact = False
         """Whether stores can be written, so that rewinding is enough after a failure."""
-        self._slice = SLICE_FIRST
-        self._turns = 0
         self._since_commit = 0
         self._next_commit = 0.0
         self._aborted_in_a_row = 0
@@ -102,8 +98,8 @@ class Worker:
         self._share()
         self._welcome()
         self._feed(wait)
-        handled = self._handle(limit)
-        self._tick()
+        handled = self._turns.handle(self.instances, limit, lambda: self._is_time)
+        self._turns.tick(self.instances)
         self.handled += handled
         self._since_commit += handled
         if self.commit_is_due:
@@ -169,7 +165,7 @@ class Worker:
             return None if timeout is None else timeout - (self._clock.monotonic() - begun)
 
         def ended() -> bool:
-            return self._stopping or ((left := seconds_left()) is not None and left <= 0)
+            return self.stopping or ((left := seconds_left()) is not None and left <= 0)
 
         while True:
             try:
@@ -184,7 +180,7 @@ class Worker:
         until_handled: int | None,
         seconds_left: Callable[[], float | None],
     ) -> None:
-        while not self._stopping:
+        while not self.stopping:
             left = None if until_handled is None else until_handled - self.handled
             seconds = seconds_left()
             is_over = seconds is not None and seconds <= 0
@@ -193,11 +189,11 @@ class Worker:
                     return
                 continue  # what the log has refused comes again
             wait = self._wait(seconds, bounded=until is not None)
-            handled = patiently(partial(self.cycle, limit=left, wait=wait), lambda: self._stopping)
+            handled = patiently(partial(self.cycle, limit=left, wait=wait), lambda: self.stopping)
             if until is not None and not handled:
                 if self.has_uncommitted:
-                    patiently(self.commit, lambda: self._stopping)
-                elif patiently(partial(self._has_ended, until), lambda: self._stopping):
+                    patiently(self.commit, lambda: self.stopping)
+                elif patiently(partial(self._has_ended, until), lambda: self.stopping):
                     return
         self.commit()
 
@@ -208,12 +204,12 @@ class Worker:
         steps = self._completion.last_steps(until)
         for instance, of_instance in steps:
             with instance.context.at_end(until == "end"):
-                self._drive(instance, of_instance)
+                self._turns.drive(instance, of_instance)
         return not steps and not self._completion.others_are_busy
 
     def stop(self) -> None:
         """Let `run` end after a last commit; may be called from any thread or signal handler."""
-        self._stopping = True  # and no lock is taken: it may be a signal within a wait
+        self._turns.stop()  # and no lock is taken: it may be a signal within a wait
 
     def close(self) -> None:
         """Let go of stores, producer and place; what is not committed is forgotten."""
@@ -221,11 +217,13 @@ class Worker:
             self._tasks.shut_down()
         finally:
             self._seat.leave()
+            self._turns.close()
             self._tasks.loop.close()
 
     def abandon(self) -> None:
         """Let go as a crash would: no commit, no farewell; only the files are closed."""
         self._tasks.release()
+        self._turns.close()
         self._tasks.loop.close()
 
     # Looking at it --------------------------------------------------------------------
@@ -237,7 +235,7 @@ class Worker:
 
     @property
     def stopping(self) -> bool:
-        return self._stopping
+        return self._turns.is_stopping
 
     @property
     def waits_for(self) -> DiskFull | None:
@@ -313,7 +311,7 @@ class Worker:
             allowed = place.allowed()
         except MemberFenced as error:
             self._lost(error)
-            if not self._stopping:
+            if not self.stopping:
                 self._seat.take()  # in the same breath: the loss does not say that the log answers
             return
         if surplus := self._tasks.held - allowed:
@@ -331,9 +329,7 @@ class Worker:
     def _welcome(self) -> None:
         """Let those begin that are back."""
         self._tasks.ready()
-        for instance in self.instances:
-            if not (instance.is_started or instance.has_failed() or self._trial.is_over):
-                self._drive(instance, instance.start())
+        self._turns.start(self.instances)
 
     def _lost(self, error: MemberFenced | ProducerFenced) -> None:
         """Others may hold what this worker held: forget what is not committed, and join again."""
@@ -361,58 +357,6 @@ class Worker:
             for tp, sources in group.items():
                 for source in sources:
                     source.feed(fetched[tp])
-
-    def _handle(self, limit: int | None) -> int:
-        """Let instances with input handle a slice each, until a commit is due."""
-        ready = [instance for instance in self.instances if instance.has_input]
-        if not ready:
-            return 0
-        in_turn = [instance for instance in ready if not instance.spec.is_async]
-        begun, handled = time.perf_counter(), 0
-        for instance in self._in_turn(in_turn):
-            size = self._slice if limit is None else min(self._slice, limit - handled)
-            if size <= 0 or self._trial.is_over:
-                break
-            handled += instance.run(size)
-        handled += self._handle_async([i for i in ready if i.spec.is_async], limit, handled)
-        if handled:
-            rate = handled / max(time.perf_counter() - begun, 1e-9)
-            fitting = slice_seconds(len(ready), len(in_turn)) * rate
-            self._slice = max(1, min(int(fitting), 4 * self._slice, SLICE_RECORDS))
-        return handled
-
-    def _in_turn(self, ready: Sequence[TaskInstance]) -> Iterator[TaskInstance]:
-        """Those that have waited longest first; no more once a commit is due."""
-        for instance in sorted(ready, key=lambda instance: instance.turn):
-            yield instance
-            self._turns += 1
-            instance.turn = self._turns
-            if self._is_time or instance.needs_commit:  # the others have not changed
-                break
-
-    def _handle_async(self, ready: Sequence[TaskInstance], limit: int | None, before: int) -> int:
-        """All partitions at once; of each, one record at a time."""
-        left = None if limit is None else limit - before
-        sizes = shares(len(ready), self._slice, left)
-        if self._trial.is_over:
-            return 0
-        steps = [i.run_async(n) for i, n in zip(ready, sizes, strict=True) if n]
-        return sum(self._tasks.loop.run(steps)) if steps else 0
-
-    def _tick(self) -> None:
-        now = self._clock.now_ms()
-        for instance in self.instances:
-            due = instance.due_at()
-            if self._trial.is_over:
-                return
-            if instance.failure is None and due is not None and due <= now:
-                self._drive(instance, instance.ticks())
-
-    def _drive(self, instance: TaskInstance, steps: Steps) -> None:
-        if instance.spec.is_async:
-            self._tasks.loop.run([instance.drive_async(steps)])
-        else:
-            instance.drive(steps)
 
     def _pause(self, seconds: float) -> None:
         """Wait for something to be held."""

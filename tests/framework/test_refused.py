@@ -146,6 +146,7 @@ def test_timers_windows_and_init_are_found_too(is_async: bool) -> None:
             sl.set_timer(f"w{record.value}", 1_000_010, clock="wall")
 
         def window(self) -> None:
+            driver.clock.advance(1)  # it is another time when it comes again
             out.send(None, LARGE if self.partition else b"window")
 
         def on_timer(self, name: str) -> None:
@@ -156,7 +157,8 @@ def test_timers_windows_and_init_are_found_too(is_async: bool) -> None:
             Plain.process(self, record)
 
     app.task(words, on_error="dead_letter", window_ms=5, name="t")(Async if is_async else Plain)
-    driver = TestDriver(app).run([("a", n, 1_000_000 + n) for n in range(6)])
+    driver = TestDriver(app)
+    driver.run([("a", n, 1_000_000 + n) for n in range(6)])
     driver.run([("a", 9, 1_000_100)]).advance(10)
     sent = [record.value for record in driver.output(out)]
     assert sent.count(b"init") == 1

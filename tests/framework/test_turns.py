@@ -12,7 +12,7 @@ from changelog.client.partitioner import partition_for
 from changelog.clock import ManualClock
 from changelog.embedded.owner import Owner
 from changelog.storage import MemoryStorage
-from framework.container import worker
+from framework.container import turns
 
 PARTITIONS = 4
 SLICES = 3
@@ -47,8 +47,8 @@ class Slow:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    monkeypatch.setattr(worker, "SLICE_FIRST", SLICE)
-    monkeypatch.setattr(worker, "SLICE_RECORDS", SLICE)
+    monkeypatch.setattr(turns, "SLICE_FIRST", SLICE)
+    monkeypatch.setattr(turns, "SLICE_RECORDS", SLICE)
     made = Slow()
     made.fill()
     yield made

@@ -1,0 +1,153 @@
+"""Who handles how much when: slices of records for the task instances of a worker, in turn.
+
+A slice ends early when it takes too long, when the worker is to stop, and in front of a commit that
+must cover little. So a worker commits, hears what it may hold, and stops after the running record,
+however slow its handlers are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from changelog.clock import Clock
+from framework.container.driving import Steps
+from framework.container.event_loop import EventLoop
+from framework.container.instance import TaskInstance
+from framework.container.slice_guard import SliceGuard
+from framework.container.slices import (
+    ROUND_AT_MOST_S,
+    SLICE_FIRST,
+    SLICE_RECORDS,
+    shares,
+    slice_seconds,
+)
+from framework.container.trial import Trial
+
+
+class Turns:
+    """Lets the instances of one worker work. Belongs to its thread, but for `stop`."""
+
+    def __init__(self, trial: Trial, loop: EventLoop, clock: Clock, *, guarded: bool) -> None:
+        self._trial = trial
+        self._loop = loop
+        self._clock = clock
+        self._slice = SLICE_FIRST
+        self._count = 0
+        self._running: Sequence[TaskInstance] = ()
+        """Those that have a slice at the moment."""
+        self._guard = SliceGuard(self._cut) if guarded else None
+        self.is_stopping = False
+
+    def stop(self) -> None:
+        """Let what runs end after its record; from any thread, or in a signal handler."""
+        self.is_stopping = True  # and no lock is taken
+        self._cut()
+
+    def close(self) -> None:
+        """End the thread that watches slices; harmless when repeated."""
+        if self._guard is not None:
+            self._guard.close()
+
+    def start(self, instances: Sequence[TaskInstance]) -> None:
+        """Run `init` of those that have not begun."""
+        for instance in self._while_allowed(instances):
+            if not (instance.is_started or instance.has_failed()):
+                self.drive(instance, instance.start())
+
+    def tick(self, instances: Sequence[TaskInstance]) -> None:
+        """Fire the timers and windows that are due by the wall clock, what waits longest first."""
+        now = self._clock.now_ms()
+        due = [(at, i) for i in instances if not i.has_failed() and (at := i.due_at()) is not None]
+        waiting = sorted((one for one in due if one[0] <= now), key=lambda one: one[0])
+        for instance in self._while_allowed([instance for _, instance in waiting]):
+            self.drive(instance, instance.ticks())
+
+    def handle(
+        self, instances: Sequence[TaskInstance], limit: int | None, is_time: Callable[[], bool]
+    ) -> int:
+        """Let instances with input handle a slice each; return how many records they handled.
+
+        Args:
+            instances: All that are at work.
+            limit: Largest number of records; None for no limit.
+            is_time: Whether a commit is due; the other instances have their slice after it.
+        """
+        ready = [instance for instance in instances if instance.has_input]
+        if not ready:
+            return 0
+        in_turn = [instance for instance in ready if not instance.spec.is_async]
+        begun, handled = time.perf_counter(), 0
+        for instance in self._in_turn(in_turn, is_time):
+            size = self._slice if limit is None else min(self._slice, limit - handled)
+            if size <= 0:
+                break
+            with self._guarded([instance]):
+                handled += instance.run(size)
+        handled += self._handle_async([i for i in ready if i.spec.is_async], limit, handled)
+        if handled:
+            rate = handled / max(time.perf_counter() - begun, 1e-9)
+            fitting = slice_seconds(len(ready), len(in_turn)) * rate
+            self._slice = max(1, min(int(fitting), 4 * self._slice, SLICE_RECORDS))
+        return handled
+
+    def _in_turn(
+        self, ready: Sequence[TaskInstance], is_time: Callable[[], bool]
+    ) -> Iterator[TaskInstance]:
+        """Those that have waited longest first; no more once a commit is due."""
+        for instance in self._while_allowed(sorted(ready, key=lambda instance: instance.turn)):
+            yield instance
+            self._count += 1
+            instance.turn = self._count
+            if is_time() or instance.needs_commit:  # the others have not changed
+                break
+
+    def _while_allowed(self, instances: Sequence[TaskInstance]) -> Iterator[TaskInstance]:
+        """One after another, until the worker has to do something else."""
+        begun = time.perf_counter()
+        for instance in instances:
+            if self.is_stopping or self._trial.is_over:
+                return
+            yield instance
+            if time.perf_counter() - begun > ROUND_AT_MOST_S:
+                return
+
+    def _handle_async(self, ready: Sequence[TaskInstance], limit: int | None, before: int) -> int:
+        """All partitions at once; of each, one record at a time."""
+        if self.is_stopping or self._trial.is_over:
+            return 0
+        left = None if limit is None else limit - before
+        sizes = shares(len(ready), self._slice, left)
+        work = [(i, n) for i, n in zip(ready, sizes, strict=True) if n]
+        if not work:
+            return 0
+        with self._guarded([instance for instance, _ in work]):
+            return sum(self._loop.run([instance.run_async(n) for instance, n in work]))
+
+    def drive(self, instance: TaskInstance, steps: Steps) -> None:
+        """Call the handlers of these steps of an instance."""
+        with self._guarded([instance]):
+            if instance.spec.is_async:
+                self._loop.run([instance.drive_async(steps)])
+            else:
+                instance.drive(steps)
+
+    @contextmanager
+    def _guarded(self, instances: Sequence[TaskInstance]) -> Iterator[None]:
+        """A slice of these; it is cut when it takes too long, or the worker is to stop."""
+        for instance in instances:
+            instance.begin_slice()
+        self._running = instances
+        if self._guard is not None:
+            self._guard.begin()
+        try:
+            yield
+        finally:
+            self._running = ()
+            if self._guard is not None:
+                self._guard.end()
+
+    def _cut(self) -> None:
+        for instance in self._running:
+            instance.cut()
