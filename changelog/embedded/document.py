@@ -5,6 +5,9 @@
 
 The kinds are in changelog/embedded/names.py's table; most bodies are JSON, so that a person can read
 them. Written by temporary file, fsync, rename, fsync of the folder.
+
+Files beside a segment have version 2: their checksum begins with that of the file's own place,
+"<topic id>/<partition>/<name>". Such a file is not valid in the place of another.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from changelog.errors import REPAIR, UNREADABLE, CorruptLog, FutureFormat
 from changelog.storage import Storage, replace
 
 VERSION = 1
+PLACED_VERSION = 2
+PLACED = frozenset({"index", "aborted", "producers"})
+"""Kinds of documents whose checksum covers their place. Version 1 of them is read, and covers the body only."""
 MAX_SIZE = 1 << 30
 """Bytes; a longer file is damage, not a document."""
 _MAX_LINE = 200
@@ -26,13 +32,21 @@ _MAX_LINE = 200
 T = TypeVar("T")
 
 
-def pack(kind: str, body: bytes) -> bytes:
-    """The content of a document.
+def pack(kind: str, body: bytes, path: str = "") -> bytes:
+    """The content of a document that is to be at `path`.
 
     >>> pack("manifest", b"{}")
     b'strandline manifest 1 297bd0aa\\n{}'
+    >>> pack("aborted", b"[]", "topics/0a/3/x.aborted") == pack("aborted", b"[]", "0a/4/x.aborted")
+    False
     """
-    return f"strandline {kind} {VERSION} {crc32c.crc32c(body):08x}\n".encode() + body
+    version = PLACED_VERSION if kind in PLACED else VERSION
+    return f"strandline {kind} {version} {_checksum(version, body, path):08x}\n".encode() + body
+
+
+def _checksum(version: int, body: bytes, path: str) -> int:
+    place = "/".join(path.split("/")[-3:]) if version >= PLACED_VERSION else ""
+    return crc32c.crc32c(body, crc32c.crc32c(place.encode()))
 
 
 def unpack(kind: str, content: bytes, where: str) -> bytes:
@@ -43,18 +57,19 @@ def unpack(kind: str, content: bytes, where: str) -> bytes:
         raise CorruptLog(
             f"{where}: not a {kind} file, it begins with {bytes(line[:40])!r}; {REPAIR}"
         )
-    if not words[2].isdigit() or int(words[2]) > VERSION:
+    latest = PLACED_VERSION if kind in PLACED else VERSION
+    if not words[2].isdigit() or int(words[2]) > latest:
         raise FutureFormat(
-            f"{where}: {kind} version {words[2]}, this Strandline reads up to {VERSION}; upgrade"
+            f"{where}: {kind} version {words[2]}, this Strandline reads up to {latest}; upgrade"
         )
-    if words[3] != f"{crc32c.crc32c(body):08x}":
+    if words[3] != f"{_checksum(int(words[2]), body, where):08x}":
         raise CorruptLog(f"{where}: the {kind}'s checksum does not match; {REPAIR}")
     return body
 
 
 def save(storage: Storage, path: str, kind: str, value: Any) -> None:
     """Replace the document at `path` by `value` as JSON, durably."""
-    replace(storage, path, pack(kind, msgspec.json.format(msgspec.json.encode(value))))
+    replace(storage, path, pack(kind, msgspec.json.format(msgspec.json.encode(value)), path))
 
 
 def read(storage: Storage, path: str, kind: str) -> bytes:

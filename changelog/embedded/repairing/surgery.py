@@ -198,6 +198,7 @@ class _Operation:
             transactional=producer is not None,
             leader_epoch=next(epoch for epoch, start in reversed(epochs) if start <= offset),
             durable_end=min(self._durable_end, offset),
+            place=target.place,
         )
         target.append(header, parts, _INDEX_INTERVAL)
 
