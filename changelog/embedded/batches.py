@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from changelog.embedded.format import Attributes, Kind
-from changelog.embedded.frame import decode, decode_pairs, payload_bytes
+from changelog.embedded.frame import decode, decode_pairs
 from changelog.embedded.segment import LocatedFrame
 from changelog.records import Batch, ConsumerRecord, TopicPartition
 from changelog.schema import ValueSchemas, upgrade
@@ -21,7 +21,7 @@ def columns_of(
     Raises CorruptLog.
     """
     header, where = frame.header, frame.where
-    payload = payload_bytes(frame.data, frame.position, header, where)
+    payload = frame.payload
     columns = decode(header, payload, schemas.type_of(header.schema_id, where), where)
     if columns.schema.names[-1] != "offset":
         return columns, None
@@ -53,7 +53,7 @@ def records_of(
     if not plain or schemas.latest_id:
         yield from batch_of(frame, partition, schemas).records()
         return
-    payload = payload_bytes(frame.data, frame.position, header, frame.where)
+    payload = frame.payload
     rows = zip(*decode_pairs(header, payload, frame.where), strict=True)
     for offset, (timestamp, key, value) in enumerate(rows, header.base_offset):
         yield ConsumerRecord(*partition, offset, timestamp, key, value)

@@ -5,6 +5,9 @@
 
 The kinds are in changelog/embedded/names.py's table; most bodies are JSON, so that a person can read
 them. Written by temporary file, fsync, rename, fsync of the folder.
+
+Files beside a segment have version 2: their checksum begins with that of the file's own place,
+"<topic id>/<partition>/<name>". Such a file is not valid in the place of another.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ from changelog.storage import Storage, replace
 
 VERSION = 1
 """Format version of every kind of document that VERSIONS does not name."""
-VERSIONS = {"manifest": 2}
+VERSIONS = {"manifest": 2, "index": 2, "aborted": 2, "producers": 2}
 """Format versions above 1. Earlier ones are read as well."""
+PLACED = frozenset({"index", "aborted", "producers"})
+"""Kinds of documents whose checksum covers their place, from version 2 on."""
 MAX_SIZE = 1 << 30
 """Bytes; a longer file is damage, not a document."""
 _MAX_LINE = 200
@@ -29,13 +34,21 @@ _MAX_LINE = 200
 T = TypeVar("T")
 
 
-def pack(kind: str, body: bytes) -> bytes:
-    """The content of a document.
+def pack(kind: str, body: bytes, path: str = "") -> bytes:
+    """The content of a document that is to be at `path`.
 
     >>> pack("manifest", b"{}")
     b'strandline manifest 2 297bd0aa\\n{}'
+    >>> pack("aborted", b"[]", "topics/0a/3/x.aborted") == pack("aborted", b"[]", "0a/4/x.aborted")
+    False
     """
-    return f"strandline {kind} {_version(kind)} {crc32c.crc32c(body):08x}\n".encode() + body
+    version = _version(kind)
+    return f"strandline {kind} {version} {_checksum(kind, version, body, path):08x}\n".encode() + body
+
+
+def _checksum(kind: str, version: int, body: bytes, path: str) -> int:
+    place = "/".join(path.split("/")[-3:]) if kind in PLACED and version > 1 else ""
+    return crc32c.crc32c(body, crc32c.crc32c(place.encode()))
 
 
 def unpack(kind: str, content: bytes, where: str) -> bytes:
@@ -46,24 +59,24 @@ def unpack(kind: str, content: bytes, where: str) -> bytes:
         raise CorruptLog(
             f"{where}: not a {kind} file, it begins with {bytes(line[:40])!r}; {REPAIR}"
         )
-    if not words[2].isdigit() or int(words[2]) > _version(kind):
+    latest = _version(kind)
+    if not words[2].isdigit() or int(words[2]) > latest:
         raise FutureFormat(
-            f"{where}: {kind} version {words[2]}, this Strandline reads up to {_version(kind)}; "
-            "upgrade"
+            f"{where}: {kind} version {words[2]}, this Strandline reads up to {latest}; upgrade"
         )
-    if words[3] != f"{crc32c.crc32c(body):08x}":
+    if words[3] != f"{_checksum(kind, int(words[2]), body, where):08x}":
         raise CorruptLog(f"{where}: the {kind}'s checksum does not match; {REPAIR}")
     return body
 
 
-def encoded(kind: str, value: Any) -> bytes:
-    """The content of a document with `value` as JSON."""
-    return pack(kind, msgspec.json.format(msgspec.json.encode(value)))
+def encoded(kind: str, value: Any, path: str = "") -> bytes:
+    """The content of a document that is to be at `path`, with `value` as JSON."""
+    return pack(kind, msgspec.json.format(msgspec.json.encode(value)), path)
 
 
 def save(storage: Storage, path: str, kind: str, value: Any) -> None:
     """Replace the document at `path` by `value` as JSON, durably."""
-    replace(storage, path, encoded(kind, value))
+    replace(storage, path, encoded(kind, value, path))
 
 
 def read(storage: Storage, path: str, kind: str) -> bytes:

@@ -18,7 +18,8 @@ import crc32c
 from changelog.errors import REPAIR, CorruptLog, FutureFormat
 
 MAGIC = b"SLF1"
-VERSION = 1
+VERSION = 2
+"""Of the frames that are written. Version 1 did not say where a frame belongs."""
 ALIGNMENT = 64
 MAX_FRAME = 1 << 30
 """Bytes; a longer length in a header is damage, not a frame."""
@@ -58,9 +59,9 @@ class FrameHeader(NamedTuple):
 
     # magic         4s   "SLF1"
     # header_crc    u32  CRC-32C of the header's bytes 8 … 103
-    payload_crc: int  # u32  CRC-32C of the frame's bytes 104 … length-1, padding included
+    payload_crc: int  # u32  CRC-32C of the bytes 104 … length-1, XOR the place's (see `placed`)
     length: int  # u32  of the whole frame, a multiple of 64
-    version: int  # u8   1
+    version: int  # u8   2; 1 in frames of earlier versions
     kind: int  # u8   see Kind
     attributes: int  # u16  see Attributes
     record_count: int  # u32  records in the payload
@@ -129,6 +130,18 @@ def unpack_header(data: bytes | bytearray | memoryview, position: int, where: st
         )
     _check_lengths(header, where)
     return header
+
+
+def placed(header: FrameHeader, place: int) -> FrameHeader:
+    """The header of the same frame as it is written now: bound to its partition.
+
+    `place` is the CRC-32C of the partition's name (`names.place_of`). It is combined with the CRC of
+    the payload, so a frame that stands in another partition's file is not valid there. The payload's
+    own CRC can be computed before the partition is known.
+    """
+    if header.version == VERSION:
+        return header
+    return header._replace(version=VERSION, payload_crc=header.payload_crc ^ place)
 
 
 def _check_lengths(header: FrameHeader, where: str) -> None:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from changelog.arrays import binaries, int64s
 from changelog.embedded.format import (
     HEADER_SIZE,
+    VERSION,
     Attributes,
     FrameHeader,
     Kind,
@@ -169,12 +170,13 @@ def frame_parts(
     transactional: bool = False,
     leader_epoch: int = 0,
     durable_end: int = 0,
+    place: int = 0,
 ) -> tuple[FrameHeader, list[Any]]:
-    """The header for `payload` at `base_offset`, and the frame's bytes in parts."""
+    """The header for `payload` at `base_offset` of the partition `place`, and the frame's bytes in parts."""
     header = FrameHeader(
-        payload_crc=payload.crc,
+        payload_crc=payload.crc ^ place,
         length=payload.frame_size,
-        version=1,
+        version=VERSION,
         kind=payload.kind,
         attributes=payload.attributes | (Attributes.TRANSACTIONAL if transactional else 0),
         record_count=payload.record_count,
@@ -195,12 +197,13 @@ def frame_parts(
     return header, [pack_header(header), *payload.parts]
 
 
-def refilled(header: FrameHeader, payload: Payload) -> tuple[FrameHeader, list[Any]]:
-    """The frame with the place, the producer and the leader epoch of `header`, and other records."""
+def refilled(header: FrameHeader, payload: Payload, place: int) -> tuple[FrameHeader, list[Any]]:
+    """The frame with the offsets, the producer and the leader epoch of `header`, and other records."""
     stays = header.attributes & (Attributes.TRANSACTIONAL | Attributes.CLEANED)
     header = header._replace(
-        payload_crc=payload.crc,
+        payload_crc=payload.crc ^ place,
         length=payload.frame_size,
+        version=VERSION,
         kind=payload.kind,
         attributes=payload.attributes | stays,
         record_count=payload.record_count,
@@ -213,13 +216,20 @@ def refilled(header: FrameHeader, payload: Payload) -> tuple[FrameHeader, list[A
     return header, [pack_header(header), *payload.parts]
 
 
-def payload_bytes(data: memoryview, position: int, header: FrameHeader, where: str) -> memoryview:
-    """The payload of the frame at `position`, its checksum verified. Raises CorruptLog."""
+def payload_bytes(
+    data: memoryview, position: int, header: FrameHeader, where: str, place: int = 0
+) -> memoryview:
+    """The payload of the frame at `position`, its checksum verified. Raises CorruptLog.
+
+    A frame that was written to another partition than `place` is damage here as any other.
+    """
     end = position + header.length
-    if crc32c.crc32c(data[position + HEADER_SIZE : end]) != header.payload_crc:
+    found = crc32c.crc32c(data[position + HEADER_SIZE : end])
+    if found != (header.payload_crc ^ place if header.version > 1 else header.payload_crc):
         raise CorruptLog(
             f"{where}: the checksum of the records at offsets {header.base_offset} to "
-            f"{header.last_offset} does not match; {REPAIR}"
+            f"{header.last_offset} does not match: they are damaged, or of another partition; "
+            f"{REPAIR}"
         )
     start = position + header.payload_start
     return data[start : start + header.payload_size]

@@ -31,6 +31,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+import crc32c
+
 from changelog.pins import NAME_PATTERN, PinName
 
 FOLDER_META = "strandline.meta"
@@ -156,6 +158,24 @@ def snapshot_link(path: str) -> str:
 
 
 PIN_LINK = r"^[0-9a-f]{32}-\d+-\d{20}-\d{8}\.log$"
+
+
+def place_of(path: str) -> int:
+    """CRC-32C of the name of the partition that a segment file belongs to, or a pin's link of one.
+
+    The name is that of its folder, "<topic id>/<partition>".
+
+    >>> topic_id = "0123456789abcdef" * 2
+    >>> segment = SegmentName(7, 2)
+    >>> in_log = place_of(f"{partition_folder(topic_id, 3)}/{segment.log_file}")
+    >>> in_log == place_of(f"pins/a/b-c/{pin_link(topic_id, 3, segment)}")
+    True
+    >>> in_log == place_of(f"{partition_folder(topic_id, 4)}/{segment.log_file}")
+    False
+    """
+    parts = path.split("/")
+    name = parts[-1].split("-")[:2] if re.match(PIN_LINK, parts[-1]) else parts[-3:-1]
+    return crc32c.crc32c("/".join(name).encode())
 
 
 def producer_snapshot(offset: int) -> str:

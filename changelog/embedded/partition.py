@@ -242,6 +242,7 @@ class Partition:
             transactional=transactional,
             leader_epoch=self.manifest.leader_epoch,
             durable_end=self.synced_end,
+            place=segment.place,
         )
         try:
             segment.append(header, parts, self.config.index_interval_bytes)

@@ -20,10 +20,10 @@ from __future__ import annotations
 import contextlib
 
 from changelog.config import TopicConfig
+from changelog.embedded import misplaced
 from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.environment import Environment
 from changelog.embedded.format import unpack_marker
-from changelog.embedded.frame import payload_bytes
 from changelog.embedded.manifest import Manifest, SegmentEntry
 from changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
 from changelog.embedded.partition import Partition
@@ -53,6 +53,7 @@ def open_partition(
         environment.storage.sync_dir(folder)
     try:
         manifest = Manifest.load(environment.storage, folder)
+        _check_place(folder, manifest, fresh)
     except FileNotFoundError:
         _check_never_written(environment, folder, closed_size)
         manifest = fresh
@@ -68,6 +69,14 @@ def open_partition(
     partition.log_end = max(partition.log_end, partition.log_start)
     partition.synced_end = partition.high_watermark = partition.log_end
     return partition
+
+
+def _check_place(folder: str, found: Manifest, fresh: Manifest) -> None:
+    if (found.topic_id, found.partition) != (fresh.topic_id, fresh.partition):
+        raise CorruptLog(
+            f"{folder}/{MANIFEST} is of partition {found.partition} of topic {found.topic!r}, id "
+            f"{found.topic_id}; {REPAIR}"
+        )
 
 
 def _check_never_written(environment: Environment, folder: str, closed_size: int | None) -> None:
@@ -130,6 +139,7 @@ def _recover_tail(partition: Partition, closed_size: int | None) -> None:
     end, failure, durable_end = active.file.size(), None, active.base_offset
     for found in scan(active, end):
         if isinstance(found, Broken):
+            _check_belongs(partition, active, found)
             failure = cause(found.reason)
             break
         active.noted(found.frame.header, interval)
@@ -147,6 +157,16 @@ def _recover_tail(partition: Partition, closed_size: int | None) -> None:
     if closed_size is None:
         _write_again(active, durable_end)
     partition.log_end = active.end_offset
+
+
+def _check_belongs(partition: Partition, segment: Segment, found: Broken) -> None:
+    """Raise if what cannot be read here are good frames of another partition: they are not cut off."""
+    folder = misplaced.folder_of(partition.environment.storage, segment, found)
+    if folder is not None:
+        raise CorruptLog(
+            f"{segment.path}: the frame at byte {found.position} belongs to {folder}; put both files "
+            "back where they were, or run `strandline check`"
+        )
 
 
 def _check_never_durable(segment: Segment, position: int, failure: str | None) -> None:
@@ -198,7 +218,9 @@ def _load_snapshots(partition: Partition) -> int:
             partition.producers = load_producers(storage, partition.folder, offset)
             for segment in partition.segments[:-1]:
                 if segment.base_offset < offset:
-                    for ended in load_aborted(storage, partition.folder, segment.name):
+                    for ended in load_aborted(
+                        storage, partition.folder, segment.name, segment.end_offset
+                    ):
                         partition.aborted.add(ended)
             return offset
         except FutureFormat:
@@ -225,7 +247,7 @@ def replay(
         return
     producer = ProducerIdentity(header.producer_id, header.producer_epoch)
     if header.control:
-        payload = payload_bytes(frame.data, frame.position, header, frame.where)
+        payload = frame.payload
         ended = producers.ended(producer, header.base_offset, now_ms)
         if ended is not None and unpack_marker(payload, frame.where).type == 0:
             aborted.add(ended)

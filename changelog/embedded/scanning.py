@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from changelog.embedded.format import ALIGNMENT, HEADER_SIZE, MAGIC, FrameHeader, unpack_header
-from changelog.embedded.frame import payload_bytes
 from changelog.embedded.segment import LocatedFrame, Segment
 from changelog.errors import REPAIR, CorruptLog, FutureFormat
 
 CHUNK = 4 << 20
 """Bytes read at a time; a larger frame is read whole."""
+NO_LIMIT = 1 << 63
+
+Bounds = tuple[int, int]
+"""The offsets that the next frame may have, the end excluded."""
 
 
 class Whole(NamedTuple):
@@ -47,24 +50,27 @@ class Broken(NamedTuple):
     """The header, if that much of it can be read."""
 
 
-def scan(segment: Segment, end: int, position: int = 0) -> Iterator[Whole | Broken]:
+def scan(
+    segment: Segment, end: int, position: int = 0, limit: int = NO_LIMIT
+) -> Iterator[Whole | Broken]:
     """What is in the first `end` bytes of a segment's file, whole frames in ascending order.
 
-    `position` is where a frame begins. Raises FutureFormat.
+    `position` is where a frame begins. From offset `limit` on, frames belong to another segment.
+    Raises FutureFormat.
     """
     end = min(end, segment.file.size())
-    offset = segment.base_offset
+    bounds = segment.base_offset, limit
     data, start = memoryview(b""), position
     while position < end:
-        found = _found_at(segment, data, start, position, end, offset)
+        found = _found_at(segment, data, start, position, end, bounds)
         if isinstance(found, int):
             data, start = memoryview(segment.file.read(position, max(found, CHUNK))), position
             continue
         yield found
         if isinstance(found, Whole):
-            position, offset = found.end, found.frame.header.last_offset + 1
+            position, bounds = found.end, (found.frame.header.last_offset + 1, limit)
         else:
-            position = _behind(segment, found, end, offset)
+            position = _behind(segment, found, end, bounds)
 
 
 def durable_end_behind(segment: Segment, position: int) -> int:
@@ -74,7 +80,7 @@ def durable_end_behind(segment: Segment, position: int) -> int:
 
 
 def _found_at(
-    segment: Segment, data: memoryview, start: int, position: int, end: int, offset: int
+    segment: Segment, data: memoryview, start: int, position: int, end: int, bounds: Bounds
 ) -> Whole | Broken | int:
     """What is at `position`, or how many bytes must be read to tell; `data` is from `start`."""
     at, left = position - start, end - position
@@ -88,31 +94,38 @@ def _found_at(
             return Broken(position, CorruptLog(f"{where}: the frame is cut off; {REPAIR}"), header)
         if header.length > len(data) - at:
             return header.length
-        payload_bytes(data, at, header, where)
-        _check_follows(header, offset, where)
+        frame = LocatedFrame(header, data, at, where, segment.place)
+        _ = frame.payload
+        _check_follows(header, bounds, where)
     except FutureFormat:
         raise
     except CorruptLog as error:
         return Broken(position, error, header)
-    return Whole(position, LocatedFrame(header, data, at, where))
+    return Whole(position, frame)
 
 
-def _check_follows(header: FrameHeader, offset: int, where: str) -> None:
-    if header.base_offset < offset or header.last_offset < header.base_offset:
+def _check_follows(header: FrameHeader, bounds: Bounds, where: str) -> None:
+    first, limit = bounds
+    if not first <= header.base_offset <= header.last_offset:
         raise CorruptLog(
             f"{where}: offsets {header.base_offset} to {header.last_offset} after offset "
-            f"{offset - 1}; {REPAIR}"
+            f"{first - 1}; {REPAIR}"
+        )
+    if header.last_offset >= limit:
+        raise CorruptLog(
+            f"{where}: offsets {header.base_offset} to {header.last_offset}, in a segment that ends "
+            f"before offset {limit}; {REPAIR}"
         )
 
 
-def _behind(segment: Segment, broken: Broken, end: int, offset: int) -> int:
+def _behind(segment: Segment, broken: Broken, end: int, bounds: Bounds) -> int:
     """Where to go on; `end` if there is nothing more."""
     if broken.header is not None:
         return min(end, broken.position + broken.header.length)
     for position, header in _headers(segment, broken.position + ALIGNMENT, end):
         if position + header.length <= end:
             data = memoryview(segment.file.read(position, header.length))
-            if isinstance(_found_at(segment, data, position, position, end, offset), Whole):
+            if isinstance(_found_at(segment, data, position, position, end, bounds), Whole):
                 return position
     return end
 

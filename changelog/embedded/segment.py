@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from changelog.embedded import document
 from changelog.embedded.format import HEADER_SIZE, FrameHeader, unpack_header
-from changelog.embedded.frame import walk
+from changelog.embedded.frame import payload_bytes, walk
 from changelog.embedded.manifest import NO_HORIZON, SegmentEntry
-from changelog.embedded.names import SegmentName
+from changelog.embedded.names import SegmentName, place_of
 from changelog.errors import REPAIR, CorruptLog
 from changelog.storage import File, Storage
 
@@ -29,6 +29,13 @@ class LocatedFrame(NamedTuple):
     """Within `data`."""
     where: str
     """File and byte, for messages."""
+    place: int = 0
+    """Of the file: the CRC of its partition's name, which is in the frame's checksum."""
+
+    @property
+    def payload(self) -> memoryview:
+        """Its payload, the checksum verified. Raises CorruptLog."""
+        return payload_bytes(self.data, self.position, self.header, self.where, self.place)
 
 
 class Piece(NamedTuple):
@@ -94,6 +101,21 @@ class SparseIndex:
             index += 1
         return (self.positions[index], self.offsets[index]) if index < known else None
 
+    def check_within(self, entry: SegmentEntry, where: str) -> None:
+        """Raise CorruptLog if the index is visibly of another segment than `entry`.
+
+        Indexes of format version 1 do not say what they belong to.
+        """
+        if not self.offsets:
+            return
+        offsets = entry.base_offset <= self.offsets[0] <= self.offsets[-1] < entry.end_offset
+        positions = self.positions[0] == 0 and self.positions[-1] < entry.size
+        if not (offsets and positions):
+            raise CorruptLog(
+                f"{where}: an index of offsets {self.offsets[0]} to {self.offsets[-1]}, in the place "
+                f"of one of {entry.base_offset} to {entry.end_offset}; {REPAIR}"
+            )
+
     def dump(self) -> bytes:
         return b"".join(a.tobytes() for a in (self.offsets, self.positions, self.times_before))
 
@@ -118,6 +140,8 @@ class Segment:
         self.name = name
         self.path = f"{folder}/{name.log_file}"
         """Of the file of frames."""
+        self.place = place_of(self.path)
+        """Of the partition; it is in the checksums of the frames."""
         self._file: File | None = file
         self.created_ms = created_ms
         self.base_offset = name.base_offset
@@ -228,7 +252,7 @@ class Segment:
         self._storage.unlink(path)
         file = self._storage.create(path)
         with contextlib.closing(file):
-            file.append(document.pack(INDEX_KIND, self.index.dump()))
+            file.append(document.pack(INDEX_KIND, self.index.dump(), path))
 
     def has_expired(self, now_ms: int) -> bool:
         """Whether tombstones in it may go by now."""
@@ -248,14 +272,31 @@ class Segment:
             raise CorruptLog(
                 f"{self.path}: closed with {size} bytes, found {self.file.size()}; {REPAIR}"
             )
+        self._check_first(entry)
         path = f"{self._folder}/{self.name.index_file}"
         try:
             self.index = SparseIndex.load(document.read(self._storage, path, INDEX_KIND), path)
+            self.index.check_within(entry, path)
             self.size, self.end_offset = size, entry.end_offset
             self.max_timestamp, self.delete_horizon = entry.max_timestamp, entry.delete_horizon
         except (FileNotFoundError, CorruptLog):
             self._rebuild(size, interval)
             self.save_index()
+
+    def _check_first(self, entry: SegmentEntry) -> None:
+        """Raise CorruptLog if the file begins with offsets of another segment of the partition."""
+        if not entry.size:
+            return
+        try:
+            first = unpack_header(self.file.read(0, HEADER_SIZE), 0, self.path)
+        except CorruptLog:
+            return  # damage concerns those who read there
+        if not entry.base_offset <= first.base_offset < entry.end_offset:
+            raise CorruptLog(
+                f"{self.path}: begins at offset {first.base_offset}, in the place of offsets "
+                f"{entry.base_offset} to {entry.end_offset - 1}: it is another segment's file; {REPAIR}"
+            )
+        self.first_timestamp = first.base_timestamp
 
     def _rebuild(self, size: int, interval: int) -> None:
         self.size, self.index = 0, SparseIndex()
@@ -282,8 +323,9 @@ class Segment:
 
 def _located(data: memoryview, path: str, position: int) -> Iterator[LocatedFrame]:
     """The whole frames in `data`, which was read from `position` of the file `path`."""
+    place = place_of(path)
     for at, header in walk(data, f"{path} at byte {position}"):
-        yield LocatedFrame(header, data, at, f"{path} at byte {position + at}")
+        yield LocatedFrame(header, data, at, f"{path} at byte {position + at}", place)
 
 
 def _cut_off(path: str, position: int) -> CorruptLog:

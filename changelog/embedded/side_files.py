@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from changelog.embedded import document
 from changelog.embedded.names import SegmentName, producer_snapshot, snapshot_offset
 from changelog.embedded.producer_state import EndedTransaction, ProducerEntry, ProducerStates
+from changelog.errors import REPAIR, CorruptLog
 from changelog.storage import Storage
 
 SNAPSHOT_KIND = "producers"
@@ -46,8 +47,20 @@ def save_aborted(
     document.save(storage, f"{folder}/{segment.aborted_file}", ABORTED_KIND, list(ended))
 
 
-def load_aborted(storage: Storage, folder: str, segment: SegmentName) -> list[EndedTransaction]:
-    """Read what `save_aborted` wrote. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+def load_aborted(
+    storage: Storage, folder: str, segment: SegmentName, end: int
+) -> list[EndedTransaction]:
+    """Read what `save_aborted` wrote of a segment with offsets below `end`.
+
+    Raises FileNotFoundError, CorruptLog, FutureFormat.
+    """
     path = f"{folder}/{segment.aborted_file}"
     rows = document.load(storage, path, ABORTED_KIND, list[tuple[int, int, int]])
-    return [EndedTransaction(*row) for row in rows]
+    ended = [EndedTransaction(*row) for row in rows]
+    for one in ended:  # files of format version 1 do not say what they belong to
+        if not segment.base_offset <= one.marker_offset < max(end, segment.base_offset):
+            raise CorruptLog(
+                f"{path}: lists {one}, which does not end in offsets {segment.base_offset} to {end}; "
+                f"{REPAIR}"
+            )
+    return ended

@@ -23,9 +23,8 @@ from changelog.embedded.format import (
     unpack_header,
     unpack_marker,
 )
-from changelog.embedded.frame import payload_bytes
 from changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
-from changelog.embedded.names import CATALOG, partition_folder
+from changelog.embedded.names import CATALOG, partition_folder, place_of
 from changelog.embedded.segment import LocatedFrame
 from changelog.embedded.topic import KIND as CATALOG_KIND
 from changelog.embedded.topic import TopicMeta
@@ -216,12 +215,12 @@ def _records(
 ) -> list[dict[str, Any]]:
     where = f"{located.path} at byte {position}"
     data = memoryview(file.read(position, header.length))
+    frame = LocatedFrame(header, data, 0, where, place_of(located.path))
     if header.kind == Kind.CONTROL:
-        marker = unpack_marker(payload_bytes(data, 0, header, where), where)
+        marker = unpack_marker(frame.payload, where)
         return [{"marker": "commit" if marker.type else "abort"}]
     if header.record_count == 0:
         return []
-    frame = LocatedFrame(header, data, 0, where)
     batch = batch_of(frame, TopicPartition("", located.partition), schemas)
     return [as_json(record) for record in batch.records()]
 

@@ -11,7 +11,7 @@ from changelog.embedded.checking.findings import Finding, Report, Severity
 from changelog.embedded.checking.folder import check_log
 from changelog.embedded.frame import encode, frame_parts
 from changelog.embedded.manifest import Manifest
-from changelog.embedded.names import partition_folder
+from changelog.embedded.names import partition_folder, place_of
 from changelog.storage import MemoryStorage
 from tests.log.kit import World, columns
 
@@ -52,7 +52,7 @@ def positions(content: bytes | bytearray) -> list[int]:
 def rewrite(world: World, path: str, kind: str, change: Any) -> None:
     """Change the body of a document, with the right checksum."""
     body = document.unpack(kind, bytes(files(world)[path]), path)
-    files(world)[path][:] = document.pack(kind, change(body))
+    files(world)[path][:] = document.pack(kind, change(body), path)
 
 
 def change_manifest(world: World, change: Any, topic: str = "t", partition: int = 0) -> None:
@@ -61,6 +61,11 @@ def change_manifest(world: World, change: Any, topic: str = "t", partition: int 
     manifest = Manifest.load(world.storage, folder)
     change(manifest)
     manifest.save(world.storage, folder)
+
+
+def place(world: World, topic: str = "t", partition: int = 0) -> int:
+    """The CRC of a partition's name, which its frames have in their checksums."""
+    return place_of(f"{folder_of(world, topic, partition)}/")
 
 
 def append_frame(
@@ -72,7 +77,7 @@ def append_frame(
 ) -> None:
     """Put a frame behind the last one of a partition, past all rules."""
     encoded = encode(batch or columns(values), schema_id=header.pop("schema_id", 0))
-    parts = frame_parts(encoded, **header)[1]
+    parts = frame_parts(encoded, **header, place=place(world, topic))[1]
     log_file(world, topic=topic).extend(b"".join(bytes(part) for part in parts))
 
 

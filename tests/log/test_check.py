@@ -29,6 +29,7 @@ from tests.log.damage import (
     log_file,
     only,
     paths,
+    place,
     positions,
     report,
     rewrite,
@@ -191,7 +192,7 @@ def test_a_frame_within_a_record_is_not_taken_for_a_frame_of_the_log() -> None:
     world.owner.create_topic("t")
     client = Client(world)
     client.append(b"a")
-    parts = frame_parts(encode(columns([b"inner"])), base_offset=0)[1]
+    parts = frame_parts(encode(columns([b"inner"])), base_offset=0, place=place(world))[1]
     inner = b"".join(bytes(part) for part in parts)
     client.append(bytes(64 - 43 % 64) + inner)
     for word in (b"b", b"c"):
@@ -248,7 +249,7 @@ def test_records_that_cannot_be_decoded_are_damage_although_their_checksum_is_ri
 
     crc = crc32c.crc32c(payload.parts[2], crc32c.crc32c(message))
     broken = payload._replace(parts=(b"", message, payload.parts[2]), crc=crc)
-    parts = frame_parts(broken, base_offset=1, durable_end=1)[1]
+    parts = frame_parts(broken, base_offset=1, durable_end=1, place=place(world))[1]
     log_file(world).extend(b"".join(bytes(part) for part in parts))
     append_frame(world, b"c", base_offset=2, durable_end=2)
     assert only(world, Severity.DAMAGE).offsets == (1, 2)
@@ -610,7 +611,8 @@ def test_partitions_that_disagree_about_a_transaction() -> None:
     del data[positions(data)[-1] :]
     marker = encode_marker(commit=False, coordinator_epoch=0, timestamp=START_MS)
     identity = {"producer_id": tx.identity.producer_id, "producer_epoch": tx.identity.epoch}
-    parts = frame_parts(marker, base_offset=1, durable_end=1, transactional=True, **identity)[1]
+    where = {"base_offset": 1, "durable_end": 1, "place": place(world, partition=1)}
+    parts = frame_parts(marker, transactional=True, **where, **identity)[1]
     data.extend(b"".join(bytes(part) for part in parts))
     outcome = only(world, Severity.DAMAGE)
     assert outcome.kind == "outcome"

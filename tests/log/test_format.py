@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from changelog.embedded import frame
 from changelog.embedded.batches import batch_of, records_of
 from changelog.embedded.format import _HEADER, HEADER_SIZE, FrameHeader, Kind, unpack_header
+from changelog.embedded.names import partition_folder, place_of
 from changelog.embedded.segment import LocatedFrame
 from changelog.errors import CorruptLog, StrandlineError
 from changelog.records import HEADERS_TYPE, TopicPartition
@@ -22,6 +23,7 @@ from changelog.schema import ValueSchemas
 from tests.log.kit import columns
 
 TYPES = {"4s": "4s", "u8": "B", "u16": "H", "u32": "I", "i32": "i", "i64": "q"}
+PLACE = place_of(f"{partition_folder('0123456789abcdef' * 2, 3)}/x.log")
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 
 
@@ -50,10 +52,11 @@ def test_the_worked_example_is_what_is_written_and_reads_back() -> None:
         transactional=True,
         leader_epoch=1,
         durable_end=41,
+        place=PLACE,
     )
     assert b"".join(bytes(part) for part in parts) == documented
     assert unpack_header(documented, 0, "example") == header
-    payload = frame.payload_bytes(memoryview(documented), 0, header, "example")
+    payload = frame.payload_bytes(memoryview(documented), 0, header, "example", PLACE)
     assert frame.decode(header, payload, pa.binary(), "example").to_pydict() == batch.to_pydict()
 
 

@@ -23,7 +23,7 @@ from changelog.embedded.format import FrameHeader
 from changelog.embedded.manifest import STILL_OPEN, Manifest
 from changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
 from changelog.embedded.recovery import holds_records
-from changelog.embedded.scanning import Whole
+from changelog.embedded.scanning import NO_LIMIT, Whole
 from changelog.embedded.segment import Segment, SparseIndex
 from changelog.embedded.topic import TopicMeta
 from changelog.errors import CorruptLog, FutureFormat, cause
@@ -189,8 +189,10 @@ class _FrameCheck:
 
     def run(self) -> None:
         scanned, rules = self._scanned, self._rules
-        for entry in scanned.manifest.segments:
-            one = ScannedSegment(entry)
+        entries = scanned.manifest.segments
+        limits = [*(entry.base_offset for entry in entries[1:]), NO_LIMIT]
+        for entry, limit in zip(entries, limits, strict=False):
+            one = ScannedSegment(entry, limit)
             scanned.segments.append(one)
             self._scene.report.segments += 1
             self._rules.skipped(self._end, entry.base_offset)

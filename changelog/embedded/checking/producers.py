@@ -15,7 +15,6 @@ from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.checking.findings import Report, Severity
 from changelog.embedded.checking.scanned import Gap, LostEnd
 from changelog.embedded.format import Attributes, FrameHeader, Kind, unpack_marker
-from changelog.embedded.frame import payload_bytes
 from changelog.embedded.manifest import SegmentEntry
 from changelog.embedded.producer_state import ProducerEntry, ProducerStates, advance
 from changelog.embedded.recovery import replay
@@ -89,7 +88,7 @@ class ProducerRules:
             self._check_sequence(header, entry)
         replay(frame, self.producers, self.aborted, 0)
         if header.control:
-            payload = payload_bytes(frame.data, frame.position, header, frame.where)
+            payload = frame.payload
             committed = unpack_marker(payload, frame.where).type != 0
             if self.last_markers.get(header.producer_id, (-1, False))[0] >= header.producer_epoch:
                 self._break(header, "has ended its transaction already")

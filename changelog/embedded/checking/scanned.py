@@ -11,7 +11,7 @@ from changelog.embedded.format import FrameHeader
 from changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
 from changelog.embedded.names import partition_folder
 from changelog.embedded.producer_state import ProducerStates
-from changelog.embedded.scanning import CHUNK, Broken
+from changelog.embedded.scanning import CHUNK, NO_LIMIT, Broken
 from changelog.embedded.segment import LocatedFrame, Segment
 from changelog.embedded.topic import TopicMeta
 from changelog.records import Batch, PartitionOffsets, TopicPartition
@@ -71,6 +71,8 @@ class ScannedSegment:
     """A segment that the manifest lists."""
 
     entry: SegmentEntry
+    limit: int = NO_LIMIT
+    """Offset at which the next segment begins."""
     expected_size: int = 0
     """Bytes that it must have had at the least."""
     file_size: int = 0

@@ -8,7 +8,6 @@ from changelog.embedded import offsets, transaction_log
 from changelog.embedded.batches import batch_of
 from changelog.embedded.checking.scanned import Gap, ScannedSegment
 from changelog.embedded.format import FrameHeader, Kind, unpack_marker
-from changelog.embedded.frame import payload_bytes
 from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from changelog.embedded.scanning import Broken, Whole, durable_end_behind, scan
 from changelog.embedded.segment import LocatedFrame, Segment
@@ -29,7 +28,7 @@ def walk(
     """
     gap: Gap | None = None
     end = scanned.entry.size if scanned.closed else scanned.file_size
-    for found in scan(segment, end):
+    for found in scan(segment, end, limit=scanned.limit):
         if isinstance(found, Whole):
             header = found.frame.header
             problem = judge(found.frame)
@@ -95,7 +94,7 @@ def _content(frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchem
     """The records of a frame, or None for one that has none. Raises CorruptLog."""
     header, where = frame.header, frame.where
     if header.control:
-        payload = payload_bytes(frame.data, frame.position, header, where)
+        payload = frame.payload
         if unpack_marker(payload, where).type not in (0, 1):
             raise CorruptLog(f"{where}: a marker that neither commits nor aborts; {REPAIR}")
         return None

@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from changelog.embedded.cleaning.offset_map import Offsets
 from changelog.embedded.cleaning.survivors import Content, Verdict, as_plain, content_of
-from changelog.embedded.format import HEADER_SIZE, Attributes, FrameHeader, pack_header
+from changelog.embedded.format import HEADER_SIZE, Attributes, FrameHeader, pack_header, placed
 from changelog.embedded.frame import encode, encode_nothing, refilled
 from changelog.embedded.manifest import NO_HORIZON
+from changelog.embedded.names import place_of
 from changelog.embedded.partition import Partition
 from changelog.embedded.segment import LocatedFrame, Segment
 from changelog.errors import StorageFailed
@@ -47,6 +48,7 @@ class Rewriter:
         self, partition: Partition, cleaned_end: int, written: Callable[[int], None]
     ) -> None:
         self._partition = partition
+        self._place = place_of(f"{partition.folder}/")
         self._cleaned_end = cleaned_end
         self._written = written
         self._gathered = _Gathered()
@@ -73,11 +75,12 @@ class Rewriter:
             return
         if kept is None and (verdict.stays_apart or header.length >= LARGE):
             self._flush()
+            header = placed(header, self._place)
             body = frame.data[frame.position + HEADER_SIZE : frame.position + header.length]
             self._write(header, [pack_header(header), body])
         elif kept is not None and not len(kept):
             self._flush()
-            self._write(*refilled(header, encode_nothing(header)))
+            self._write(*refilled(header, encode_nothing(header), self._place))
         else:
             content = verdict.content or content_of(frame, self._partition.schemas)
             columns, offsets = _kept(content, kept)
@@ -138,7 +141,7 @@ class Rewriter:
             log_append_time=bool(header.attributes & Attributes.LOG_APPEND_TIME),
             offsets=None if follow else pa.array(offsets),
         )
-        return refilled(header, payload)
+        return refilled(header, payload, self._place)
 
     def _write(self, header: FrameHeader, parts: list[Any]) -> None:
         config = self._partition.config

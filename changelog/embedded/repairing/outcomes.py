@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from changelog.embedded.checking.folder import Checked
 from changelog.embedded.checking.scanned import Gap, LostEnd, ScannedPartition
 from changelog.embedded.format import unpack_marker
-from changelog.embedded.frame import payload_bytes
 from changelog.embedded.names import TRANSACTION_STATE
 from changelog.embedded.repairing.surgery import Marker, Surgery
 from changelog.embedded.transaction_log import Said, parsed
@@ -104,6 +103,6 @@ def _markers(scanned: ScannedPartition) -> Iterator[tuple[Transaction, bool]]:
     for frame in scanned.frames():
         header = frame.header
         if header.control:
-            payload = payload_bytes(frame.data, frame.position, header, frame.where)
+            payload = frame.payload
             committed = unpack_marker(payload, frame.where).type != 0
             yield (header.producer_id, header.producer_epoch - 1), committed

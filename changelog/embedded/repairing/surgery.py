@@ -200,6 +200,7 @@ class _Operation:
             transactional=producer is not None,
             leader_epoch=epoch_of(epochs, offset).number,
             durable_end=min(self._durable_end, offset),
+            place=target.place,
         )
         target.append(header, parts, _INDEX_INTERVAL)
 
