@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from changelog.broker import Broker
 from changelog.clock import Clock
 from changelog.errors import OwnerUnavailable, RequestTimedOut, Retriable
 from changelog.records import TopicPartition
-from framework.querying import sockets
 from framework.querying.connections import Connections
 from framework.querying.messages import (
     At,
@@ -35,6 +35,9 @@ ATTEMPT_SECONDS = 3.0
 """How long one worker is waited for, before it is asked who has the partition by now."""
 FIRST_PAUSE = 0.005
 LONGEST_PAUSE = 0.1
+
+KEY_BYTES = 1 << 20
+"""Bytes of keys in one request, unless a single one is larger."""
 
 SILENCE = (OwnerUnavailable, RequestTimedOut)
 """How a worker does not answer."""
@@ -168,7 +171,7 @@ class Fleet:
         holders: dict[TopicPartition, str] = {}
         urls: list[str] = []
         for member in self._broker.describe_group(self.app).members:
-            url = next(filter(sockets.is_reachable, member.servers), None)
+            url = next(filter(self._connections.reaches, member.servers), None)
             if url is not None:
                 urls.append(url)
                 self._names[url] = member.client
@@ -211,16 +214,38 @@ class AtWorkers:
         found: dict[int, list[bytes | None]] = {}
 
         def ask(call: Ask, url: str, numbers: list[int]) -> Collection[int]:
-            at_least = {number: self._seen[number] for number in numbers if number in self._seen}
-            request = Get(self._store, numbers, list(keys), at_least)
-            got: Got = call(url, request, Got)
-            for part in got.parts:
-                self._saw(part.partition, part.at)
-                found[part.partition] = part.values
-            return found
+            whole = self._read_at(partial(call, url), numbers, keys)
+            found.update(whole)
+            return whole
 
         self._fleet.gather(self._store, self._inputs, partitions, ask)
         return found
+
+    def _read_at(
+        self, call: Callable[[Request, Any], Any], numbers: Sequence[int], keys: Sequence[bytes]
+    ) -> dict[int, list[bytes | None]]:
+        """What a worker has, answer by answer; partitions that it does not hold are left out."""
+        found: dict[int, list[bytes | None]] = {}
+        rest = list(numbers)
+        while rest:
+            done = len(found.get(rest[0], ()))
+            some = rest[:1] if done else rest
+            at_least = {number: self._seen[number] for number in some if number in self._seen}
+            request = Get(self._store, some, _that_fit(keys, done), at_least)
+            got: Got = call(request, Got)
+            told = {part.partition: part for part in got.parts if part.values or not keys}
+            for number, part in told.items():
+                self._saw(number, part.at)
+                found.setdefault(number, []).extend(part.values)
+            looked_at = _looked_at(got, some)
+            rest = [
+                number
+                for number in rest
+                if len(found.get(number, ())) < len(keys)
+                and (number in told or number not in looked_at)
+            ]
+        whole = len(keys)
+        return {n: found[n] for n in numbers if n in found and len(found[n]) == whole}
 
     def page(
         self, partition: int, bounds: Bounds, limit: int
@@ -259,3 +284,19 @@ class AtWorkers:
             before = self._seen.get(partition)
             if before is None or before[0] != at[0] or before[1] < at[1]:
                 self._seen[partition] = at
+
+
+def _that_fit(keys: Sequence[bytes], start: int) -> list[bytes]:
+    """The keys from `start` on that one request may have."""
+    size, end = 0, start
+    while end < len(keys) and (end == start or size + len(keys[end]) <= KEY_BYTES):
+        size += len(keys[end])
+        end += 1
+    return list(keys[start:end])
+
+
+def _looked_at(got: Got, asked: Sequence[int]) -> Collection[int]:
+    """The partitions that an answer says something of."""
+    if not got.full or not got.parts or got.parts[-1].partition not in asked:
+        return asked
+    return asked[: asked.index(got.parts[-1].partition) + 1]
