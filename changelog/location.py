@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+from urllib.parse import parse_qsl
 
 from changelog.errors import InvalidConfig
 
@@ -57,6 +58,24 @@ def is_served(log: str) -> bool:
     """
     found = _URL.match(log)
     return found is not None and found[1] in SERVED
+
+
+def is_encrypted(log: str | os.PathLike[str]) -> bool:
+    """Whether the log is reached by TLS.
+
+    >>> is_encrypted("strandline+tls://db"), is_encrypted("strandline://db"), is_encrypted("./data")
+    (True, False, False)
+    >>> is_encrypted("kafka://db?security.protocol=SASL_SSL"), is_encrypted("kafka://db")
+    (True, False)
+    """
+    text = os.fspath(log)
+    found = _URL.match(text)
+    if found is None:
+        return False
+    if found[1] == KAFKA:
+        protocol = dict(parse_qsl(text.partition("?")[2])).get("security.protocol", "")
+        return protocol.lower() in ("ssl", "sasl_ssl")
+    return SERVED.get(found[1], "").endswith("+tls")
 
 
 def shown(log: str) -> str:

@@ -1,23 +1,24 @@
 """The metrics of this process, over HTTP, for Prometheus: `GET /metrics`.
 
-One thread answers, one request after another. It looks at what runs here without stopping it.
+It looks at what runs here without stopping it. A few clients are answered at the same time, each on
+a thread of its own and within a total time; more are sent away. The end waits for none of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
-import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.parse import urlsplit
 
 from changelog.errors import InvalidConfig
 from changelog.hosts import bracketed
 from changelog.metrics import CONTENT_TYPE, Reading, exposition
+from framework.peers import Admission, Deadline, receive, send_all
 
 _log = logging.getLogger("strandline")
 
@@ -27,9 +28,16 @@ DEFAULT_PORT = 9464
 HIGHEST_PORT = 65_535
 PATH = "/metrics"
 PATIENCE_SECONDS = 5.0
-"""How long a client may take to ask, and to read the answer: the next one waits for it."""
+"""How long a client may take to ask, and as long again to take the answer, in all."""
+MAX_CLIENTS = 16
+"""Clients at the same time."""
+MAX_CLIENTS_EACH = 4
+"""Of them from one address."""
+MAX_REQUEST_BYTES = 16 << 10
 POLL_SECONDS = 0.1
-"""How soon `close` is noticed."""
+"""How soon `close` is noticed, where a closed socket does not say so."""
+CLOSING_SECONDS = 2.0
+"""How long `close` waits for its own thread."""
 
 Collect = Callable[[], list[Reading]]
 
@@ -42,28 +50,79 @@ class MetricsEndpoint:
 
     def __init__(self, address: str, collect: Collect) -> None:
         host, port = parse(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._server = _Server(host, port, collect)
+            self._listening = socket.create_server((host, port), family=family)
         except OSError as error:
             raise InvalidConfig(
                 f"metrics cannot be served at {host}:{port}: {error.strerror or error}; choose an "
                 "address of this machine and a port that is free, or port 0, which takes one"
             ) from error
-        self.url = f"http://{bracketed(host)}:{self._server.server_address[1]}{PATH}"
+        self.url = f"http://{bracketed(host)}:{self._listening.getsockname()[1]}{PATH}"
         """What Prometheus is to ask."""
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            args=(POLL_SECONDS,),
-            name="strandline-metrics",
-            daemon=True,
-        )
+        self._collect = collect
+        self._collecting = threading.Lock()
+        self._admission = Admission(MAX_CLIENTS, MAX_CLIENTS_EACH)
+        self._closed = threading.Event()
+        self._listening.settimeout(POLL_SECONDS)
+        self._thread = threading.Thread(target=self._accept, name="strandline-metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        """Listen no more; a client that is being answered is not waited for."""
+        self._closed.set()
+        self._listening.close()
+        self._thread.join(CLOSING_SECONDS)
+
+    # Its own threads ------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                client, peer = self._listening.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if not self._closed.is_set():
+                    _log.warning("a client of the metrics cannot be accepted: %s", error)
+                    self._closed.wait(POLL_SECONDS)
+                continue
+            self._admit(client, str(peer[0]))
+
+    def _admit(self, client: socket.socket, address: str) -> None:
+        if not self._admission.enter(address):
+            client.close()
+            return
+        try:
+            threading.Thread(
+                target=self._serve, args=(client, address), name="strandline-scrape", daemon=True
+            ).start()
+        except RuntimeError:  # there may be no more threads
+            self._admission.leave(address)
+            client.close()
+
+    def _serve(self, client: socket.socket, address: str) -> None:
+        try:
+            with client, contextlib.suppress(OSError):
+                request = _request(client)
+                if request is not None:
+                    send_all(client, self._answer(request), Deadline(PATIENCE_SECONDS))
+        finally:
+            self._admission.leave(address)
+
+    def _answer(self, request: bytes) -> bytes:
+        method, _, rest = request.partition(b" ")
+        target, _, version = rest.partition(b" ")
+        if method != b"GET" or not version.startswith(b"HTTP/"):
+            return _response(HTTPStatus.BAD_REQUEST, f"metrics are at GET {PATH}\n")
+        if target.partition(b"?")[0] != PATH.encode():
+            return _response(HTTPStatus.NOT_FOUND, f"metrics are at {PATH}\n")
+        try:
+            with self._collecting:
+                return _response(HTTPStatus.OK, exposition(self._collect()), CONTENT_TYPE)
+        except Exception:
+            _log.exception("the metrics could not be told")
+            return _response(HTTPStatus.INTERNAL_SERVER_ERROR, "the metrics could not be told\n")
 
 
 @contextmanager
@@ -99,47 +158,25 @@ def parse(address: str) -> tuple[str, int]:
     return host or DEFAULT_HOST, DEFAULT_PORT if port is None else port
 
 
-class _Server(HTTPServer):
-    """Knows what to collect."""
-
-    def __init__(self, host: str, port: int, collect: Collect) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.collect = collect
-        super().__init__((host, port), _Handler)
-
-    def server_bind(self) -> None:
-        """Without asking what this machine is called, which may take long."""
-        socketserver.TCPServer.server_bind(self)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Somebody who went away before the answer is none."""
-        _log.debug("an answer to %s failed", client_address, exc_info=True)
+def _request(client: socket.socket) -> bytes | None:
+    """The first line of a request, read to the end of its headers; None if it does not come whole."""
+    deadline = Deadline(PATIENCE_SECONDS)
+    received = bytearray()
+    while b"\r\n\r\n" not in received and b"\n\n" not in received:
+        data = receive(client, MAX_REQUEST_BYTES, deadline)
+        received += data
+        if not data or len(received) > MAX_REQUEST_BYTES:
+            return None
+    return bytes(received.splitlines()[0]) if received.strip() else b""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """One request."""
-
-    server: _Server
-    timeout = PATIENCE_SECONDS
-    server_version = "strandline"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        """Answer a scrape."""
-        if urlsplit(self.path).path != PATH:
-            self.send_error(HTTPStatus.NOT_FOUND, f"metrics are at {PATH}")
-            return
-        try:
-            body = exposition(self.server.collect()).encode()
-        except Exception:
-            _log.exception("the metrics could not be told")
-            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
-            return
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", CONTENT_TYPE)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Scrapes come every few seconds: they are not worth a line."""
+def _response(status: HTTPStatus, text: str, kind: str = "text/plain; charset=utf-8") -> bytes:
+    body = text.encode()
+    lines = (
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        "Server: strandline",
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    )
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body

@@ -43,7 +43,9 @@ def pack(kind: str, body: bytes, path: str = "") -> bytes:
     False
     """
     version = _version(kind)
-    return f"strandline {kind} {version} {_checksum(kind, version, body, path):08x}\n".encode() + body
+    return (
+        f"strandline {kind} {version} {_checksum(kind, version, body, path):08x}\n".encode() + body
+    )
 
 
 def _checksum(kind: str, version: int, body: bytes, path: str) -> int:

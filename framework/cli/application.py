@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -41,6 +42,7 @@ from framework.cli import (
     stores,
     topics,
 )
+from framework.terminal import printable
 
 if TYPE_CHECKING:
     from framework.app import App
@@ -123,8 +125,9 @@ def explained(code: int = FAILED) -> Iterator[None]:
         sys.stdout.flush()
     except StrandlineError as error:
         if _debug and not logs.are_json():
-            raise
-        explain(error)
+            sys.stderr.write(printable(traceback.format_exc()))
+        else:
+            explain(error)
         raise typer.Exit(code) from None
     except BrokenPipeError:
         # The interpreter flushes stdout once more when it exits.
@@ -140,7 +143,7 @@ def explain(error: StrandlineError) -> None:
     if logs.are_json():
         logs.fail(error, said, traceback=_debug)
         return
-    text = Text(said)
+    text = Text(printable(said))
     hint = f" ({DEBUG} shows the traceback)" if error.__cause__ is not None else ""
     output.console(stderr=True).print(
         Text.assemble((f"{type(error).__name__}: ", "bold red"), text, (hint, "dim")),

@@ -6,7 +6,6 @@ of stderr is one object a line: messages from `info` on, notes and errors.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 from framework.logs import ALWAYS, JsonFormatter
+from framework.terminal import PrintableFormatter, printable
 
 OPTION, VARIABLE = "--log-format", "STRANDLINE_LOG_FORMAT"
 
@@ -42,9 +42,9 @@ def told_as(asked: str | None) -> Iterator[None]:
     form = asked if asked is not None else os.environ.get(VARIABLE) or "text"
     if form not in get_args(Format):
         where = OPTION if asked is not None else VARIABLE
-        sys.stderr.write(f"{where} is one of {', '.join(get_args(Format))}; got {form!r}\n")
+        sys.stderr.write(f"{where} is one of {', '.join(get_args(Format))}; got {form!a}\n")
         raise SystemExit(2)
-    with _environment(form), _json() if form == "json" else contextlib.nullcontext():
+    with _environment(form), _json() if form == "json" else _text():
         yield
 
 
@@ -96,10 +96,25 @@ def pass_on(lines: Sequence[str]) -> None:
         if found is None:
             say(line)
         elif _is_message(found[2]):
-            sys.stderr.write(f"{found[2]}\n")
+            sys.stderr.write(f"{printable(found[2])}\n")
         else:
             say(found[2], worker=int(found[1]))
     sys.stderr.flush()
+
+
+@contextmanager
+def _text() -> Iterator[None]:
+    """Let Python's own way show nothing that a terminal would act on."""
+    handler = logging.lastResort
+    if handler is None:
+        yield
+        return
+    before = handler.formatter
+    handler.setFormatter(PrintableFormatter())
+    try:
+        yield
+    finally:
+        handler.setFormatter(before)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from changelog.flight.background import IDLE
 from changelog.storage import LocalStorage, Lock
 from framework.cli import output
 from framework.cli.loading import local
+from framework.terminal import printable
 
 T = TypeVar("T")
 
@@ -141,9 +142,11 @@ class ReadingBar:
             TimeRemainingColumn,
         )
 
-        counted = TextColumn(f"{{task.completed:,.0f}} of {{task.total:,.0f}} {self._unit}")
+        counted = TextColumn(
+            f"{{task.completed:,.0f}} of {{task.total:,.0f}} {self._unit}", markup=False
+        )
         self._shown = Progress(
-            TextColumn(self._title),
+            TextColumn(printable(self._title), markup=False),
             BarColumn(),
             DownloadColumn(binary_units=True) if self._unit == "bytes" else counted,
             TimeRemainingColumn(),

@@ -10,6 +10,8 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
+from framework.terminal import printable
+
 LogOption = Annotated[
     str | None,
     typer.Option(
@@ -66,7 +68,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         return False
-    return typer.confirm(question)
+    return typer.confirm(printable(question))
 
 
 def to_ms(text: str) -> int | None:

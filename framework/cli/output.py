@@ -1,5 +1,7 @@
 """What commands say: tables for people, JSON for machines, notes on stderr.
 
+All of it goes through `printable`: keys, values, names and errors are data, and data is only shown.
+
 On a terminal a table fits the window, and large numbers have separators; into a pipe it is as wide
 as its content, so that nothing is cut off, and numbers are as programs read them.
 """
@@ -18,6 +20,7 @@ from rich.text import Text
 
 from framework.cli import logs
 from framework.cli.forms import json_line
+from framework.terminal import printable
 
 WIDE = 10_000
 
@@ -32,12 +35,15 @@ def console(*, stderr: bool = False) -> Console:
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table; numbers stand to the right."""
     cells = [list(row) for row in rows]
-    grid = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    heading = Text(printable(title)) if title else None
+    grid = Table(box=SIMPLE_HEAD, title=heading, title_justify="left", pad_edge=False)
     for index, column in enumerate(columns):
         numeric = bool(cells) and all(isinstance(row[index], int | float) for row in cells)
-        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        grid.add_column(
+            Text(printable(column)), justify="right" if numeric else "left", overflow="fold"
+        )
     for row in cells:
-        grid.add_row(*(Text(cell(item)) for item in row))
+        grid.add_row(*(Text(printable(cell(item))) for item in row))
     console().print(grid)
 
 
@@ -57,7 +63,7 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> None:
     """Print names and what they are, a line each."""
     grid = Table.grid(padding=(0, 2))
     for name, value in pairs:
-        grid.add_row(Text(name, style="bold"), Text(cell(value)))
+        grid.add_row(Text(printable(name), style="bold"), Text(printable(cell(value))))
     console().print(grid)
 
 
@@ -67,8 +73,8 @@ def document(value: Any) -> None:
 
 
 def line(text: str) -> None:
-    """Print a line as it is."""
-    sys.stdout.write(text + "\n")
+    """Print a line, as programs read it but for what a terminal would act on."""
+    sys.stdout.write(printable(text) + "\n")
 
 
 def note(text: str, **fields: object) -> None:
@@ -76,7 +82,7 @@ def note(text: str, **fields: object) -> None:
     if logs.are_json():
         logs.say(text, **fields)
     else:
-        console(stderr=True).print(Text(text))
+        console(stderr=True).print(Text(printable(text)))
 
 
 def cell(value: Any) -> str:

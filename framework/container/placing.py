@@ -22,7 +22,7 @@ from statestore.keys import key_codec
 from statestore.reader import Bounds
 from statestore.store import AnyStore
 
-FEW = 64
+FEW = 32
 """Up to so many keys are hashed one at a time, which is faster than a handful of calls on a column."""
 
 

@@ -137,12 +137,12 @@ class RestoreBar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._shown = Progress(
-            TextColumn(f"restoring {partitions} store partitions"),
+            TextColumn(f"restoring {partitions} store partitions", markup=False),
             BarColumn(),
-            TextColumn("{task.completed:,.0f} of {task.total:,.0f} records"),
-            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.completed:,.0f} of {task.total:,.0f} records", markup=False),
+            TextColumn("{task.fields[rate]}", markup=False),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=Console(stderr=True, markup=False, highlight=False, emoji=False),
         )
         self._task = self._shown.add_task("restore", rate="")
         self._shown.start()

@@ -24,7 +24,7 @@ from changelog.errors import (
     out_of_memory,
 )
 from changelog.flight.endpoint import TOKEN_VARIABLE
-from changelog.location import is_url
+from changelog.location import is_encrypted, is_url
 from changelog.metrics import Reading, measured
 from changelog.storage import LocalStorage
 from framework.container.folders import StoreFolders
@@ -125,7 +125,10 @@ def worker_for(app: App, *, progress: bool | OnRestore = False) -> Worker:
     check_tasks(app)
     broker, folders = app.broker, StoreFolders(state_root(app), app.clock)
     token = os.environ.get(TOKEN_VARIABLE, "")
-    queries = Endpoint(_folder_of(app), app.options.application_server, token)
+    queries = Endpoint(
+        *(_folder_of(app), app.options.application_server, token),
+        encrypted=isinstance(app.log, str | os.PathLike) and is_encrypted(app.log),
+    )
     try:
         return worker_on(
             *(broker, app.declared, app.clock, app.options, folders),

@@ -19,7 +19,7 @@ from changelog.broker import Broker
 from changelog.clock import Clock, SystemClock
 from changelog.errors import InvalidRequest, UnknownTopic
 from changelog.flight.endpoint import TOKEN_VARIABLE
-from changelog.location import is_served
+from changelog.location import is_encrypted, is_served
 from changelog.log import Log
 from framework.parts import partitions_asked
 from framework.querying.committed import Committed
@@ -29,6 +29,7 @@ from framework.querying.folded import Folded
 from framework.querying.messages import Described
 from framework.querying.placement import Placement
 from framework.querying.workers import Fleet, Source
+from framework.store import Store
 from statestore.ordered import FIRST_KEY
 from statestore.reader import Bounds
 from statestore.spec import UNSET, changelog_topic
@@ -60,9 +61,11 @@ def connect(
 
     workers = Connections(token or os.environ.get(TOKEN_VARIABLE, ""))
     if isinstance(log, str | os.PathLike):
+        encrypted = is_encrypted(log)
+        workers = Connections(token or os.environ.get(TOKEN_VARIABLE, ""), encrypted=encrypted)
         if is_served(os.fspath(log)):
             served = address.parse_url(os.fspath(log))
-            workers = Connections(token or served.token, served.ca)
+            workers = Connections(token or served.token, served.ca, encrypted=encrypted)
         opened = changelog.open(log, role="attach_or_spawn", token=token, clock=clock)
         return Connection(opened.broker, workers, deadline, clock or SystemClock(), opened.close)
     broker = log.broker if isinstance(log, Log) else log
@@ -88,6 +91,8 @@ class Connection:
         self._connections = connections
 
     @overload
+    def store(self, name: Store[K, V], *, partition: int | None = ...) -> ReadOnlyStore[K, V]: ...
+    @overload
     def store(
         self, name: str, *, key: type[K], value: type[V], partition: int | None = ...
     ) -> ReadOnlyStore[K, V]: ...
@@ -96,12 +101,18 @@ class Connection:
         self, name: str, *, key: Any = ..., value: Any = ..., partition: int | None = ...
     ) -> ReadOnlyStore[Any, Any]: ...
     def store(
-        self, name: str, *, key: Any = UNSET, value: Any = UNSET, partition: int | None = None
+        self,
+        name: str | Store[Any, Any],
+        *,
+        key: Any = UNSET,
+        value: Any = UNSET,
+        partition: int | None = None,
     ) -> ReadOnlyStore[Any, Any]:
-        """Return the store "app/store". Keep it: it remembers what it has seen.
+        """Return a store of an app. Keep it: it remembers what it has seen.
 
         Args:
-            name: The app's name, a slash, the store's name.
+            name: The app's name, a slash, the store's name. Or the store itself, where this
+                program has the app's code: its types, default and kind are known then.
             key: Type of the keys, instead of the one that the app has declared.
             value: Type or serde of the values. Without it, values of a class are plain data.
             partition: Read only what this partition has: one part of a store that is not keyed
@@ -110,6 +121,8 @@ class Connection:
         Raises:
             InvalidRequest: There is no such store, or no such partition.
         """
+        if isinstance(name, Store):
+            name, value = f"{name.app.name}/{name.name}", name
         return ReadOnlyStore(name, self.committed(name), key, value, partition)
 
     def committed(self, name: str) -> Committed:

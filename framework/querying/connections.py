@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 from functools import cache
 from typing import Any
 
-from changelog.errors import Fenced, OwnerUnavailable, RequestTimedOut
+from changelog.clock import SystemClock
+from changelog.errors import Fenced, OwnerUnavailable, RequestTimedOut, Unauthenticated
 from changelog.flight import messages as log_messages
-from framework.querying import sockets
+from changelog.rarely import Rarely
+from framework.peers import Deadline, send_all
+from framework.querying import proofs, sockets
 from framework.querying.messages import (
     MAX_ANSWER,
     WIRE_VERSION,
+    Challenge,
     Failure,
     Hello,
+    Proof,
     Request,
     Welcome,
     Wire,
@@ -24,6 +30,8 @@ from framework.querying.messages import (
     read_frame,
 )
 
+_log = logging.getLogger("strandline")
+
 MAX_IDLE = 32
 """Connections to one worker that are kept while nobody uses them."""
 
@@ -31,16 +39,35 @@ MAX_IDLE = 32
 class Connections:
     """Asks workers, by their URLs. Thread-safe."""
 
-    def __init__(self, token: str = "", ca: bytes | None = None) -> None:
+    def __init__(
+        self, token: str = "", ca: bytes | None = None, *, encrypted: bool = False
+    ) -> None:
+        """`token` is what workers beyond this machine must know; it is never sent.
+
+        `ca` is what TLS trusts, PEM; None: what the system does. `encrypted`: the log is reached
+        by TLS, so no worker beyond this machine is asked in clear.
+        """
         self._token = token
         self._ca = ca
+        self._encrypted = encrypted
+        self._in_clear = Rarely(_log, SystemClock())
         self._idle: dict[str, list[socket.socket]] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
 
+    def reaches(self, url: str) -> bool:
+        """Whether a worker that listens there is asked."""
+        if self._encrypted and sockets.is_in_clear(url):
+            self._in_clear.note(
+                f"a worker listens in clear at {url!r:.200}, and the log is reached by TLS: it is not "
+                f"asked; let it listen at tls://"
+            )
+            return False
+        return sockets.is_reachable(url)
+
     def ask(self, url: str, request: Request, answer: Any, timeout: float) -> Any:
-        """A worker's answer, of type `answer`, within `timeout` seconds for each of its parts.
+        """A worker's answer, of type `answer`, within `timeout` seconds, and what its size takes.
 
         Raises OwnerUnavailable when the worker is gone, RequestTimedOut, and what the worker raised.
         """
@@ -79,13 +106,36 @@ class Connections:
             connection = sockets.connect(url, timeout, self._ca)
         except OSError as error:
             raise OwnerUnavailable(f"cannot connect to the worker at {url}: {error}") from error
-        hello = Hello(WIRE_VERSION, "" if url.startswith(sockets.UNIX) else self._token)
         try:
-            _no_failure(_exchange(url, connection, hello, Welcome, timeout))
+            connection.settimeout(timeout)
+            self._greet(url, connection, timeout)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _greet(self, url: str, connection: socket.socket, timeout: float) -> None:
+        """Say hello; over TCP prove to know the token, and let the worker prove it.
+
+        Raises Unauthenticated, and what `_exchange` and the worker do.
+        """
+        if url.startswith(sockets.UNIX):
+            _no_failure(_exchange(url, connection, Hello(WIRE_VERSION), Welcome, timeout))
+            return
+        if not self._token:
+            raise Unauthenticated(
+                f"the worker at {url} asks for a token; give it as token=… or in STRANDLINE_TOKEN"
+            )
+        nonce = proofs.new_nonce()
+        key = proofs.key_of(self._token, url, sockets.certificate_of(connection))
+        hello = Hello(WIRE_VERSION, nonce=nonce)
+        asked = _no_failure(_exchange(url, connection, hello, Challenge, timeout))
+        ours = Proof(proofs.proof(key, b"client", nonce, asked.nonce))
+        welcome = _no_failure(_exchange(url, connection, ours, Welcome, timeout))
+        if not proofs.is_proof(welcome.proof, key, b"worker", nonce, asked.nonce):
+            raise Unauthenticated(
+                f"what listens at {url} does not know the token, so it is no worker of this log"
+            )
 
     def _take(self, url: str) -> socket.socket | None:
         with self._lock:
@@ -111,9 +161,9 @@ class Connections:
 def _exchange(url: str, connection: socket.socket, request: Wire, kind: Any, timeout: float) -> Any:
     """Send a request and read its answer; without one the connection is closed."""
     try:
-        connection.settimeout(timeout)
-        connection.sendall(encode(request))
-        frame = read_frame(connection, MAX_ANSWER)
+        deadline = Deadline(timeout)
+        send_all(connection, encode(request), deadline)
+        frame = read_frame(connection, MAX_ANSWER, deadline)
         if frame is None:
             raise OwnerUnavailable(f"the worker at {url} closed the connection")
         return decode(frame, _or_failure(kind))

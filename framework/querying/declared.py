@@ -1,17 +1,17 @@
 """How a store was declared, as far as that can be sent; and the way from and to its bytes.
 
-The type of keys goes as its name, `["tuple", [types], whether of any length]`, or `["optional", type]`. The
-type of values goes by name: a client takes the class if it has imported it, else plain data.
+The type of keys goes as its name, `["tuple", [types], whether of any length]`, or `["optional", type]`: all
+of them are built in. Of values of a class a client makes plain data, unless its own code says which class
+they are: nothing is looked up by a name that somebody sent.
 """
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Union, get_args, get_origin
 
 from changelog.client.partitioner import partition_for
@@ -94,7 +94,7 @@ class Form:
     merge: Merge[Any] | None = None
     """Makes one of the stored values that several partitions have; None: they cannot be merged."""
 
-    @property
+    @cached_property
     def parts(self) -> Parts[bytes]:
         """Puts together what partitions have."""
         return Parts(self.name, self.key_of, None if self.merge is None else self._merged)
@@ -133,8 +133,12 @@ class Form:
 def form_of(name: str, told: Described | None, key: Any, value: Any) -> Form:
     """How to read a store: by what the caller says, else by what its worker told, else by its bytes.
 
+    `value` is a type, a serde, or a store of the caller's own app.
+
     Raises InvalidConfig for values of a serde that only the app's own code has.
     """
+    if isinstance(value, Store):
+        return _form_of_store(name, value)
     if key is not UNSET:
         keys: KeyCodec[Any] | None = key_codec(key)
     else:
@@ -155,6 +159,12 @@ def form_of(name: str, told: Described | None, key: Any, value: Any) -> Form:
             f"give it, or a type: store({name!r}, value=…)"
         )
     return Form(name, keys, _serde(told), None, default, sum if is_counter else None)
+
+
+def _form_of_store(name: str, store: Store[Any, Any]) -> Form:
+    """How the app that declares a store reads it."""
+    keys, serde = key_codec(store.spec.key), value_serde(store.spec.value)
+    return Form(name, keys, serde, store.shown, _default(store, serde), store.merge)
 
 
 def parts_of(name: str, told: Described | None) -> Parts[bytes]:
@@ -186,31 +196,13 @@ _input_serde = cache(topic_key_serde)
 
 
 def _serde(told: Described) -> Serde[Any]:
-    if told.form == "bytes":
-        return Bytes()
-    found = _imported(told.named) if told.form == "typed" else None
-    return MessagePack() if found is None else value_serde(found)
-
-
-def _imported(name: str) -> type | None:
-    """A class by its name, if its module has been imported here: nothing is imported for it."""
-    module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module) if module != "__main__" else None
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) else None
+    return Bytes() if told.form == "bytes" else MessagePack()
 
 
 def _name(declared: Any) -> str:
     if isinstance(declared, type) and not get_args(declared):
-        return f"{_module(declared.__module__)}:{declared.__qualname__}"
+        return f"{declared.__module__}:{declared.__qualname__}"
     return str(declared)
-
-
-def _module(name: str) -> str:
-    """The name under which others import a module: that of a program run by `python -m` too."""
-    spec = getattr(sys.modules.get(name), "__spec__", None)
-    return name if spec is None else str(spec.name)
 
 
 def _default(store: Store[Any, Any], serde: Serde[Any]) -> bytes | None:

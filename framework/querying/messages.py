@@ -1,29 +1,36 @@
 """Every type that crosses the wire between a client and a worker, and the frames they go in.
 
 A frame is a length (4 bytes, big-endian) and so many bytes of MessagePack. A client says `Hello` first and
-is told `Welcome`; then each request has one answer, or a `Failure`. Bodies are decoded into these
-types and nothing else, and bounded in size before memory is taken.
+is told `Welcome`, over TCP after both have proved that they know the token (`proofs`); then each request
+has one answer, or a `Failure`. Bodies are decoded into these types and nothing else. Sizes are checked
+before memory is taken, and memory is taken for what has come, not for what was announced.
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from changelog.errors import UNREADABLE, InvalidRequest
 from changelog.history import UNKNOWN_EPOCH
+from framework.peers import AT_ONCE, Deadline, receive
 
 WIRE_VERSION = 2
 HEAD = 4
 """Bytes of a frame's length."""
-AT_ONCE = 64 << 10
-"""Bytes that are read at a time, unless more are known to come."""
 MAX_HELLO = 4_096
 """Bytes of what a client that is not known yet may send."""
-MAX_REQUEST = 16 << 20
+REQUEST_SECONDS = 10.0
+"""How long a request may take to come, from its first byte on."""
+SLOWEST = 1 << 20
+"""Bytes a second that a large message must come with, or be taken with."""
+MAX_REQUEST = 4 << 20
+MAX_PARTITIONS = 10_000
+"""Partitions that one request may name."""
 MAX_ANSWER = 1 << 30
 """A page is about 1 MiB, but a single value may be as large as a record."""
 
@@ -38,6 +45,9 @@ class At(NamedTuple):
     incarnation: str = ""
 
 
+Partitions = Annotated[list[int], msgspec.Meta(max_length=MAX_PARTITIONS)]
+
+
 class Wire(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all: arrays of fields, so a field may only be added at the end, with a default."""
 
@@ -47,13 +57,30 @@ class Hello(Wire, frozen=True):
 
     version: int
     token: str = ""
-    """Asked for over TCP."""
+    """Empty. Version 1 sent the token here."""
+    nonce: bytes = b""
+    """For the worker's proof, over TCP."""
+
+
+class Challenge(Wire, frozen=True):
+    """The answer to Hello over TCP."""
+
+    version: int
+    nonce: bytes
+
+
+class Proof(Wire, frozen=True):
+    """The client's answer to Challenge."""
+
+    proof: bytes
 
 
 class Welcome(Wire, frozen=True):
-    """The answer to Hello."""
+    """The answer to Hello, over TCP to Proof."""
 
     version: int
+    proof: bytes = b""
+    """The worker's, over TCP."""
 
 
 class Describe(Wire, frozen=True):
@@ -85,7 +112,7 @@ class Get(Wire, frozen=True):
     """What do these keys have, in these partitions?"""
 
     store: str
-    partitions: list[int]
+    partitions: Partitions
     keys: list[bytes]
     at_least: dict[int, At]
     """By partition what the answer must reflect."""
@@ -96,6 +123,7 @@ class Values(Wire, frozen=True):
 
     partition: int
     values: list[bytes | None]
+    """Of the first keys asked for: of all, unless the answer is full."""
     at: At
 
 
@@ -103,6 +131,8 @@ class Got(Wire, frozen=True):
     """The answer to Get; partitions that are not here (any more, or yet) are left out."""
 
     parts: list[Values]
+    full: bool = False
+    """There is more: the last part may lack keys, and partitions after it were not looked at."""
 
 
 class Scan(Wire, frozen=True):
@@ -132,7 +162,7 @@ class Count(Wire, frozen=True):
     """About how many keys are in these partitions?"""
 
     store: str
-    partitions: list[int]
+    partitions: Partitions
 
 
 class Counted(Wire, frozen=True):
@@ -170,11 +200,38 @@ def decode(body: bytes | bytearray, kinds: Any) -> Any:
         raise InvalidRequest(f"cannot read a message of a query: {error}") from error
 
 
-def read_frame(source: socket.socket, limit: int) -> bytes | bytearray | None:
-    """The body of the next frame; None if the other side has closed. Raises OSError, InvalidRequest."""
-    first = source.recv(AT_ONCE)  # mostly all of it: each side waits for the other
+def read_frame(
+    source: socket.socket,
+    limit: int,
+    deadline: Deadline | None = None,
+    *,
+    idle_s: float | None = None,
+    taking: Callable[[int], None] = lambda _: None,
+) -> bytes | bytearray | None:
+    """Return the body of the next frame; None if the other side has closed.
+
+    Args:
+        source: A connection.
+        limit: The most bytes that the body may have.
+        deadline: Until when all of it must be there, not counting the time that its size takes at
+            SLOWEST. None: no limit.
+        idle_s: How many seconds the first byte may take; the deadline is made then.
+        taking: Called with the body's size before memory is taken for it.
+
+    Raises:
+        InvalidRequest: The body is too large, or another one follows.
+        OSError: The connection has failed; TimeoutError, if it took too long.
+    """
+    if idle_s is not None:
+        source.settimeout(idle_s)
+        first = source.recv(AT_ONCE)
+        deadline = Deadline(REQUEST_SECONDS)
+    else:
+        first = receive(
+            source, AT_ONCE, deadline
+        )  # mostly all of it: each side waits for the other
     while 0 < len(first) < HEAD:
-        more = source.recv(AT_ONCE)
+        more = receive(source, AT_ONCE, deadline)
         first = first + more if more else b""
     if not first:
         return None
@@ -183,19 +240,24 @@ def read_frame(source: socket.socket, limit: int) -> bytes | bytearray | None:
         raise InvalidRequest(f"a message of {size:,} bytes is over the limit of {limit:,}")
     if len(first) > HEAD + size:
         raise InvalidRequest("a message came before the one before it was answered")
-    return first[HEAD:] if len(first) == HEAD + size else _whole(source, first[HEAD:], size)
+    if len(first) == HEAD + size:
+        return first[HEAD:]
+    if deadline is not None:
+        deadline.extend(size / SLOWEST)
+    taking(size)
+    return _whole(source, first[HEAD:], size, deadline)
 
 
-def _whole(source: socket.socket, first: bytes, size: int) -> bytearray | None:
+def _whole(
+    source: socket.socket, first: bytes, size: int, deadline: Deadline | None
+) -> bytearray | None:
     """`size` bytes that begin with those that are here."""
-    body = bytearray(size)
-    view, done = memoryview(body), len(first)
-    view[:done] = first
-    while done < size:
-        count = source.recv_into(view[done:])
-        if not count:
+    body = bytearray(first)
+    while len(body) < size:
+        more = receive(source, size - len(body), deadline)
+        if not more:
             return None
-        done += count
+        body += more
     return body
 
 

@@ -28,9 +28,14 @@ from framework.querying.messages import (
 from framework.store import Store
 from framework.task import TaskSpec
 from statestore.engine import Position
-from statestore.reader import Bounds, CommittedReader
+from statestore.reader import PAGE_BYTES, Bounds, CommittedReader
 
 NOWHERE = At("", 0)
+FIRST_KEYS = 16
+"""Keys that are looked up before it is known how large values are."""
+MOST_KEYS = 1_000
+VALUE_BYTES = 8
+"""What a value takes on the wire beside its bytes, about."""
 
 
 class StoreProvider:
@@ -66,12 +71,20 @@ class StoreProvider:
 
     def _get(self, request: Get) -> Got:
         parts: list[Values] = []
-        for number in request.partitions:
+        room = PAGE_BYTES
+        for number in dict.fromkeys(request.partitions):
             reader = self._reader(request.store, number, request.at_least.get(number))
-            found = None if reader is None else reader.get_many(request.keys)
-            if found is not None:
-                parts.append(Values(number, found.values, _at(found.position)))
-        return Got(parts if self._is_certain() else [])
+            found = None if reader is None else _some(reader, request.keys, room)
+            if found is None:
+                continue
+            values, position = found
+            parts.append(Values(number, values, _at(position)))
+            room -= _size(values)
+            if room <= 0:
+                break
+        if not self._is_certain():
+            return Got([])
+        return Got(parts, full=room <= 0)
 
     def _scan(self, request: Scan) -> Scanned:
         reader = self._reader(request.store, request.partition, request.at_least)
@@ -85,7 +98,7 @@ class StoreProvider:
 
     def _count(self, request: Count) -> Counted:
         counts: dict[int, int] = {}
-        for number in request.partitions:
+        for number in dict.fromkeys(request.partitions):
             reader = self._reader(request.store, number, None)
             count = None if reader is None else reader.approximate_num_entries()
             if count is not None:
@@ -109,6 +122,34 @@ class StoreProvider:
             raise InvalidRequest(
                 f"app {self._app!r} has no store {name!r}; its stores: {known}"
             ) from None
+
+
+def _some(
+    reader: CommittedReader, keys: Sequence[bytes], room: int
+) -> tuple[list[bytes | None], Position | None] | None:
+    """What the first keys have: of all, or of as many as fill `room` bytes. None: it is closed.
+
+    The first values are few and tell how large values are, so little more is read than is sent.
+    """
+    values: list[bytes | None] = []
+    position: Position | None = None
+    size, step = 0, FIRST_KEYS
+    while len(values) < len(keys) or not keys:
+        found = reader.get_many(keys[len(values) : len(values) + step])
+        if found is None:
+            return None
+        position = position or found.position  # what came later is seen as well
+        values += found.values
+        size += _size(found.values)
+        if size >= room or not keys:
+            break
+        step = max(1, min(MOST_KEYS, (room - size) * len(values) // max(1, size)))
+    return values, position
+
+
+def _size(values: Sequence[bytes | None]) -> int:
+    """About the bytes that values take on the wire."""
+    return sum(VALUE_BYTES + (0 if value is None else len(value)) for value in values)
 
 
 def _at(position: Position | None) -> At:

@@ -17,6 +17,7 @@ import secrets
 import socket
 import ssl
 import stat
+import struct
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,9 @@ from changelog.hosts import bracketed, is_loopback
 
 UNIX, TCP, TLS = "unix://", "tcp://", "tls://"
 BACKLOG = 128
+ROOT = 0
+_CREDENTIALS = "3i"
+"""Process, user and group of the other side of a Unix socket."""
 _PRIVATE = "strandline-"
 _SUFFIX = ".sock"
 _EVERY = ("0.0.0.0", "::")  # noqa: S104 - they stand for all addresses; clients are told a name
@@ -42,6 +46,8 @@ class Listening(NamedTuple):
     """Where clients connect."""
     tls: ssl.SSLContext | None = None
     """What connections are wrapped in."""
+    certificate: bytes | None = None
+    """The one that clients are shown (DER), with TLS."""
 
 
 def listen_here(log: Path | None) -> Listening:
@@ -64,21 +70,29 @@ def listen_here(log: Path | None) -> Listening:
     return Listening(listening, f"{UNIX}{path}")
 
 
-def listen_beyond(address: str) -> Listening:
+def listen_beyond(address: str, *, encrypted: bool = False) -> Listening:
     """A TCP socket at "host:port" of this machine; port 0 takes a free one.
 
     "tcp://host:port" may be any address, in clear; "tls://host:port?certificate=…&key=…" names two
-    PEM files. Raises InvalidConfig.
+    PEM files. If the log is `encrypted`, only this machine may be served in clear.
+    Raises InvalidConfig.
     """
-    scheme, place, tls = _asked_for(address)
+    scheme, place, tls, certificate = _asked_for(address)
     host, port = host_and_port(place)
+    if encrypted and tls is None and not is_loopback(host):
+        raise InvalidConfig(
+            f"the log is reached by TLS, and {address} would send what it holds in clear: say "
+            f"tls://{place}?certificate=…&key=…"
+        )
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise InvalidConfig(f"cannot listen at {address}: {error}") from error
     name = socket.gethostname() if host in _EVERY else host
-    return Listening(listening, f"{scheme}{bracketed(name)}:{listening.getsockname()[1]}", tls)
+    return Listening(
+        listening, f"{scheme}{bracketed(name)}:{listening.getsockname()[1]}", tls, certificate
+    )
 
 
 def connect(url: str, timeout: float, ca: bytes | None = None) -> socket.socket:
@@ -88,10 +102,13 @@ def connect(url: str, timeout: float, ca: bytes | None = None) -> socket.socket:
         try:
             connection.settimeout(timeout)
             connection.connect(url.removeprefix(UNIX))
+            _check_peer(connection, url)
         except BaseException:
             connection.close()
             raise
         return connection
+    if not url.startswith((TCP, TLS)):
+        raise OSError(f"{url!r:.200} is no address of a worker")
     host, port = host_and_port(url[len(TCP) :])
     connection = socket.create_connection((host, port), timeout)
     try:
@@ -103,6 +120,23 @@ def connect(url: str, timeout: float, ca: bytes | None = None) -> socket.socket:
     except BaseException:
         connection.close()
         raise
+
+
+def certificate_of(connection: socket.socket) -> bytes | None:
+    """The certificate of the other side (DER); None without TLS."""
+    if not isinstance(connection, ssl.SSLSocket):
+        return None
+    return connection.getpeercert(binary_form=True)
+
+
+def is_in_clear(url: str) -> bool:
+    """Whether what is sent there could be read on the way by other machines."""
+    if not url.startswith(TCP):
+        return not url.startswith((UNIX, TLS))
+    try:
+        return not is_loopback(host_and_port(url[len(TCP) :])[0])
+    except InvalidConfig:
+        return True
 
 
 def is_reachable(url: str) -> bool:
@@ -134,12 +168,24 @@ def host_and_port(text: str) -> tuple[str, int]:
     return found[1] or found[2], int(found[3])
 
 
-def _asked_for(address: str) -> tuple[str, str, ssl.SSLContext | None]:
-    """Scheme, host:port, and what TLS needs. In clear, other machines must have been meant."""
+def _check_peer(connection: socket.socket, url: str) -> None:
+    """Raise OSError if another user listens there: whoever may announce a worker may name any path."""
+    user = os.getuid()
+    if user == ROOT or not hasattr(socket, "SO_PEERCRED"):
+        return
+    size = struct.calcsize(_CREDENTIALS)
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, owner, _ = struct.unpack(_CREDENTIALS, found)
+    if owner not in (user, ROOT):
+        raise PermissionError(f"user {owner} listens at {url}, and this is user {user}")
+
+
+def _asked_for(address: str) -> tuple[str, str, ssl.SSLContext | None, bytes | None]:
+    """Scheme, host:port, and what TLS needs, with its certificate. In clear, other machines must have been meant."""
     parts = urlsplit(address if "://" in address else f"//{address}")
     options = dict(parse_qsl(parts.query))
     if parts.scheme == "tls" and options.keys() == {"certificate", "key"}:
-        return TLS, parts.netloc, _tls(**options)
+        return TLS, parts.netloc, _tls(**options), _der(options["certificate"])
     if parts.scheme not in ("", "tcp") or options or parts.path:
         raise InvalidConfig(
             f"expected host:port, tcp://host:port or tls://host:port?certificate=…&key=…, got {address!r}"
@@ -147,9 +193,26 @@ def _asked_for(address: str) -> tuple[str, str, ssl.SSLContext | None]:
     if not parts.scheme and not is_loopback(host_and_port(parts.netloc)[0]):
         raise InvalidConfig(
             f"{address} can be reached from other machines, and in clear anybody on the way can read "
-            f"token and data: say tls://{address}?certificate=…&key=…, or tcp://{address} if you trust them"
+            f"the data: say tls://{address}?certificate=…&key=…, or tcp://{address} if you trust them"
         )
-    return TCP, parts.netloc, None
+    return TCP, parts.netloc, None, None
+
+
+def _der(path: str) -> bytes:
+    """The first certificate of a PEM file, which is the one that clients are shown."""
+    found = re.search(
+        r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", _text(path), re.DOTALL
+    )
+    if found is None:
+        raise InvalidConfig(f"there is no certificate in {path}; give a PEM file")
+    return ssl.PEM_cert_to_DER_cert(found[0])
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"cannot read {path}: {error}") from error
 
 
 def _tls(certificate: str, key: str) -> ssl.SSLContext:

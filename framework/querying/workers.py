@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from changelog.broker import Broker
 from changelog.clock import Clock
 from changelog.errors import OwnerUnavailable, RequestTimedOut, Retriable
 from changelog.records import PartitionOffsets, TopicPartition
-from framework.querying import sockets
 from framework.querying.connections import Connections
 from framework.querying.messages import (
     At,
@@ -36,6 +36,9 @@ ATTEMPT_SECONDS = 3.0
 """How long one worker is waited for, before it is asked who has the partition by now."""
 FIRST_PAUSE = 0.005
 LONGEST_PAUSE = 0.1
+
+KEY_BYTES = 1 << 20
+"""Bytes of keys in one request, unless a single one is larger."""
 
 SILENCE = (OwnerUnavailable, RequestTimedOut)
 """How a worker does not answer."""
@@ -177,7 +180,7 @@ class Fleet:
         holders: dict[TopicPartition, str] = {}
         urls: list[str] = []
         for member in self._broker.describe_group(self.app).members:
-            url = next(filter(sockets.is_reachable, member.servers), None)
+            url = next(filter(self._connections.reaches, member.servers), None)
             if url is not None:
                 urls.append(url)
                 self._names[url] = member.client
@@ -225,16 +228,38 @@ class AtWorkers:
         asked: set[int] = set()
 
         def ask(call: Ask, url: str, numbers: list[int]) -> Collection[int]:
-            at_least = self._at_least(numbers, asked)
-            request = Get(self._store, numbers, list(keys), at_least)
-            got: Got = call(url, request, Got)
-            for part in got.parts:
-                self._saw(part.partition, part.at)
-                found[part.partition] = part.values
-            return found
+            self._forget_other_histories(numbers, asked)
+            whole = self._read_at(partial(call, url), numbers, keys)
+            found.update(whole)
+            return whole
 
         self._fleet.gather(self._store, self._inputs, partitions, ask)
         return found
+
+    def _read_at(
+        self, call: Callable[[Request, Any], Any], numbers: Sequence[int], keys: Sequence[bytes]
+    ) -> dict[int, list[bytes | None]]:
+        """What a worker has, answer by answer; partitions that it does not hold are left out."""
+        found: dict[int, list[bytes | None]] = {}
+        rest = list(numbers)
+        while rest:
+            done = len(found.get(rest[0], ()))
+            some = rest[:1] if done else rest
+            request = Get(self._store, some, _that_fit(keys, done), self._at_least(some))
+            got: Got = call(request, Got)
+            told = {part.partition: part for part in got.parts if part.values or not keys}
+            for number, part in told.items():
+                self._saw(number, part.at)
+                found.setdefault(number, []).extend(part.values)
+            looked_at = _looked_at(got, some)
+            rest = [
+                number
+                for number in rest
+                if len(found.get(number, ())) < len(keys)
+                and (number in told or number not in looked_at)
+            ]
+        whole = len(keys)
+        return {n: found[n] for n in numbers if n in found and len(found[n]) == whole}
 
     def page(
         self, partition: int, bounds: Bounds, limit: int
@@ -243,7 +268,8 @@ class AtWorkers:
         asked: set[int] = set()
 
         def ask(call: Ask, url: str, numbers: list[int]) -> Collection[int]:
-            at_least = self._at_least(numbers, asked).get(partition)
+            self._forget_other_histories(numbers, asked)
+            at_least = self._at_least(numbers).get(partition)
             lower, upper, reverse = bounds.lower, bounds.upper, bounds.reverse
             request = Scan(self._store, partition, lower, upper, reverse, limit, at_least)
             scanned: Scanned = call(url, request, Scanned)
@@ -275,11 +301,16 @@ class AtWorkers:
             if before is None or before.topic_id != at.topic_id or before.offset < at.offset:
                 self._seen[partition] = at
 
-    def _at_least(self, numbers: Collection[int], asked: set[int]) -> dict[int, At]:
-        """What answers must reflect: what was seen of these partitions.
+    def _at_least(self, numbers: Collection[int]) -> dict[int, At]:
+        """Positions that answers must reflect: those seen of these partitions."""
+        with self._lock:
+            return {number: self._seen[number] for number in numbers if number in self._seen}
 
-        Of those that were `asked` before in vain it is forgotten if it is of another history of the
-        log, which was restored from a backup: no worker will ever come to it, or only by accident.
+    def _forget_other_histories(self, numbers: Collection[int], asked: set[int]) -> None:
+        """Forget positions of other histories of the log, of partitions `asked` before in vain.
+
+        After a log was restored from a backup no worker ever reaches such a position, or only by
+        accident. Adds `numbers` to `asked`.
         """
         in_vain = [number for number in numbers if number in asked and number in self._seen]
         now = self._fleet.changelog_ends(self._store, in_vain) if in_vain else {}
@@ -288,4 +319,19 @@ class AtWorkers:
             for number, ends in now.items():
                 if ends.divergence(self._seen[number]):
                     del self._seen[number]
-            return {number: self._seen[number] for number in numbers if number in self._seen}
+
+
+def _that_fit(keys: Sequence[bytes], start: int) -> list[bytes]:
+    """The keys from `start` on that one request may have."""
+    size, end = 0, start
+    while end < len(keys) and (end == start or size + len(keys[end]) <= KEY_BYTES):
+        size += len(keys[end])
+        end += 1
+    return list(keys[start:end])
+
+
+def _looked_at(got: Got, asked: Sequence[int]) -> Collection[int]:
+    """The partitions that an answer says something of."""
+    if not got.full or not got.parts or got.parts[-1].partition not in asked:
+        return asked
+    return asked[: asked.index(got.parts[-1].partition) + 1]

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from changelog.clock import Clock
 from framework.supervisor.slots import Row, lag_of
+from framework.terminal import printable
 
 TABLE_SECONDS, JSON_SECONDS, SUMMARY_SECONDS = 0.5, 1.0, 10.0
 
@@ -59,8 +60,8 @@ Out = Callable[[Sequence[str]], None]
 
 
 def to_stderr(lines: Sequence[str]) -> None:
-    """As they are."""
-    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    """As they are, but for what a terminal would act on."""
+    sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
     sys.stderr.flush()
 
 
@@ -101,7 +102,7 @@ class JsonLines(Summaries):
             "lag": lag_of(rows),
             "workers": rows,
         }
-        sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+        sys.stdout.write(printable(msgspec.json.encode(document).decode()) + "\n")
         sys.stdout.flush()
 
 
@@ -141,13 +142,13 @@ class LiveTable:
         self._live.update(self._table(rows), refresh=True)
 
     def lines(self, lines: Sequence[str]) -> None:
-        self._console.print(Text("\n".join(lines)), soft_wrap=True)
+        self._console.print(Text(printable("\n".join(lines))), soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()
 
     def _table(self, rows: Sequence[Row]) -> Table:
-        title = Text(f"app {self._app}: {_figures(rows)}", style="bold")
+        title = Text(printable(f"app {self._app}: {_figures(rows)}"), style="bold")
         table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
         table.add_column("worker", justify="right")
         table.add_column("pid", justify="right")
@@ -155,7 +156,7 @@ class LiveTable:
         for name in ("partitions", "records/s", "lag", "restarts"):
             table.add_column(name, justify="right")
         for row in rows:
-            table.add_row(*map(Text, _cells(row)))
+            table.add_row(*(Text(printable(cell)) for cell in _cells(row)))
         return table
 
 

@@ -279,7 +279,10 @@ def read_request(data: bytes) -> None:
         messages.decode(data[1:], kinds[data[0] % len(kinds)])
 
 
-QUERY_KINDS = (queries.Hello, queries.Welcome, queries.Request, queries.Answer, queries.Failure)
+QUERY_KINDS = (
+    *(queries.Hello, queries.Welcome, queries.Request, queries.Answer, queries.Failure),
+    *(queries.Challenge, queries.Proof),
+)
 
 
 def read_query(data: bytes) -> None:
@@ -294,8 +297,8 @@ def query_seeds() -> list[bytes]:
     at = ("0" * 32, 5)
     figures = {"n": ("count", None), "worst": ("max", "delay")}
     said: list[tuple[int, queries.Wire]] = [
-        (0, queries.Hello(1, "token")),
-        (1, queries.Welcome(1)),
+        (0, queries.Hello(2, "", bytes(32))),
+        (1, queries.Welcome(2, bytes(32))),
         (2, queries.Describe("app/store")),
         (2, queries.Get("app/store", [0, 1], [b"k"], {0: at})),
         (2, queries.Scan("app/store", 0, b"a", None, False, 10, at)),
@@ -306,6 +309,8 @@ def query_seeds() -> list[bytes]:
         (3, queries.Scanned(True, [(b"k", b"v")], (b"l", None), at)),
         (3, queries.Counted({0: 5})),
         (4, queries.Failure("DiskFull", "full")),
+        (5, queries.Challenge(2, bytes(32))),
+        (6, queries.Proof(bytes(32))),
     ]
     return [bytes([kind]) + queries.encode(message)[queries.HEAD :] for kind, message in said]
 

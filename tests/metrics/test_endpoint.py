@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -173,14 +175,76 @@ def test_only_metrics_are_there() -> None:
     error.value.close()
 
 
-def test_a_client_that_says_nothing_holds_up_the_others_for_a_moment_only(
+def dial(url: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(url.split(":")[2].split("/")[0])), 10)
+
+
+def test_clients_that_say_nothing_hold_up_nobody_and_not_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(endpoints._Handler, "timeout", 0.1)
-    with endpoints.served(ANY, list) as url:
-        port = int(url.split(":")[2].split("/")[0])
-        with socket.create_connection(("127.0.0.1", port)):
+    monkeypatch.setattr(endpoints, "PATIENCE_SECONDS", 3_600.0)
+    with contextlib.ExitStack() as held:
+        with endpoints.served(ANY, list) as url:
+            for _ in range(endpoints.MAX_CLIENTS_EACH - 1):
+                held.enter_context(dial(url)).sendall(b"GET /metr")
             assert scrape(url).families == {}
+        with pytest.raises(urllib.error.URLError, match="refused"):
+            urllib.request.urlopen(url, timeout=5)
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_sent_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoints, "PATIENCE_SECONDS", 0.3)
+    pause = threading.Event()
+    with endpoints.served(ANY, list) as url, dial(url) as client:
+        for _ in range(1_000):
+            try:
+                client.sendall(b"x")
+            except OSError:
+                return
+            pause.wait(0.01)
+        pytest.fail("it was waited for, though it never finished")
+
+
+def test_only_so_many_are_served_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    monkeypatch.setattr(endpoints, "MAX_CLIENTS_EACH", 2)
+    with endpoints.served(ANY, list) as url, contextlib.ExitStack() as held:
+        for _ in range(2):
+            held.enter_context(dial(url))
+        with dial(url) as third:
+            assert third.recv(1) == b""
+        held.close()
+
+        def is_served() -> bool:
+            with contextlib.suppress(OSError):
+                return scrape(url).families == {}
+            return False
+
+        eventually(is_served, what="room for another")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"400"),
+        (b"\r\n\r\n", b"400"),
+        (b"GET /metrics\r\n\r\n", b"400"),
+        (b"GET /metrics?x=1 HTTP/1.0\r\nHost: x\r\n\r\n", b"200"),
+        (b"GET /" + b"x" * (1 << 15) + b" HTTP/1.1\r\n\r\n", b""),
+    ],
+)
+def test_what_is_no_request_for_metrics_is_refused(request_: bytes, status: bytes) -> None:
+    with endpoints.served(ANY, list) as url, dial(url) as client:
+        with contextlib.suppress(OSError):
+            client.sendall(request_)
+        try:
+            answer = client.recv(1 << 16)
+        except ConnectionResetError:
+            answer = b""
+    assert answer[9:12] == status
 
 
 def test_readings_that_fail_are_an_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import strandline as sl
-from changelog.errors import InvalidRequest, OwnerUnavailable, Unauthenticated
-from framework.querying import endpoint as endpoints
-from framework.querying import sockets
+from changelog.errors import InvalidRequest, OwnerUnavailable, RequestTimedOut, Unauthenticated
+from framework.peers import Admission
+from framework.querying import listener as listeners
+from framework.querying import proofs, sockets
 from framework.querying.connections import Connections
 from framework.querying.endpoint import Endpoint
+from framework.querying.listener import BEYOND, HERE, Listener
 from framework.querying.messages import (
     MAX_HELLO,
     MAX_REQUEST,
     WIRE_VERSION,
     Answer,
     At,
+    Challenge,
     Count,
     Counted,
     Failure,
@@ -34,14 +42,18 @@ from framework.querying.messages import (
     Request,
     Scan,
     Scanned,
+    Values,
     Welcome,
+    Wire,
     decode,
     encode,
     read_frame,
 )
-from framework.querying.provider import StoreProvider
+from framework.querying.provider import FIRST_KEYS, StoreProvider
+from framework.querying.workers import AtWorkers
 from statestore import open_store
 from statestore.keys import key_codec
+from statestore.spec import StoreSpec
 from tests.queries.shop import Running, Total, shop
 
 Eventually = Callable[..., None]
@@ -204,15 +216,14 @@ def test_a_request_that_makes_no_sense_is_refused(
 def test_a_client_that_says_nothing_is_sent_away(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(listeners, "HELLO_SECONDS", 0.05)
     with dial(endpoint) as connection:
         assert said(connection) is None
 
 
-def test_there_are_only_so_many_clients(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
-) -> None:
-    monkeypatch.setattr(endpoints, "MAX_CLIENTS", 2)
+def test_there_are_only_so_many_clients(endpoint: Endpoint) -> None:
+    [listener] = endpoint._listeners
+    listener._known = Admission(2, 2)
     clients = Connections()
     for _ in range(2):  # of the two the pool keeps one
         clients.ask(endpoint.urls[0], Count("x", [1]), Counted, 10.0)
@@ -240,7 +251,7 @@ def test_a_connection_that_the_worker_has_closed_since_is_made_anew(endpoint: En
     clients = Connections()
     [url] = endpoint.urls
     clients.ask(url, Count("x", [1]), Counted, 10.0)
-    for client in list(endpoint._clients):
+    for client in list(endpoint._listeners[0]._clients):
         client.shutdown(socket.SHUT_RDWR)
     assert clients.ask(url, Count("x", [2]), Counted, 10.0) == Counted({2: 1})
     clients.close()
@@ -277,6 +288,260 @@ def test_over_tcp_there_is_nothing_without_the_token(beyond: Endpoint) -> None:
     friends = Connections(TOKEN)
     assert friends.ask(there, request, Counted, 10.0) == Counted({1: 1})
     friends.close()
+
+
+class Tap:
+    """Passes a connection on, and remembers what goes through, in both directions."""
+
+    def __init__(self, url: str) -> None:
+        self.seen = b""
+        self._url = url
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            client, _ = self._listening.accept()
+            worker = sockets.connect(self._url, 10.0)
+            for source, target in ((client, worker), (worker, client)):
+                threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.seen += data
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def test_the_token_is_not_sent_and_a_proof_for_one_address_is_none_for_another(
+    beyond: Endpoint,
+) -> None:
+    """A member may announce an address of its own, and pass on what it receives to a worker."""
+    there = beyond.urls[1]
+    tap = Tap(there)
+    friends = Connections(TOKEN)
+    with pytest.raises(Unauthenticated, match="does not accept this token"):
+        friends.ask(tap.url, Count("x", [1]), Counted, 10.0)
+    assert len(tap.seen) > 100
+    assert TOKEN.encode() not in tap.seen
+    tap.close()
+    friends.close()
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [Welcome(WIRE_VERSION)],
+        [Challenge(WIRE_VERSION, b"n" * 32), Welcome(WIRE_VERSION)],
+        [Challenge(WIRE_VERSION, b""), Welcome(WIRE_VERSION, b"p" * 32)],
+        [Challenge(WIRE_VERSION, b"n" * 32), Welcome(WIRE_VERSION, b"p" * 32)],
+    ],
+)
+def test_nothing_is_asked_of_what_does_not_know_the_token(answers: list[Wire]) -> None:
+    received: list[bytes] = []
+
+    def pretend(listening: socket.socket) -> None:
+        client, _ = listening.accept()
+        with client:
+            for answer in answers:
+                received.append(bytes(read_frame(client, MAX_HELLO) or b""))
+                client.sendall(encode(answer))
+            received.append(client.recv(1 << 16))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=pretend, args=(listening,))
+        thread.start()
+        clients = Connections(TOKEN)
+        url = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises((Unauthenticated, InvalidRequest)):
+            clients.ask(url, Get("secret-store", [1], [b"k"], {}), Got, 10.0)
+        thread.join(10.0)
+    assert received[-1] == b""
+    assert not any(b"secret-store" in data or TOKEN.encode() in data for data in received)
+
+
+def test_a_proof_is_for_one_side_one_address_one_certificate_and_two_nonces() -> None:
+    mine, yours = proofs.new_nonce(), proofs.new_nonce()
+    key = proofs.key_of(TOKEN, "tcp://a:1", None)
+    shown = proofs.proof(key, b"client", mine, yours)
+    assert proofs.is_proof(shown, key, b"client", mine, yours)
+    assert not proofs.is_proof(shown, key, b"worker", mine, yours)
+    assert not proofs.is_proof(shown, key, b"client", yours, mine)
+    assert not proofs.is_proof(proofs.proof(key, b"client", b"", yours), key, b"client", b"", yours)
+    others = [
+        proofs.key_of(TOKEN + "!", "tcp://a:1", None),
+        proofs.key_of(TOKEN, "tcp://a:2", None),
+        proofs.key_of(TOKEN, "tcp://a:1", b"certificate"),
+    ]
+    assert not any(proofs.is_proof(shown, other, b"client", mine, yours) for other in others)
+
+
+def test_a_client_of_a_version_that_sent_the_token_is_told(beyond: Endpoint) -> None:
+    with sockets.connect(beyond.urls[1], 10.0) as connection:
+        connection.sendall(encode(Hello(1, TOKEN)))
+        told = said(connection)
+        assert isinstance(told, Failure)
+        assert "run the same release" in told.message
+
+
+# Limits ----------------------------------------------------------------------------------------
+
+
+def test_peers_on_the_network_take_nothing_from_clients_here(
+    beyond: Endpoint, eventually: Eventually
+) -> None:
+    here, there = beyond.urls
+    with contextlib.ExitStack() as held:
+        silent = [
+            held.enter_context(sockets.connect(there, 10.0)) for _ in range(BEYOND.unknown_each + 4)
+        ]
+        eventually(lambda: any(is_closed(one) for one in silent), what="one too many sent away")
+        clients = Connections(TOKEN)
+        assert clients.ask(here, Count("x", [1]), Counted, 10.0) == Counted({1: 1})
+        clients.close()
+    friends = Connections(TOKEN)
+
+    def answered() -> bool:
+        with contextlib.suppress(OwnerUnavailable):
+            return bool(friends.ask(there, Count("x", [1]), Counted, 10.0))
+        return False
+
+    eventually(answered, what="room for another")
+    friends.close()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_sent_away(
+    beyond: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listeners, "HELLO_SECONDS", 0.3)
+    pause = threading.Event()
+    with sockets.connect(beyond.urls[1], 10.0) as connection:
+        connection.sendall((1_000).to_bytes(4, "big"))
+        for _ in range(1_000):
+            try:
+                connection.sendall(b"x")
+            except OSError:
+                break
+            pause.wait(0.01)
+        else:
+            pytest.fail("it was waited for, though it never finished")
+
+
+def test_one_that_does_not_take_its_answers_is_sent_away_and_the_end_waits_for_no_client(
+    monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    monkeypatch.setattr(listeners, "SEND_SECONDS", 0.2)
+    made = Endpoint(None)
+    made.start(lambda _: Got([Values(0, [bytes(1 << 20)] * 4, ("", 0))]))
+    with dial(made) as connection:
+        connection.sendall(encode(Hello(WIRE_VERSION)))
+        assert said(connection) == Welcome(WIRE_VERSION)
+        connection.sendall(encode(Get("x", [0], [b"k"], {})))
+        [listener] = made._listeners
+        eventually(lambda: listener._clients, what="the client served")
+        monkeypatch.setattr(listeners, "SLOWEST", 1)
+        made.close()
+        eventually(lambda: not listener._clients, what="the client gone")
+
+
+def test_what_is_being_answered_is_bounded_and_others_wait_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listeners, "REQUEST_SECONDS", 0.2)
+    limits = replace(HERE, requests=1)
+    gate, inside = threading.Event(), threading.Event()
+
+    def slow(request: Request) -> Answer:
+        inside.set()
+        assert gate.wait(30)
+        return answer(request)
+
+    made = Listener(sockets.listen_here(None), "", limits)
+    made.start(slow)
+    clients = Connections()
+    first = threading.Thread(target=clients.ask, args=(made.url, Count("x", [1]), Counted, 30.0))
+    first.start()
+    assert inside.wait(30)
+    with pytest.raises(RequestTimedOut, match="more queries than it may answer at once"):
+        clients.ask(made.url, Count("x", [1]), Counted, 30.0)
+    gate.set()
+    first.join(30)
+    assert clients.ask(made.url, Count("x", [2]), Counted, 30.0) == Counted({2: 1})
+    clients.close()
+    made.close()
+
+
+def test_a_size_that_is_only_announced_takes_no_memory() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall((1 << 29).to_bytes(4, "big") + b"x")
+        there.close()
+        before = memory()
+        assert read_frame(here, 1 << 30) is None
+        assert memory() - before < 64 << 20
+
+
+def memory() -> int:
+    """The most memory that this process has had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+@pytest.mark.parametrize("size", [10, 100_000, 1 << 20])
+def test_a_long_answer_comes_in_pages(size: int) -> None:
+    """A small request cannot have a large answer made at once."""
+    store = open_store(StoreSpec("raw", key=str, value=bytes, engine="memory"))
+    keys = [f"{n:03}" for n in range(60)]
+    for n, key in enumerate(keys):
+        store[key] = bytes([n]) * size
+    store.drain()
+    store.committed(5)
+    made = shop("/nowhere")
+    spec = made.app.declared.tasks["tally"]
+
+    class Instance:
+        def __init__(self, partition: int) -> None:
+            self.partition, self.spec = partition, spec
+            self.stores = [store] * len(spec.stores)
+
+    instances: Any = [Instance(0), Instance(1)]
+    provider = StoreProvider("shop", [spec], lambda: instances, lambda: True)
+    answers: list[int] = []
+
+    class Here(Connections):
+        def ask(self, url: str, request: Any, answer: Any, timeout: float) -> Any:
+            got = provider.answer(request)
+            answers.append(len(encode(got)))
+            return got
+
+    class Group:
+        def gather(self, store: str, inputs: Any, partitions: Any, ask: Any) -> None:
+            call = partial(Here().ask, timeout=1.0)
+            left = set(partitions)
+            while left:
+                left -= set(ask(call, "", sorted(left)))
+
+    names = [key_codec(str).encode(key) for key in [*keys, "missing"]]
+    found = AtWorkers(Group(), "raw", ["sales"]).read([0, 1], names)  # type: ignore[arg-type]
+    wanted = [*(bytes([n]) * size for n in range(60)), None]
+    assert found == {0: wanted, 1: wanted}
+    assert max(answers) <= (1 << 20) + size * FIRST_KEYS + 4_096
+    got = provider.answer(Get("raw", [0, 1] * 4_000, names, {}))
+    assert len(encode(got)) <= (1 << 20) + size * FIRST_KEYS + 4_096
 
 
 @pytest.fixture
@@ -333,6 +598,33 @@ def test_an_address_that_will_not_do_is_refused_and_leaves_no_socket(
     assert not list(tmp_path.glob("queries/*"))
 
 
+def test_beyond_this_machine_nothing_is_in_clear_if_the_log_is_reached_by_tls(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(sl.InvalidConfig, match="say\n? ?tls://0.0.0.0:0"):
+        Endpoint(None, "tcp://0.0.0.0:0", TOKEN, encrypted=True)
+    made = Endpoint(None, "127.0.0.1:0", TOKEN, encrypted=True)
+    made.close()
+    clients = Connections(TOKEN, encrypted=True)
+    assert clients.reaches("tcp://127.0.0.1:7400")
+    assert clients.reaches("tls://10.0.0.5:7400")
+    for url in ("tcp://10.0.0.5:7400", "tcp://worker:7400", "tcp://nonsense", "http://127.0.0.1:1"):
+        assert not clients.reaches(url)
+    assert Connections(TOKEN).reaches("tcp://10.0.0.5:7400")
+    clients.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="the kernel does not tell")
+def test_a_socket_of_another_user_is_not_asked(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getuid", lambda: 54_321)
+    if os.geteuid() == 0:
+        monkeypatch.setattr(sockets, "ROOT", 54_320)
+    with pytest.raises(OwnerUnavailable, match=r"user \d+ listens at unix"):
+        Connections().ask(endpoint.urls[0], Count("x", [1]), Counted, 10.0)
+
+
 @pytest.mark.parametrize("token", ["", "a short one"])
 def test_without_a_good_token_it_does_not_listen(token: str) -> None:
     with pytest.raises(sl.InvalidConfig, match="a token of 16 characters or more"):
@@ -380,11 +672,11 @@ def test_a_worker_on_another_machine_is_asked_over_tcp(
     running.made.sales.append([("york", 3)])
     with sl.connect(running.made.app.broker) as connection:
         monkeypatch.setattr(sockets, "is_reachable", lambda url: not url.startswith("unix"))
-        totals = connection.store("shop/totals")
+        totals = connection.store("shop/totals", value=Total)
         eventually(lambda: totals.get("york") == Total(1, 3), what="the sale counted")
         assert {url[:6] for url in totals._committed._fleet._urls} == {"tcp://"}
     stranger = sl.connect(running.made.app.broker, token="not this one at all")
     with stranger, pytest.raises(Unauthenticated):
-        stranger.store("shop/totals").get("york")
+        stranger.store("shop/totals", value=Total).get("york")
     running.stop()
     running.made.app.close()

@@ -29,7 +29,7 @@ class World:
         self.made: Shop = shop(str(self.path))
         self.made.app.prepare()
         self.connection = sl.connect(self.made.app.broker)
-        self.totals = self.connection.store("shop/totals")
+        self.totals = self.connection.store("shop/totals", value=Total)
         self.processes: list[Process] = []
         self.sold = 0
         self._folder = folder
@@ -114,7 +114,7 @@ def test_a_stalled_worker_is_named_while_the_others_answer(
     there = [name for name in NAMES if likely_partition(name, PARTITIONS) in numbers]
     frozen.freeze()
     with sl.connect(world.made.app.broker, deadline=0.5) as connection:
-        totals = connection.store("shop/totals")
+        totals = connection.store("shop/totals", value=Total)
         assert set(totals.get_many(there)) == set(there) != set(NAMES)
         named = rf"worker \S+-{frozen.pid} does not answer \(.*unix://"
         with pytest.raises(RequestTimedOut, match=named) as met:

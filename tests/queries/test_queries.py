@@ -52,7 +52,7 @@ def all_there(store: sl.ReadOnlyStore[str, Any]) -> bool:
 def test_every_way_to_read_finds_what_two_workers_hold(
     workers: list[Running], connection: sl.Connection, eventually: Eventually
 ) -> None:
-    totals = connection.store("shop/totals")
+    totals = connection.store("shop/totals", value=Total)
     eventually(lambda: all_there(totals), what="all sales counted")
     wanted = {name: Total(1, n + 1) for n, name in enumerate(NAMES)}
     assert {name: totals[name] for name in NAMES} == wanted
@@ -70,7 +70,7 @@ def test_every_way_to_read_finds_what_two_workers_hold(
 def test_keys_and_values_are_what_the_app_declared(
     workers: list[Running], connection: sl.Connection, eventually: Eventually
 ) -> None:
-    totals = connection.store("shop/totals")
+    totals = connection.store("shop/totals", value=Total)
     eventually(lambda: all_there(totals), what="all sales counted")
     assert totals["nowhere"] == totals.get("nowhere") == Total()
     assert totals.get("nowhere", 7) == 7
@@ -79,7 +79,13 @@ def test_keys_and_values_are_what_the_app_declared(
     ):
         totals.get(5)
     assert connection.store("shop/raw")["shop-03"] == b"shop-03"
-    assert connection.store("shop/totals", value=dict)["shop-03"] == {"n": 1, "amount": 4}
+    plain = connection.store("shop/totals")
+    assert plain["shop-03"] == {"n": 1, "amount": 4}
+    assert plain["nowhere"] == {"n": 0, "amount": 0}
+    own = connection.store(workers[0].made.totals)
+    assert own["shop-03"] == Total(1, 4)
+    assert own["nowhere"] == Total()
+    assert dict(own.prefix("shop-03")) == {"shop-03": Total(1, 4)}
 
     by_day = connection.store("shop/by-day")
     assert [key for key, _ in by_day.prefix((3,))] == [(3, name) for name in NAMES[2::7]]
@@ -127,7 +133,7 @@ def test_a_transaction_that_a_dead_worker_left_open_takes_nobody_back(
 def test_nothing_of_a_handler_that_raises_is_ever_read(
     workers: list[Running], connection: sl.Connection, eventually: Eventually
 ) -> None:
-    totals = connection.store("shop/totals")
+    totals = connection.store("shop/totals", value=Total)
     eventually(lambda: all_there(totals), what="all sales counted")
     seen: set[Total] = set()
     for _ in range(200):
@@ -141,7 +147,7 @@ def test_nothing_of_a_handler_that_raises_is_ever_read(
 def test_what_a_long_transaction_changes_is_read_when_it_is_committed(
     workers: list[Running], connection: sl.Connection, eventually: Eventually
 ) -> None:
-    totals = connection.store("shop/totals")
+    totals = connection.store("shop/totals", value=Total)
     eventually(lambda: all_there(totals), what="all sales counted")
     workers[0].made.sales.append([("shop-01", 0)])
     eventually(
@@ -164,7 +170,7 @@ def test_a_partition_that_moves_is_read_all_the_time_and_never_goes_back(
     first = Running(log, tmp_path / "state")
     eventually(lambda: len(first.numbers) == PARTITIONS, what="all at the first")
     first.made.sales.append([(name, 1) for name in NAMES])
-    totals = connection.store("shop/totals")
+    totals = connection.store("shop/totals", value=Total)
     eventually(lambda: all_there(totals), what="all sales counted")
     stop = threading.Event()
     wrong: list[str] = []
@@ -212,7 +218,7 @@ def test_while_no_worker_runs_the_changelogs_are_read(
 ) -> None:
     one = Running(log, tmp_path / "state")
     one.made.sales.append([(name, n + 1) for n, name in enumerate(NAMES)])
-    totals = connection.store("shop/totals")
+    totals = connection.store("shop/totals", value=Total)
     eventually(lambda: all_there(totals), what="all sales counted")
     one.stop()
     assert totals["shop-03"] == Total(1, 4), "how it was declared is known by now"
@@ -240,7 +246,7 @@ def test_a_partition_that_nobody_can_read_is_named_after_the_deadline(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with sl.connect(log, deadline=0.3) as connection:
-        totals = connection.store("shop/totals")
+        totals = connection.store("shop/totals", value=Total)
         eventually(lambda: all_there(totals), what="all sales counted")
         stalled, held = workers[0], workers[0].numbers
         place = stalled.made.app._worker._seat.place  # type: ignore[union-attr]
@@ -304,7 +310,7 @@ def test_sockets_are_private_and_removed_at_the_end_and_those_of_the_killed_by_t
 def test_many_threads_use_one_connection(
     workers: list[Running], connection: sl.Connection, eventually: Eventually
 ) -> None:
-    totals = connection.store("shop/totals")
+    totals = connection.store("shop/totals", value=Total)
     eventually(lambda: all_there(totals), what="all sales counted")
     wrong: list[str] = []
 

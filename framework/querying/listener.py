@@ -1,0 +1,308 @@
+"""One address where a worker answers queries: its clients, a thread for each, and its limits.
+
+Each listener has limits of its own, so that peers on the network take nothing from clients on this
+machine. Nothing waits for a peer without a total deadline, and the end waits for no peer at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from changelog.errors import (
+    InvalidRequest,
+    RequestTimedOut,
+    StrandlineError,
+    Unauthenticated,
+)
+from changelog.flight.messages import failure_of
+from framework.peers import Admission, Budget, Deadline, send_all
+from framework.querying import proofs, sockets
+from framework.querying.messages import (
+    MAX_HELLO,
+    MAX_REQUEST,
+    REQUEST_SECONDS,
+    SLOWEST,
+    WIRE_VERSION,
+    Answer,
+    Challenge,
+    Failure,
+    Hello,
+    Proof,
+    Request,
+    Welcome,
+    Wire,
+    decode,
+    encode,
+    read_frame,
+)
+from statestore.reader import PAGE_BYTES
+
+_log = logging.getLogger("strandline")
+
+HELLO_SECONDS = 5.0
+"""How long a client may take to show who it is, TLS included."""
+IDLE_SECONDS = 60.0
+"""After so long without a request a connection is closed; the client makes a new one when it needs it."""
+SEND_SECONDS = 10.0
+"""How long a client may take for an answer, besides the time that its size takes at SLOWEST."""
+ACCEPT_SECONDS = 0.5
+"""How often it looks whether it is to end, where a closed socket does not say so."""
+PAUSE_SECONDS = 0.1
+"""After a failure to accept, as when there are no descriptors left."""
+
+T = TypeVar("T", bound=Wire)
+Answering = Callable[[Request], Answer]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the clients of one listener may take together."""
+
+    clients: int
+    """Connections; more are closed at once."""
+    clients_each: int
+    """Of them from one address."""
+    unknown: int
+    """Of them by peers that have not shown yet who they are."""
+    unknown_each: int
+    """Of these from one address."""
+    requests: int
+    """Requests that are answered at the same time; others wait."""
+    request_bytes: int
+    """Of requests that are being received or answered."""
+    answer_bytes: int
+    """Of answers that are being made or sent."""
+
+
+HERE = Limits(256, 256, 256, 256, requests=32, request_bytes=64 << 20, answer_bytes=256 << 20)
+BEYOND = Limits(256, 64, 32, 8, requests=16, request_bytes=32 << 20, answer_bytes=64 << 20)
+
+
+class Listener:
+    """Answers the clients of one address from `start` until `close`.
+
+    `token` is what clients beyond this machine must know.
+    """
+
+    def __init__(
+        self, listening: sockets.Listening, token: str, limits: Limits | None = None
+    ) -> None:
+        self.url = listening.url
+        self._listening = listening
+        self._is_here = listening.url.startswith(sockets.UNIX)
+        limits = limits or (HERE if self._is_here else BEYOND)
+        self._key = proofs.key_of(token, listening.url, listening.certificate)
+        self._answer: Answering = _not_yet
+        self._known = Admission(limits.clients, limits.clients_each)
+        self._unknown = Admission(limits.unknown, limits.unknown_each)
+        self._requests = Budget(limits.requests)
+        self._request_bytes = Budget(limits.request_bytes)
+        self._answer_bytes = Budget(limits.answer_bytes)
+        self._clients: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+
+    def start(self, answer: Answering) -> None:
+        """Answer requests by `answer`, which is called on many threads."""
+        self._answer = answer
+        self._listening.socket.settimeout(ACCEPT_SECONDS)
+        self._thread(self._accept)
+
+    def close(self) -> None:
+        """Listen no more, and send clients away, without waiting for them; harmless when repeated."""
+        self._closed.set()
+        with self._lock:
+            clients = list(self._clients)
+        sockets.remove(self.url)
+        _end(self._listening.socket)
+        self._listening.socket.close()
+        for client in clients:
+            _end(client)
+
+    # Its own threads ------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                client, peer = self._listening.socket.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if self._closed.is_set():
+                    return
+                _log.warning("a client of queries cannot be accepted: %s", error)
+                self._closed.wait(PAUSE_SECONDS)
+                continue
+            self._admit(client, "" if self._is_here else str(peer[0]))
+
+    def _admit(self, client: socket.socket, address: str) -> None:
+        """Serve a client on a thread of its own, if there may be one more."""
+        if not self._unknown.enter(address):
+            client.close()
+            return
+        if not self._known.enter(address):
+            self._unknown.leave(address)
+            client.close()
+            return
+        try:
+            self._thread(self._serve, client, address)
+        except RuntimeError as error:  # there may be no more threads
+            self._unknown.leave(address)
+            self._known.leave(address)
+            client.close()
+            _log.warning("a client of queries cannot be served: %s", error)
+
+    def _serve(self, client: socket.socket, address: str) -> None:
+        with ExitStack() as end:
+            end.callback(self._known.leave, address)
+            end.callback(client.close)
+            with contextlib.suppress(OSError):
+                with self._until_known(address):
+                    client = self._wrapped(client, end)
+                    is_known = not self._closed.is_set() and self._is_welcome(client)
+                while is_known and self._serve_one(client):
+                    pass
+
+    @contextmanager
+    def _until_known(self, address: str) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._unknown.leave(address)
+
+    def _wrapped(self, client: socket.socket, end: ExitStack) -> socket.socket:
+        """The client's connection, in TLS if there is to be TLS; `end` closes it."""
+        if self._listening.tls is not None:
+            client = self._listening.tls.wrap_socket(
+                client, server_side=True, do_handshake_on_connect=False
+            )
+        end.callback(self._forget, client)
+        with self._lock:
+            self._clients.add(client)
+        return client
+
+    def _forget(self, client: socket.socket) -> None:
+        client.close()
+        with self._lock:
+            self._clients.discard(client)
+
+    def _is_welcome(self, client: socket.socket) -> bool:
+        """Whether the client has shown who it is."""
+        deadline = Deadline(HELLO_SECONDS)
+        try:
+            if isinstance(client, ssl.SSLSocket):
+                client.settimeout(deadline.left)
+                client.do_handshake()
+            hello = _received(client, Hello, deadline)
+            if hello is None:
+                return False
+            if hello.version != WIRE_VERSION:
+                raise InvalidRequest(
+                    f"the client speaks version {hello.version} of queries, the worker version "
+                    f"{WIRE_VERSION}; run the same release of strandline in both"
+                )
+            shown = b"" if self._is_here else self._shown(client, hello.nonce, deadline)
+        except StrandlineError as error:
+            _send(client, _failed(error))
+            return False
+        if shown is None:
+            return False
+        _send(client, Welcome(WIRE_VERSION, shown))
+        return True
+
+    def _shown(self, client: socket.socket, nonce: bytes, deadline: Deadline) -> bytes | None:
+        """The worker's own proof, after the client's; None if it has gone. Raises Unauthenticated."""
+        ours = proofs.new_nonce()
+        _send(client, Challenge(WIRE_VERSION, ours))
+        answer = _received(client, Proof, deadline)
+        if answer is None:
+            return None
+        if not proofs.is_proof(answer.proof, self._key, b"client", nonce, ours):
+            raise Unauthenticated("the worker does not accept this token")
+        return proofs.proof(self._key, b"worker", nonce, ours)
+
+    def _serve_one(self, client: socket.socket) -> bool:
+        """Answer the next request; False if the client is to go."""
+        with ExitStack() as held:
+
+            def take(size: int) -> None:
+                held.enter_context(self._request_bytes.taken(size, Deadline(REQUEST_SECONDS)))
+
+            try:
+                frame = read_frame(client, MAX_REQUEST, idle_s=IDLE_SECONDS, taking=take)
+            except InvalidRequest as error:
+                _send(client, _failed(error))
+                return False
+            if frame is None:
+                return False
+            self._reply(client, frame)
+            return True
+
+    def _reply(self, client: socket.socket, frame: bytes | bytearray) -> None:
+        deadline = Deadline(REQUEST_SECONDS)
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._requests.taken(1, deadline))
+                held.enter_context(self._answer_bytes.taken(PAGE_BYTES, deadline))
+                answer = encode(self._answered(frame))
+                beyond = max(0, len(answer) - PAGE_BYTES)
+                held.enter_context(self._answer_bytes.taken(beyond, deadline))
+            except TimeoutError:
+                answer = encode(_failed(_BUSY))
+            _send_bytes(client, answer)
+
+    def _answered(self, frame: bytes | bytearray) -> Answer | Failure:
+        try:
+            return self._answer(decode(frame, Request))
+        except Exception as error:
+            if not isinstance(error, StrandlineError):
+                _log.error("a query failed in an unexpected way:\n%s", traceback.format_exc())
+            return _failed(error)
+
+    def _thread(self, target: Callable[..., None], *arguments: object) -> None:
+        name = f"strandline-query-{target.__name__.strip('_')}"
+        threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
+
+
+def _received(client: socket.socket, kind: type[T], deadline: Deadline) -> T | None:
+    frame = read_frame(client, MAX_HELLO, deadline)
+    return None if frame is None else decode(frame, kind)
+
+
+def _send(client: socket.socket, message: Wire) -> None:
+    _send_bytes(client, encode(message))
+
+
+def _send_bytes(client: socket.socket, data: bytes) -> None:
+    send_all(client, data, Deadline(SEND_SECONDS + len(data) / SLOWEST))
+
+
+def _failed(error: Exception) -> Failure:
+    failure = failure_of(error)
+    return Failure(
+        failure.kind, failure.message.replace("the log's owner failed", "the worker failed")
+    )
+
+
+def _end(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _not_yet(request: Request) -> Answer:
+    raise InvalidRequest(f"not ready for {type(request).__name__}")
+
+
+_BUSY = RequestTimedOut(
+    f"the worker (process {os.getpid()}) has more queries than it may answer at once; try again"
+)

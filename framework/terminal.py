@@ -1,0 +1,42 @@
+"""Text that is safe to show on a terminal: data cannot move the cursor, change colors or type for the user."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+
+def printable(text: str) -> str:
+    """Replace what a terminal would act on, or show as something else, by escapes as JSON writes them.
+
+    These are control characters (but tab and newline), marks that turn the direction of writing or
+    are not seen, and lone surrogates. So what was a JSON document still is the same document.
+
+    >>> printable("\\x1b[31mred\\x9b2J"), printable("über\\tα 😀")
+    ('\\\\u001b[31mred\\\\u009b2J', 'über\\tα 😀')
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return _ACTED_ON.sub(_escaped, text)
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats messages for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The message, with its traceback if it has one."""
+        return printable(super().format(record))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+_ACTED_ON = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0, DEL and C1, but tab and newline
+    "\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f\ud800-\udfff"
+    "]"
+)

@@ -1,0 +1,162 @@
+"""What others have written is shown, and does nothing to the terminal."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from changelog.errors import InvalidRequest
+from changelog.log import Log
+from framework.cli import output
+from framework.cli.application import explained
+from framework.container.restore import RestoreBar, RestoreProgress
+from framework.terminal import printable
+from tests.cli.conftest import Command
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202egpj.\u2066\r[red]x[/red]\x00\U000e0041"
+ACTED_ON = [*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), "\u202e", "\u2066", "\U000e0041"]
+
+
+def harms(text: str) -> set[str]:
+    return {c for c in text if c in ACTED_ON} - {"\t", "\n"}
+
+
+@pytest.fixture
+def app(log: Log) -> sl.App:
+    """Its topic and its store have keys and values that a terminal would act on."""
+    app = sl.App("evil", log=log)
+    words = app.topic("words", key=str, value=str, partitions=1)
+    kept = app.store("kept", key=str, value=dict[str, str])
+
+    @app.task(words, stores=[kept], on_error="dead_letter")
+    def keep(record: sl.Record[str, str]) -> None:
+        kept[record.key] = {EVIL: record.value}
+        if record.value == "fail":
+            raise ValueError(EVIL)
+
+    words.append([(EVIL, EVIL), (EVIL + "2", "fail")])
+    log.append("words", [{"key": b"k", "value": b"v", "headers": [(EVIL, EVIL.encode())]}])
+    app.run(until="idle", progress=False)
+    return app
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["topics", "list"],
+        ["topics", "describe", "words"],
+        ["consume", "words"],
+        ["consume", "words", "--value-format", "text"],
+        ["consume", "evil-keep-dead-letter"],
+        ["stores", "scan", "evil/kept"],
+        ["stores", "scan", "evil/kept", "--json"],
+        ["stores", "get", "evil/kept", EVIL],
+        ["stores", "get", "evil/kept", "no" + EVIL],
+        ["stores", "get", EVIL, EVIL],
+        ["topics", "describe", EVIL],
+        ["groups", "list"],
+        ["groups", "describe", EVIL],
+        ["config", "set", EVIL, EVIL],
+        ["consume", EVIL],
+        ["--debug", "consume", EVIL],
+    ],
+)
+def test_no_command_lets_data_act_on_the_terminal(
+    app: sl.App, strandline: Command, arguments: list[str]
+) -> None:
+    said = strandline(*arguments)
+    assert said.out + said.err
+    assert harms(said.out + said.err) == set()
+    if "--json" in arguments:
+        assert {EVIL, EVIL + "2"} & {line["key"] for line in said.lines}
+
+
+def test_markup_is_text(app: sl.App, strandline: Command) -> None:
+    assert "[red]x[/red]" in strandline("stores", "scan", "evil/kept").out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_every_way_to_say_something_is_safe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, terminal: bool
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    output.table(EVIL, [EVIL, "n"], [[EVIL, 1], [{EVIL: EVIL}, 2]])
+    output.facts([(EVIL, EVIL)])
+    output.document({EVIL: EVIL})
+    output.line(EVIL)
+    output.note(EVIL)
+    with pytest.raises(Exception, match="1"), explained():
+        raise InvalidRequest(EVIL)
+    said = capsys.readouterr()
+    assert said.out.count("[red]") + said.err.count("[red]") >= 5  # a narrow table folds some
+    # Bold letters are the table's own.
+    assert harms((said.out + said.err).replace("\x1b[1m", "").replace("\x1b[0m", "")) == set()
+
+
+def test_a_warning_says_nothing_to_the_terminal(
+    strandline: Command, app: sl.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from framework.cli import logs
+
+    records = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(self.format(record))
+
+    monkeypatch.setattr(logging, "lastResort", Kept())
+    with logs.told_as("text"):
+        logging.getLogger("strandline.nobody").propagate = False
+        logging.getLogger("strandline.nobody").warning("key %s", EVIL)
+    assert records
+    assert harms(records[0]) == set()
+
+
+def test_the_bar_of_a_restore_takes_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    bar = RestoreBar(after_seconds=0.0)
+    bar(RestoreProgress(1, 2, 3, 1.0, False))
+    columns = bar._shown.columns
+    bar(RestoreProgress(3, 0, 3, 1.0, True))
+    assert not any(getattr(column, "markup", False) for column in columns)
+
+
+def test_what_is_safe_stays_as_it_is() -> None:
+    for text in ("", "plain", "über α 漢字 😀 é", "a\tb\nc", '{"a": [1, "é"]}'):
+        assert printable(text) == text
+    assert json.loads(printable(json.dumps(EVIL, ensure_ascii=False))) == EVIL
+    assert harms(printable("".join(map(chr, [*range(0x3000), *range(0xE0000, 0xE0080)])))) == set()
+
+
+def test_commands_write_in_one_way(repository: Path) -> None:
+    """`framework.cli.output`, which makes it safe; two other modules do so by themselves."""
+
+    def writes(node: ast.AST) -> bool:
+        match node:
+            case ast.Call(func=ast.Name(id="print")):
+                return True
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="typer"), attr="echo" | "secho")):
+                return True
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="stdout" | "stderr"), attr="write"), args=[of]):  # fmt: skip
+                return "printable" not in ast.unparse(of) and "!a}" not in ast.unparse(of)
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="buffer"), attr="write")):
+                return True
+        return False
+
+    def found(folder: str) -> list[Any]:
+        return [
+            (path.name, node.lineno)  # type: ignore[attr-defined]
+            for path in (repository / "framework" / folder).rglob("*.py")
+            for node in ast.walk(ast.parse(path.read_text()))
+            if writes(node)
+        ]
+
+    assert found(".") == []
