@@ -52,6 +52,7 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
     durability: Durability = "fsync",
     clock: Clock | None = None,
     token: str | None = None,
+    create: bool = True,
 ) -> Log:
     """Open the log at `url`: a folder (made if need be), `strandline://host:port`, or `kafka://host:port`.
 
@@ -63,6 +64,8 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
     a log at a strandline:// URL asks for, by default that of the URL or of STRANDLINE_TOKEN. On an
     Apache Kafka cluster, with librdkafka's properties in the URL (kafka://host:9092?client.id=me), these
     three mean nothing; it needs the package confluent-kafka (the extra `kafka`).
+
+    With `create=False` a folder that holds no log is InvalidConfig, for programs that only read.
 
     Raises LogLocked, OwnerUnavailable, Unauthenticated, CorruptLog, FutureFormat,
     StorageFailed, InvalidConfig, MissingDependency.
@@ -77,6 +80,9 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
     from changelog.log import Log
 
     text = os.fspath(url)
+    location.check(text)
+    if not create:
+        location.check_exists(text)
     if location.is_kafka(text):
         return Log(_kafka(text, clock), clock=clock)
     from changelog.flight import address, attach

@@ -16,7 +16,11 @@ def check_compacted(topic: str, config: TopicConfig) -> None:
     if not config.compact:
         raise InvalidTopic(
             f"topic {topic!r} is not compacted (cleanup.policy={config.cleanup_policy}), so there is "
-            f"nothing to clean; `strandline topics alter {topic} --config cleanup.policy=compact`"
+            f"nothing to clean: its records go by age or size (retention.ms, retention.bytes), if at "
+            f"all. If it holds events, leave it so. Only if a later record of a key makes the "
+            f"earlier ones worthless: `strandline topics alter {topic} --config "
+            f"cleanup.policy=compact` keeps the last record of each key and DELETES all earlier "
+            f"ones, and records without a key, for good"
         )
 
 

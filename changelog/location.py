@@ -10,10 +10,13 @@ everywhere, for taken as a folder it would be made, with its passwords in its na
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
+from pathlib import Path
 from urllib.parse import parse_qsl
 
+from changelog.embedded.names import FOLDER_META
 from changelog.errors import InvalidConfig
 
 KAFKA = "kafka"
@@ -119,3 +122,28 @@ def check_folder(path: str | os.PathLike[str]) -> None:
     else:
         why = f"the URL is written {url}, as text (a Path takes the second slash away)"
     raise InvalidConfig(f"{name}: {why}; a folder of that name is ./{found[1]}:/…")
+
+
+def check_exists(log: str | os.PathLike[str]) -> None:
+    """Raise InvalidConfig unless `log` is the folder of a log, or a URL.
+
+    For whatever only reads: opening a mistyped path would make an empty log there. The error
+    names logs nearby: in the folder itself, and beside it with a name like it.
+    """
+    if is_url(log) or (Path(log) / FOLDER_META).exists():
+        return
+    where = Path(log)
+    what = f"{where} holds no log" if where.is_dir() else f"there is no folder {where}"
+    near = _logs_near(where)
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise InvalidConfig(
+        f"{what}{meant}; reading makes none. A log is made by an app that runs, by "
+        f"changelog.open({os.fspath(log)!r}), and by `strandline topics create`"
+    )
+
+
+def _logs_near(where: Path) -> list[str]:
+    inside = sorted(str(path.parent) for path in where.glob(f"*/{FOLDER_META}"))
+    beside = {path.parent.name: path.parent for path in where.parent.glob(f"*/{FOLDER_META}")}
+    alike = difflib.get_close_matches(where.name, beside)
+    return inside[:3] or [str(beside[name]) for name in alike]

@@ -14,9 +14,9 @@ from changelog.client.columns import to_batches
 from changelog.client.producer import Producer
 from changelog.errors import InvalidRecord, SchemaMismatch
 from changelog.records import columns_schema
+from changelog.times import to_ms
 from framework.codecs import UNENCODABLE, TypedCodec
 from framework.columns import batch_of, one_record, outgoing
-from framework.context import to_ms
 from framework.formats.wire import conform
 from framework.topic import Topic
 
@@ -26,7 +26,9 @@ PIECE = 65_536
 
 def append_to(topic: Topic[Any, Any], data: Any, timestamp: int | dt.datetime | None) -> int:
     """See `Topic.append`."""
-    now = topic.app.clock.now_ms() if timestamp is None else to_ms(timestamp)
+    now = topic.app.clock.now_ms()
+    if timestamp is not None:
+        now = to_ms(timestamp, now)
     if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
         return _append_table(topic, data, now)
     if isinstance(data, str | bytes | dict) or not isinstance(data, Iterable):

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
 from changelog.errors import InvalidRequest, NotInTask
+from changelog.times import to_ms
 from framework.record import Record
 
 if TYPE_CHECKING:
@@ -89,29 +90,16 @@ def set_timer(name: Any, at: int | dt.datetime, *, clock: ClockName = "stream") 
     `at` is in milliseconds since the epoch (or a datetime). Stream time is the largest
     timestamp that the partition has seen; a timer fires before the first record at or past
     its time. Timers survive crashes; setting one of the same name and clock replaces it.
-    `name` is anything that can be a store's key. Raises NotInTask, InvalidRequest.
+    `name` is anything that can be a store's key. Raises NotInTask, InvalidRequest, InvalidRecord
+    (a time that looks like seconds).
     """
-    _timers("set_timer").set(name, to_ms(at), clock)
+    timers = _timers("set_timer")
+    timers.set(name, to_ms(at, current_task().record.timestamp), clock)
 
 
 def cancel_timer(name: Any, *, clock: ClockName = "stream") -> None:
     """Take back a timer of the running task; nothing happens if there is none."""
     _timers("cancel_timer").cancel(name, clock)
-
-
-def to_ms(at: float | dt.datetime) -> int:
-    """Milliseconds since the epoch.
-
-    >>> to_ms(dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC))
-    1000
-    """
-    if isinstance(at, dt.datetime):
-        aware = at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)
-        return (aware - _EPOCH) // dt.timedelta(milliseconds=1)
-    return int(at)
-
-
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def _timers(call: str) -> Timers:

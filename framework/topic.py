@@ -12,6 +12,7 @@ import pyarrow as pa
 from changelog.client.accumulator import checked_headers
 from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, NotInTask
 from changelog.records import Headers
+from changelog.times import to_ms
 from framework import context
 from framework.codecs import Codec, RowCodec, TypedCodec
 from framework.formats.choice import AnySerde, holds_columns, key_codec, value_codec
@@ -171,7 +172,7 @@ class Topic(Generic[K, V]):
         """Key, value and timestamp as items of the columns. Raises InvalidRecord."""
         try:
             item = self.values.item(value)
-            at = default if timestamp is None else context.to_ms(timestamp)
+            at = default if timestamp is None else to_ms(timestamp, default)
             if self._row_of is not None and item is not None:
                 row = self._row_of(item)
                 if timestamp is None and self._timestamp_at is not None:
@@ -219,7 +220,7 @@ class Topic(Generic[K, V]):
         return column
 
     def _time_in(self, moment: Any, default: int) -> int:
-        return default if moment is None else context.to_ms(moment)
+        return default if moment is None else to_ms(moment, default)
 
     def _column_at(self, what: str, column: str | None) -> int | None:
         if column is None:

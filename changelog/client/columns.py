@@ -29,6 +29,7 @@ from changelog.client.keys import encode_key, encode_keys, is_bytes, is_text
 from changelog.errors import InvalidRecord, SchemaMismatch
 from changelog.records import HEADERS_TYPE, Headers, TopicInfo, columns_schema
 from changelog.schema import value_type
+from changelog.times import check_column
 
 PIECE_ROWS = 1 << 20
 PIECE_BYTES = 128 << 20
@@ -241,6 +242,8 @@ class _Layout:
         times = pc.cast(column, pa.int64())
         _refuse(times.is_null(), f"{self.where}: timestamp {name!r} is null")
         _refuse(pc.less(times, 0), f"{self.where}: timestamp {name!r} is before 1970")
+        if pa.types.is_integer(kind):
+            check_column(times, self._now_ms, f"{self.where}: timestamp {name!r}")
         return times
 
     def _headers(self, column: pa.Array | None) -> pa.Array | None:

@@ -20,6 +20,7 @@ so; a plain producer goes on with a new identity, a transaction can only be abor
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -55,6 +56,7 @@ from changelog.errors import (
 from changelog.groups import GroupMember
 from changelog.records import CommittedOffset, Headers, ProducerIdentity, TopicPartition
 from changelog.settings import INT_MAX, LONG_MAX, check_number
+from changelog.times import to_ms
 
 METADATA_MAX_AGE_S = 60.0
 """How long a topic's description is used before it is asked for again."""
@@ -157,14 +159,15 @@ class Producer:
         key: Any = None,
         *,
         partition: int | None = None,
-        timestamp: int | None = None,
+        timestamp: int | dt.datetime | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> Future[RecordMetadata]:
         """Send one record; the future has its offset once the log has it.
 
         `value` is bytes (on a typed topic a mapping, dataclass or msgspec.Struct); None is a
         tombstone. `key` becomes bytes by the rules of `changelog.client.keys`, and chooses the
-        partition unless `partition` does. `timestamp` is in ms, by default now.
+        partition unless `partition` does. `timestamp` is in ms or a datetime, by
+        default now; a float, and what looks like seconds, is InvalidRecord.
 
         Raises at once, with nothing sent and the transaction as it was: InvalidRecord,
         SchemaMismatch, RecordTooLarge, UnknownTopic, UnknownPartition, InvalidTxnState,
@@ -178,7 +181,9 @@ class Producer:
             target = self._target(topic, fresh=True)  # the schema may have been extended
             content = target.content(value)
         heads = checked_headers(headers, topic) if headers else ()
-        when = self._clock.now_ms() if timestamp is None else timestamp
+        when = self._clock.now_ms()
+        if timestamp is not None:
+            when = to_ms(timestamp, when)
         size = record_size(key_bytes, content, heads)
         try:
             target.check_record(key_bytes, when, size)
@@ -212,18 +217,20 @@ class Producer:
         data: Any,
         *,
         key: str | None = None,
-        timestamp: str | int | None = None,
+        timestamp: str | int | dt.datetime | None = None,
         partition: int | None = None,
     ) -> list[BatchMetadata]:
         """Append a DataFrame, Arrow data or a list of rows; where each batch went.
 
-        `key` and `timestamp` name columns (see `changelog.client.columns`); a number is the time
-        in ms of records without one, by default now. Outside a transaction what comes before a
+        `key` and `timestamp` name columns (see `changelog.client.columns`); any other `timestamp`
+        is the time, in ms or a datetime, of records without one, by default now. Outside a transaction what comes before a
         failure stands. Raises what `send` and its futures do.
         """
         target = self._target(topic, fresh=True)
         column = timestamp if isinstance(timestamp, str) else None
-        now_ms = timestamp if isinstance(timestamp, int) else self._clock.now_ms()
+        now_ms = self._clock.now_ms()
+        if timestamp is not None and column is None:
+            now_ms = to_ms(timestamp, now_ms)
         batches = to_batches(data, target.info, now_ms=now_ms, key=key, timestamp=column)
         return self._append(target, batches, partition)
 

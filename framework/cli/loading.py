@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import typer
 
 import changelog
-from changelog.embedded.names import FOLDER_META
 from changelog.errors import InvalidConfig
-from changelog.location import check, is_kafka, is_url, shown
+from changelog.location import check, check_exists, is_kafka, is_url, shown
 from framework.cli import logs
 
 if TYPE_CHECKING:
@@ -51,8 +50,8 @@ def location(log: str | None, *, create: bool = False) -> str:
             )
         log = DEFAULT_LOG
     check(log)
-    if not is_url(log) and not create:
-        _check_folder(Path(log))
+    if not create:
+        check_exists(log)
     return log
 
 
@@ -124,13 +123,3 @@ def _findable(name: str, folder: Path, target: str) -> str:
             "module:app, as shop.orders:app, or the path of its file"
         )
     return name
-
-
-def _check_folder(where: Path) -> None:
-    if (where / FOLDER_META).exists():
-        return
-    if not where.is_dir():
-        raise InvalidConfig(f"there is no folder {where}; give --log DIR|URL of a log")
-    inside = sorted(str(path.parent) for path in where.glob(f"*/{FOLDER_META}"))
-    hint = f"; did you mean --log {inside[0]}?" if inside else "; give --log DIR|URL of a log"
-    raise InvalidConfig(f"{where} holds no log{hint}")

@@ -85,7 +85,8 @@ def _opened(source: str, target: str) -> Iterator[tuple[Place, Place]]:
     if _same(source, target):
         raise InvalidRequest(f"{source} and {target} are the same log; name another to move to")
     with logs.only_errors(), ExitStack() as closing:
-        here, there = (closing.enter_context(changelog.open(url)) for url in (source, target))
+        here = closing.enter_context(changelog.open(source, create=False))
+        there = closing.enter_context(changelog.open(target))
         yield Place(source, here.broker), Place(target, there.broker)
 
 

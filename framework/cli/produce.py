@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -31,7 +32,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     """An object of columns on a typed topic; null is a tombstone."""
     key: Any = None
     headers: list[tuple[str, Any]] = []
-    timestamp: int | str | None = None
+    timestamp: int | float | str | None = None
     """Milliseconds since the epoch, or ISO 8601; now if there is none."""
     partition: int | None = None
     topic: Any = None
@@ -177,13 +178,14 @@ def _parse(text: bytes) -> Line:
         ) from error
 
 
-def _timestamp(given: int | str | None) -> int | None:
+def _timestamp(given: float | str | None) -> Any:
+    """As `Producer.send` takes it: text is a datetime there, which may be before 1980."""
     if not isinstance(given, str):
         return given
     ms = to_ms(given)
     if ms is None:
         raise InvalidRecord(f"timestamp {given!r} is neither milliseconds nor ISO 8601")
-    return ms
+    return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=ms)
 
 
 def _header(value: Any) -> bytes | None:

@@ -12,7 +12,7 @@ import typer
 from changelog import signals
 from changelog.embedded.environment import Durability
 from changelog.errors import InvalidConfig
-from changelog.location import check, is_url, shown
+from changelog.location import check, check_exists, is_url, shown
 from framework.cli import output
 from framework.cli.metrics import MetricsOption, serving_metrics
 from framework.cli.options import JsonOption
@@ -85,6 +85,9 @@ def serve(
         typer.Option("--durability", help="fsync: survives a power cut; os: survives kill -9."),
     ] = "fsync",
     metrics: MetricsOption = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the log if the folder holds none.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Serve a log until Ctrl-C or SIGTERM. Clients open the URL it prints, with the token."""
@@ -97,6 +100,7 @@ def serve(
             raise typer.BadParameter(
                 "--token, --tls-…, --client-ca and --plaintext need --listen HOST:PORT"
             )
+        _check_log(folder, create)
         return _serve_here(folder, durability, metrics, json=json)
     from changelog.flight import serve as flight
     from changelog.flight.limits import limits_from
@@ -106,6 +110,7 @@ def serve(
             f"{listen} is seen from other machines, and the data would go there in "
             "clear; give --tls-cert and --tls-key, or --plaintext on a network that you trust"
         )
+    _check_log(folder, create)
     log = flight.serve(
         folder,
         listen=listen,
@@ -135,6 +140,15 @@ def _check_folder(log: str) -> None:
             f"{shown(log)} is served already: clients open this URL themselves (--log, or "
             "STRANDLINE_LOG). `serve` is for a folder"
         )
+
+
+def _check_log(folder: str, create: bool) -> None:
+    """Raise InvalidConfig if there is no log and none is to be made."""
+    if not create:
+        try:
+            check_exists(folder)
+        except InvalidConfig as error:
+            raise InvalidConfig(f"{error}, and here by --create") from None
 
 
 def _serve_here(folder: str, durability: Durability, metrics: str | None, *, json: bool) -> None:

@@ -55,7 +55,7 @@ def connect(
     `deadline` is how many seconds a query waits for a partition that nobody has at the moment. `token` is
     what the log asks for, and the workers on other machines; by default that of the URL or of STRANDLINE_TOKEN.
     Make one for a process and keep it: it is thread-safe, and its connections are used again. Raises
-    what `changelog.open` does.
+    what `changelog.open` does, and InvalidConfig for a folder that holds no log: reading makes none.
     """
     from changelog.flight import address  # it imports Flight
 
@@ -66,7 +66,7 @@ def connect(
         if is_served(os.fspath(log)):
             served = address.parse_url(os.fspath(log))
             workers = Connections(token or served.token, served.ca, encrypted=encrypted)
-        opened = changelog.open(log, role="attach_or_spawn", token=token, clock=clock)
+        opened = changelog.open(log, role="attach_or_spawn", token=token, clock=clock, create=False)
         return Connection(opened.broker, workers, deadline, clock or SystemClock(), opened.close)
     broker = log.broker if isinstance(log, Log) else log
     return Connection(broker, workers, deadline, clock or SystemClock(), lambda: None)

@@ -12,7 +12,6 @@ import changelog
 from changelog.broker import Broker
 from changelog.clock import SystemClock
 from changelog.errors import InvalidConfig, OffsetOutOfRange, UnknownPin
-from changelog.location import is_url
 from changelog.pins import PinName, there
 from changelog.records import Batch, Fetched, PartitionOffsets, TopicInfo, TopicPartition
 from framework.spark.planning import Ends, OffsetRange
@@ -36,9 +35,12 @@ def open_log(path: str) -> Log:
     when it is idle: neither a planner nor a task lives long enough to own a log. Raises
     InvalidConfig for a folder that is not there, which opening would make.
     """
-    if not is_url(path) and not os.path.isdir(path):
-        raise InvalidConfig(f"there is no log at {path} (on {os.uname().nodename})")
-    return changelog.open(path, role="attach_or_spawn")
+    try:
+        return changelog.open(path, role="attach_or_spawn", create=False)
+    except InvalidConfig as error:
+        raise InvalidConfig(
+            f"there is no log at {path} (on {os.uname().nodename}): {error}"
+        ) from None
 
 
 def describe(broker: Broker, topics: tuple[str, ...]) -> list[TopicInfo]:

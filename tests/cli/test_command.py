@@ -68,7 +68,7 @@ def test_a_folder_that_is_no_log_is_left_alone(strandline: Command, tmp_path: Pa
 def test_a_log_further_down_is_suggested(log: Log, strandline: Command, folder: Path) -> None:
     outcome = strandline("topics", "list", "--log", str(folder.parent))
     assert outcome.code == 1
-    assert f"did you mean --log {folder}?" in outcome.err
+    assert f"did you mean {folder}?" in outcome.err
 
 
 def test_debug_shows_the_traceback(log: Log, folder: Path) -> None:
@@ -116,7 +116,7 @@ def test_ctrl_c_ends_it_quietly(log: Log, folder: Path) -> None:
 def test_served_over_tcp_and_used_by_its_url(
     folder: Path, strandline: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = started("serve", str(folder), "--listen", "127.0.0.1:0", "--json")
+    process = started("serve", str(folder), "--create", "--listen", "127.0.0.1:0", "--json")
     try:
         assert process.stdout is not None
         served = msgspec.json.decode(process.stdout.readline())
@@ -135,7 +135,7 @@ def test_served_to_this_machine(
     folder: Path, strandline: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STRANDLINE_TOKEN", "of another log that is served elsewhere")
-    process = started("serve", str(folder), "--json")
+    process = started("serve", str(folder), "--create", "--json")
     try:
         assert process.stdout is not None
         assert msgspec.json.decode(process.stdout.readline())["url"] == str(folder)

@@ -283,3 +283,15 @@ def test_a_partition_that_is_empty_is_no_obstacle(log: Log, strandline: Command)
     log.create_topic("orders", 3)
     assert log.broker.offsets([TopicPartition("orders", 2)])
     assert strandline("consume", "orders").lines == []
+
+
+def test_produce_refuses_seconds_and_takes_what_is_iso(log: Log, strandline: Command) -> None:
+    log.create_topic("times")
+    for wrong in ("1760000400", "1760000400.5"):
+        given = f'{{"key": "a", "value": 1, "timestamp": {wrong}}}'
+        outcome = strandline("produce", "times", stdin=given)
+        assert (outcome.code, "milliseconds" in outcome.err) == (1, True), outcome.err
+    early = '{"key": "a", "value": 1, "timestamp": "1970-01-20"}'
+    assert strandline("produce", "times", stdin=early).code == 0
+    [time] = log.read("times")["timestamp"].to_pylist()
+    assert time.timestamp() == 19 * 86_400

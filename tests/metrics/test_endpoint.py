@@ -324,7 +324,7 @@ def is_at(ask: Callable[..., float], wanted: float, name: str, **labels: Any) ->
 
 
 def test_two_processes_tell_of_themselves_only(commands: Commands, eventually: Eventually) -> None:
-    owner = commands.start("serve", str(commands.log))
+    owner = commands.start("serve", str(commands.log), "--create")
     eventually(lambda: told(owner, "strandline_log_owned"))
     one, two = commands.run(), commands.run()
     for worker in (one, two):
@@ -353,7 +353,7 @@ def test_a_command_whose_address_is_in_use_ends_with_an_error(commands: Commands
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         refused = (
             commands.run(metrics=address),
-            commands.start("serve", str(commands.log), metrics=address),
+            commands.start("serve", str(commands.log), "--create", metrics=address),
         )
         for process in refused:
             assert process.ended() == 1

@@ -1,0 +1,82 @@
+"""Timestamps as they are given from outside: integers of milliseconds since the epoch, or datetimes.
+
+The usual mistake is seconds, as `time.time()` gives them: taken for milliseconds they are days in
+January 1970, so windows, timers and retention silently go wrong. So a float is refused, and so is
+an integer that is a time since 1980 if it is taken as seconds, and one before 1980 if not. Who has
+older data says so by giving a datetime, which cannot be mistaken. Records that are in a log
+already are read whatever their time, and a handler may go on with times like its record's.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import operator
+import warnings
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.errors import InvalidRecord
+
+SECONDS_OF_1980 = 315_532_800
+MS_OF_1980 = 1_000 * SECONDS_OF_1980
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_FIX = (
+    "times are integers of milliseconds: int(time.time() * 1000), or datetimes; a time that is "
+    "really before 1980 is given as a datetime"
+)
+
+
+def to_ms(at: Any, around: int) -> int:
+    """Milliseconds since the epoch of a time that a user has given.
+
+    Args:
+        at: An integer of milliseconds, or a datetime (UTC if it has no zone).
+        around: A time in ms that this one belongs to: now, or that of the record being handled.
+            An early time is taken where this one is as early.
+
+    Raises:
+        InvalidRecord: The time is a float or of another type, or looks like seconds.
+
+    >>> to_ms(dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC), MS_OF_1980)
+    1000
+    >>> to_ms(1_760_000_400, around=1_760_000_400_000)
+    Traceback (most recent call last):
+    changelog.errors.InvalidRecord: the time 1760000400 is 1970-01-21 08:53 in milliseconds, and looks like seconds; ...
+    """
+    if isinstance(at, dt.datetime):
+        aware = at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)
+        return (aware - _EPOCH) // dt.timedelta(milliseconds=1)
+    try:
+        ms = operator.index(at)
+    except TypeError:
+        ms = None
+    if ms is None or isinstance(at, bool):
+        raise InvalidRecord(f"the time {at!r} is of type {type(at).__name__}; {_FIX}")
+    if ms < MS_OF_1980:
+        _check_early(ms, around)
+    return ms
+
+
+def check_column(times: pa.Int64Array, around: int, where: str) -> None:
+    """Check a column of integers as `to_ms` does each of them. Raises InvalidRecord."""
+    early = times.filter(pc.less(times, MS_OF_1980))
+    if not len(early):
+        return
+    try:
+        for ms in pc.min_max(early).as_py().values():
+            _check_early(ms, around)
+    except InvalidRecord as error:
+        raise InvalidRecord(f"{where}: {error}") from None
+
+
+def _check_early(ms: int, around: int) -> None:
+    """Refuse what looks like seconds; warn of what is before 1980 among times that are not."""
+    if ms >= SECONDS_OF_1980 and not SECONDS_OF_1980 <= around < MS_OF_1980:
+        moment = f"{_EPOCH + dt.timedelta(milliseconds=ms):%Y-%m-%d %H:%M}"
+        raise InvalidRecord(
+            f"the time {ms} is {moment} in milliseconds, and looks like seconds; {_FIX}"
+        )
+    if around >= MS_OF_1980:
+        warnings.warn(f"the time {ms} ms is before 1980; {_FIX}", UserWarning, stacklevel=5)

@@ -1,0 +1,89 @@
+"""What only reads makes no log, whatever the path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import changelog
+import strandline as sl
+from changelog.errors import InvalidConfig
+from tests.cli.conftest import Command
+
+READING = [
+    ("topics", "list"),
+    ("topics", "describe", "t"),
+    ("consume", "t"),
+    ("produce", "t"),
+    ("groups", "list"),
+    ("groups", "lag", "g"),
+    ("stores", "list"),
+    ("stores", "get", "a/s", "k"),
+    ("cleaner", "status"),
+    ("clean", "t"),
+    ("config", "show"),
+    ("describe", "app"),
+    ("reset", "app", "--yes"),
+    ("check",),
+    ("repair",),
+    ("segments", "list"),
+    ("serve",),
+    ("serve", "--listen", "127.0.0.1:0"),
+]
+
+
+@pytest.fixture
+def mistyped(tmp_path: Path) -> Path:
+    """A path beside that of a log, with a slip in it."""
+    with changelog.open(tmp_path / "orders", durability="os"):
+        return tmp_path / "ordres"
+
+
+@pytest.mark.parametrize("words", READING, ids=" ".join)
+def test_a_command_that_reads_makes_no_log(
+    strandline: Command, mistyped: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRANDLINE_LOG", str(mistyped))
+    named = words[0] in ("serve", "check", "repair")
+    outcome = strandline(*words, *([str(mistyped)] if named else ()))
+    assert outcome.code != 0
+    assert not mistyped.exists()
+
+
+def test_the_error_names_the_path_a_log_nearby_and_what_makes_one(mistyped: Path) -> None:
+    with pytest.raises(InvalidConfig) as found:
+        sl.connect(mistyped)
+    said = str(found.value)
+    assert f"there is no folder {mistyped}; did you mean {mistyped.parent / 'orders'}?" in said
+    assert f"changelog.open({str(mistyped)!r})" in said
+    assert not mistyped.exists()
+
+
+def test_an_open_for_reading_makes_no_log_in_a_folder_of_other_things(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    for read in (sl.connect, lambda path: changelog.open(path, create=False)):
+        with pytest.raises(InvalidConfig, match="holds no log"):
+            read(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_app_and_a_writer_make_theirs(tmp_path: Path) -> None:
+    with changelog.open(tmp_path / "one", durability="os"):
+        pass
+    with sl.App("app", log=tmp_path / "two") as app:
+        app.topic("t", value=int).append([("a", 1)])
+    for name in ("one", "two"):
+        with changelog.open(tmp_path / name, create=False, durability="os"):
+            pass
+
+
+def test_what_would_delete_history_is_not_advised_without_a_word(
+    strandline: Command, folder: Path
+) -> None:
+    with changelog.open(folder, durability="os") as log:
+        log.create_topic("events")
+        outcome = strandline("clean", "events")
+    assert outcome.code == 1
+    assert "DELETES all earlier ones" in outcome.err
+    assert "If it holds events, leave it so" in outcome.err
