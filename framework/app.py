@@ -49,6 +49,7 @@ class StoreSettings(TypedDict, total=False):
     ttl_ms: int | None
     engine: Literal["rocksdb", "memory"]
     limits: StoreLimits
+    upgrade: Callable[[Any], Any] | None
 
 
 DEFAULT_LOG = "./data"

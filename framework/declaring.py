@@ -16,6 +16,7 @@ from framework.options import Options
 from framework.store import Store
 from framework.task import TaskSpec
 from framework.topic import Topic
+from statestore.recorded import declarations_topic
 from statestore.spec import StoreSpec
 
 _log = logging.getLogger("strandline")
@@ -119,7 +120,7 @@ class Declarations:
         return infos
 
     def internal_topics(self) -> list[str]:
-        """Changelogs and repartition topics: what `reset` deletes."""
+        """Return the topics that `reset` deletes: changelogs, repartition topics, recorded declarations."""
         timers = [spec.timer_store for spec in self.tasks.values() if spec.has_timers]
         specs = [*(store.spec for store in self.stores.values()), *timers]
         prefix = f"{self.app}-"
@@ -128,7 +129,9 @@ class Declarations:
             for name in self.topics
             if name.startswith(prefix) and name.endswith("-repartition")
         ]
-        return [*(spec.changelog_topic(self.app) for spec in specs), *repartitions]
+        changelogs = [spec.changelog_topic(self.app) for spec in specs]
+        declarations = [declarations_topic(self.app)] if changelogs else []
+        return [*changelogs, *repartitions, *declarations]
 
     def described(self, options: Options) -> dict[str, Any]:
         """As plain data."""

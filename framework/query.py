@@ -14,6 +14,7 @@ from changelog.errors import InvalidConfig
 from changelog.records import TopicPartition
 from framework.container.folders import StoreFolders
 from framework.store import Store
+from framework.store_declarations import StoreDeclarations
 from statestore.keys import key_codec
 from statestore.restore import READERS_WAIT_S, restore_all
 from statestore.spec import UNSET
@@ -101,12 +102,16 @@ class StoreView(Generic[K, V]):
 
 
 def view_of(app: App, store: Store[K, V]) -> StoreView[K, V]:
-    """A view of a store of `app`."""
+    """Return a view of a store of `app`. Raises InvalidConfig if it is stored otherwise."""
     if store.task is None:
         raise InvalidConfig(f"store {store.name!r} belongs to no task, so it holds nothing")
-    partitions = app.broker.topic(store.changelog_topic).partitions
+    broker, topic = app.broker, store.changelog_topic
+    info = broker.topic(topic)
+    declared = StoreDeclarations(app.name, [store.spec], {topic: info}, broker, app.clock)
+    expiry = declared.check()[topic]
     folders = StoreFolders(None, app.clock)
-    return StoreView(store, [folders.open(store.spec, n) for n in range(partitions)], app.broker)
+    parts = [folders.open(store.spec, n, expiry=expiry) for n in range(info.partitions)]
+    return StoreView(store, parts, broker)
 
 
 _NATIVE = (bytes, bytearray)

@@ -33,11 +33,13 @@ from framework.container.positions import position_of
 from framework.container.restore import OnRestore, Restoring
 from framework.container.standbys import Standbys
 from framework.querying.endpoint import Endpoint
+from framework.store_declarations import StoreDeclarations
 from framework.task import TaskSpec
 from framework.topic import Topic
 from statestore.restore import Progress
 from statestore.spec import AnySpec
 from statestore.store import AnyStore
+from statestore.values import Expiry
 
 _log = logging.getLogger("strandline")
 
@@ -101,6 +103,7 @@ class TaskManager:
         folders: StoreFolders,
         counters: WorkerCounters,
         *,
+        declarations: StoreDeclarations,
         restore_threads: int,
         in_background: bool,
         queries: Endpoint | None = None,
@@ -137,6 +140,7 @@ class TaskManager:
         """Of the worker."""
         self._ends = StableEnds(broker, clock)
         self._queries = queries
+        self._declarations = declarations
 
     @property
     def held(self) -> Partitions:
@@ -308,8 +312,11 @@ class TaskManager:
             lambda: self._broker.committed(self._app, opening.partitions), lambda: opening.abandoned
         )
         ends = self._broker.offsets(opening.partitions)
+        changelogs = self._changelogs(opening.partitions)
+        # Only now: what the last holder has recorded and written cannot change any more.
+        expiry = self._declarations.confirm({changelog.topic for changelog in changelogs})
         for spec, number in self._wanted(opening.partitions):
-            parts.append(self._parts(spec, number, committed, ends, opening.deadline))
+            parts.append(self._parts(spec, number, committed, ends, opening.deadline, expiry))
         return committed
 
     def _wanted(self, partitions: Partitions) -> list[tuple[TaskSpec, int]]:
@@ -330,11 +337,18 @@ class TaskManager:
         }
 
     def _parts(
-        self, spec: TaskSpec, number: int, committed: Committed, ends: Ends, deadline: float
+        self,
+        spec: TaskSpec,
+        number: int,
+        committed: Committed,
+        ends: Ends,
+        deadline: float,
+        expiry: Mapping[str, Expiry],
     ) -> Parts:
         def opened(store: AnySpec) -> AnyStore:
             left = max(0.0, deadline - self._clock.monotonic())
-            return self._folders.open(store, number, left)
+            has_expiry = expiry[store.changelog_topic(self._app)]
+            return self._folders.open(store, number, left, has_expiry)
 
         inputs = []
         for topic in spec.inputs:
@@ -363,6 +377,7 @@ class TaskManager:
                 changelog = TopicPartition(store.spec.changelog_topic(self._app), part.number)
                 with self.counters.restores.timed():
                     done = store.restore(self._broker, changelog, report)
+                    self._declarations.finish(store, changelog)
                 self.counters.restored.add(done.records)
 
     def _ended(self, opening: Opening, is_back: bool) -> None:

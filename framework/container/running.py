@@ -37,6 +37,7 @@ from framework.declaring import Declarations
 from framework.options import Options
 from framework.querying.endpoint import Endpoint
 from framework.querying.provider import StoreProvider
+from framework.store_declarations import StoreDeclarations
 
 if TYPE_CHECKING:
     from framework.app import App
@@ -158,8 +159,11 @@ def worker_on(
     `queries`, if there are to be any.
     """
     infos = declared.prepare(broker)
-    counters = WorkerCounters(declared.app, folders.counters)
     specs, topics = list(declared.tasks.values()), list(declared.topics.values())
+    stores = [store for spec in specs for store in spec.all_stores]
+    declarations = StoreDeclarations(declared.app, stores, infos, broker, clock)
+    declarations.record()
+    counters = WorkerCounters(declared.app, folders.counters)
     tasks = TaskManager(
         declared.app,
         specs,
@@ -169,6 +173,7 @@ def worker_on(
         clock,
         folders,
         counters,
+        declarations=declarations,
         restore_threads=options.restore_threads,
         in_background=not alone,
         queries=queries,

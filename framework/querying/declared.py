@@ -7,12 +7,10 @@ type of values goes by name: a client takes the class if it has imported it, els
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime
 from functools import cache
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_args
 
 from changelog.client.partitioner import partition_for
 from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, StrandlineError
@@ -21,11 +19,11 @@ from framework.querying.messages import Described
 from framework.store import Store
 from framework.task import TaskSpec
 from statestore.aggregates import Aggregate, Aggregates
+from statestore.key_types import key_from_wire, key_to_wire
 from statestore.keys import KeyCodec, codec_of, decode_key, key_codec
 from statestore.serdes import Bytes, MessagePack, Serde, Typed, topic_key_serde, value_serde
 from statestore.spec import UNSET
 
-_SCALARS = {kind.__name__: kind for kind in (str, int, float, bytes, bool, date, datetime)}
 
 
 def described(task: TaskSpec, store: Store[Any, Any]) -> Described:
@@ -40,41 +38,6 @@ def described(task: TaskSpec, store: Store[Any, Any]) -> Described:
         None if figures is None else {n: (one.kind, one.column) for n, one in figures.items()},
         _default(store, serde),
     )
-
-
-def key_to_wire(declared: Any) -> Any:
-    """A declared type of keys as plain data.
-
-    >>> key_to_wire(tuple[str, int | None])
-    ['tuple', ['str', ['optional', 'int']], False]
-    """
-    declared = getattr(declared, "__supertype__", declared)
-    if get_origin(declared) is tuple:
-        arguments = get_args(declared)
-        variadic = len(arguments) == 2 and arguments[1] is Ellipsis
-        named = arguments[:1] if variadic else arguments
-        return ["tuple", [key_to_wire(argument) for argument in named], variadic]
-    if get_origin(declared) in (Union, types.UnionType):
-        [inner] = [argument for argument in get_args(declared) if argument is not type(None)]
-        return ["optional", key_to_wire(inner)]
-    return declared.__name__
-
-
-def key_from_wire(data: Any) -> Any:
-    """The declared type of keys. Raises InvalidRequest.
-
-    >>> key_from_wire(["tuple", ["str", ["optional", "int"]], False])
-    tuple[str, int | None]
-    """
-    try:
-        if isinstance(data, str):
-            return _SCALARS[data]
-        if data[0] == "optional":
-            return key_from_wire(data[1]) | None
-        elements = tuple(map(key_from_wire, data[1]))
-        return types.GenericAlias(tuple, (*elements, ...) if data[2] else elements)
-    except (LookupError, TypeError) as error:
-        raise InvalidRequest(f"{data!r:.80} is no type of keys that is known here") from error
 
 
 @dataclass(frozen=True)
