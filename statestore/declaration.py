@@ -151,6 +151,22 @@ def compare(stored: Declaration, declared: Declaration, *, can_upgrade: bool) ->
     return Change("rewrite", rewritten, reasons)
 
 
+def unreadable_as(wanted: Declaration, stored: Declaration, *, values: bool) -> list[str]:
+    """Return why stored keys, and `values` too, cannot be read as types that a reader wants.
+
+    A reader that only reads may know fewer fields than there are, and may want plain data of figures.
+    """
+    if not key_accepts(wanted.key, stored.key):
+        old, new = (_shown_key(one.key) for one in (stored, wanted))
+        return [f"its keys are {old}, and are wanted as {new}"]
+    if not values or not (stored.form == wanted.form == "typed"):
+        return []
+    assert stored.value is not None
+    assert wanted.value is not None
+    reason = unreadable(wanted.value, stored.value, dropping=True)
+    return [] if reason is None else [reason]
+
+
 def _reasons(stored: Declaration, declared: Declaration) -> Iterator[str]:
     """Why stored values are not what is declared."""
     if stored.figures != declared.figures:
@@ -162,9 +178,10 @@ def _reasons(stored: Declaration, declared: Declaration) -> Iterator[str]:
         reason = reason or _big_ints(stored.value, declared.value)
         if reason:
             yield reason
+    elif (stored.form, declared.form) == ("typed", "messagepack"):
+        return
     elif (stored.form, stored.serde) != (declared.form, declared.serde):
-        if not (stored.form == "typed" and declared.form == "messagepack"):
-            yield f"its values are {_shown_form(stored)}, and are declared as {_shown_form(declared)}"
+        yield f"its values are {_shown_form(stored)}, and are declared as {_shown_form(declared)}"
 
 
 def _big_ints(stored: TypeDescription, declared: TypeDescription) -> str | None:

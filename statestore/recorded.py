@@ -113,6 +113,7 @@ class DeclarationLog:
         self._clock = clock
         self._partition = TopicPartition(self.topic, 0)
         self._state = Changelogged(MemoryEngine())
+        self._known = Recorded()
         self._lock = threading.Lock()
 
     def read(self) -> Recorded:
@@ -125,8 +126,8 @@ class DeclarationLog:
             try:
                 self._read_on()
             except UnknownTopic:
-                return Recorded()
-            return Recorded.of(self._state.scan((), b"", None, reverse=False))
+                self._known = Recorded()
+            return self._known
 
     def change(self, decide: Callable[[Recorded], Changes]) -> Recorded:
         """Write what `decide` makes of what is recorded, and return what is recorded then.
@@ -161,6 +162,7 @@ class DeclarationLog:
         if held is None or held.topic_id != now.topic_id or held.offset < end:
             wait = READERS_WAIT_S
             restore(self._state, self._broker, self._partition, clock=self._clock, wait=wait)
+            self._known = Recorded.of(self._state.scan((), b"", None, reverse=False))
 
     def _create(self) -> None:
         try:

@@ -100,9 +100,7 @@ def _chunks(work: _Rewriting, store: AnyStore, after: bytes | None) -> Iterator[
 class _Rewriting:
     """From values of one declaration to those of the next."""
 
-    def __init__(
-        self, spec: AnySpec, changelog: TopicPartition, declaration: Declaration
-    ) -> None:
+    def __init__(self, spec: AnySpec, changelog: TopicPartition, declaration: Declaration) -> None:
         assert declaration.before is not None
         self._spec = spec
         self._changelog = changelog

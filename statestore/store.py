@@ -66,11 +66,11 @@ def open_store(
 ) -> PartitionStore[K, V]:
     """One partition of a store, its engine in `folder` (not needed in memory).
 
-    `now` is the time in ms that a time to live is counted in: pass the task's stream time, or
-    leave it to the clock. `lock_timeout` is how many seconds another holder of the folder is
-    waited for. An open `engine` takes the place of the one that the spec names. `counters` are
-    those of the store, if its partitions count together. `expiry` is what is recorded for the store
-    (`statestore.declaration`). Raises FutureFormat, StorageFailed, DiskFull.
+    `now` is the time in ms that a time to live is counted in, by default the clock's.
+    `lock_timeout` is how many seconds another holder of the folder is waited for. An open `engine`
+    takes the place of the one that the spec names. `counters` are those of the store, if its
+    partitions count together. `expiry` is what is recorded for it (`statestore.declaration`).
+    Raises FutureFormat, StorageFailed, DiskFull.
 
     >>> store = open_store(StoreSpec("n", key=str, value=int, default=0, engine="memory"))
     >>> store["LHR"] += 1
@@ -78,9 +78,10 @@ def open_store(
     (1, False, [('LHR', 1)])
     """
     clock = clock or SystemClock()
+    now = now or clock.now_ms
     return PartitionStore(
         spec,
-        ValueCodec(spec.value, spec.name, ttl_ms=spec.ttl_ms, now=now or clock.now_ms, expiry=expiry),
+        ValueCodec(spec.value, spec.name, ttl_ms=spec.ttl_ms, now=now, expiry=expiry),
         Cache(spec.limits.cache_bytes),
         Dirty(key_codec(spec.key).encode),
         Changelogged(engine or engine_of(spec, folder, lock_timeout, clock), counters),
@@ -355,7 +356,8 @@ class PartitionStore(Unsized, Generic[K, V]):
         limits = self.spec.limits
         if self._committed.pending_bytes == 0:
             return False
-        if (self._clock.monotonic() - self._last_checkpoint) * 1000 >= limits.checkpoint_interval_ms:
+        waited_ms = (self._clock.monotonic() - self._last_checkpoint) * 1000
+        if waited_ms >= limits.checkpoint_interval_ms:
             return True
         if self._committed.pending_bytes > limits.overlay_bytes:
             self._committed.fold()  # of a key that changes often only the last value counts
@@ -373,12 +375,8 @@ class PartitionStore(Unsized, Generic[K, V]):
     def sizes(self) -> StoreSizes:
         """How large it is; may be asked from any thread. Raises what the engine does."""
         committed = self._committed
-        return StoreSizes(
-            committed.num_entries_unfolded(),
-            committed.engine.disk_bytes(),
-            self.uncommitted_bytes,
-            committed.pending_bytes,
-        )
+        entries, disk_bytes = committed.num_entries_unfolded(), committed.engine.disk_bytes()
+        return StoreSizes(entries, disk_bytes, self.uncommitted_bytes, committed.pending_bytes)
 
     @property
     def position(self) -> Position | None:
@@ -496,5 +494,7 @@ class PartitionStore(Unsized, Generic[K, V]):
 
 AnyStore = PartitionStore[Any, Any]
 
-_NOWHERE = Position("", 0, 0)
-_CHANGE_BYTES = 200  # of an entry, its undo record, a short key and a small value
+_NOWHERE, _CHANGE_BYTES = (
+    Position("", 0, 0),
+    200,
+)  # bytes of an entry, its undo record, a short key and a small value

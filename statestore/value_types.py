@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import msgspec.inspect as inspect
+from msgspec import inspect
 
 Node = dict[str, Any]
 
@@ -90,7 +90,7 @@ class _Describing:
         known = self._names.get(id(info))
         if known is not None:
             return known
-        name = info.cls.__qualname__
+        name: str = info.cls.__qualname__
         if name in self._objects:
             name = f"{name} ({len(self._objects)})"
         self._names[id(info)] = name
@@ -111,15 +111,17 @@ class _Describing:
         if field.required:
             return node
         default: Any = None
-        if field.default is not inspect.NODEFAULT:
+        if field.default is not msgspec.NODEFAULT:
             default = _plain(field.default)
-        elif field.default_factory is not inspect.NODEFAULT:
+        elif field.default_factory is not msgspec.NODEFAULT:
             default = {"factory": getattr(field.default_factory, "__qualname__", "")}
         return {**node, "default": default, **({"may_lack": True} if may_lack else {})}
 
 
-def unreadable(new: TypeDescription, old: TypeDescription) -> str | None:
+def unreadable(new: TypeDescription, old: TypeDescription, *, dropping: bool = False) -> str | None:
     """Return why values of the type `old` cannot all be read as `new`; None if they can.
+
+    With `dropping` fields that `new` does not have may be left out, as a reader may that writes nothing.
 
     Fields of `new` that values of `old` lack are marked in it (`may_lack`): their defaults must not
     change from now on.
@@ -129,13 +131,14 @@ def unreadable(new: TypeDescription, old: TypeDescription) -> str | None:
     >>> unreadable(described_type(str), described_type(int))
     'a value is int, and is declared as str'
     """
-    return _Comparing(new.objects, old.objects).why_not(new.root, old.root, "a value")
+    return _Comparing(new.objects, old.objects, dropping).why_not(new.root, old.root, "a value")
 
 
 class _Comparing:
     """Compares two descriptions; a pair of classes that contain themselves is taken for equal."""
 
-    def __init__(self, new: Mapping[str, Node], old: Mapping[str, Node]) -> None:
+    def __init__(self, new: Mapping[str, Node], old: Mapping[str, Node], dropping: bool) -> None:
+        self._dropping = dropping
         self._new = new
         self._old = old
         self._compared: set[tuple[str, str]] = set()
@@ -201,6 +204,8 @@ class _Comparing:
     def _old_fields(self, new: Node, old: Node) -> Iterator[str | None]:
         for name, was in old["fields"].items():
             now = new["fields"].get(name)
+            if now is None and self._dropping:
+                continue
             if now is None:
                 yield f"field {name!r} is not declared any more"
                 continue
@@ -299,7 +304,7 @@ def shown(node: Node) -> str:
         return str(node["name"])
     if "items" in node:
         return f"{what}[{shown(node['items'])}]".replace("vartuple[", "tuple[..., ")
-    return {"none": "None", "any": "Any"}.get(what, what)
+    return str({"none": "None", "any": "Any"}.get(what, what))
 
 
 def _of_literal(new: Node, value: Any) -> bool:

@@ -26,6 +26,7 @@ from framework.querying.client import Connection, connect
 from framework.querying.committed import entries
 from framework.querying.folded import Folded
 from framework.querying.workers import Source
+from statestore.declaration import Declaration
 from statestore.keys import codec_of, decode_key
 from statestore.reader import Bounds
 from statestore.serdes import MessagePack
@@ -92,7 +93,7 @@ def get(
     with _connected(log, expired=expired) as connection:
         held = _held(connection, _named(connection.broker, store), expired=expired)
         found = [
-            _entry(partition, name, data, value_format)
+            _entry(partition, name, data, value_format, held)
             for partition, values in held.source.read(held.partitions, wanted).items()
             for name, data in zip(wanted, values, strict=True)
             if data is not None
@@ -121,7 +122,7 @@ def scan(
     with _connected(log, expired=expired) as connection:
         held = _held(connection, _named(connection.broker, store), expired=expired)
         rows = (
-            _entry(partition, name, data, value_format)
+            _entry(partition, name, data, value_format, held)
             for name, partition, data in heapq.merge(*held.entries())
         )
         shown = islice((row for row in rows if _begins(row["key"], prefix)), limit)
@@ -198,6 +199,8 @@ class _Held(NamedTuple):
 
     source: Source
     partitions: range
+    is_messagepack: bool = True
+    """Whether values are MessagePack; those of bytes and of serdes are not taken for it."""
 
     def entries(self) -> list[Iterator[tuple[bytes, int, bytes]]]:
         """By partition the keys in order, where they are, and their values."""
@@ -215,14 +218,19 @@ def _held(connection: Connection, name: StoreName, *, expired: bool) -> _Held:
     except InvalidRequest:
         known = False  # the app has it for itself, as timers, or does not have it any more
     if known:
-        return _Held(committed, committed.partitions)
+        return _Held(committed, committed.partitions, _is_messagepack(committed.recorded()))
     return _folded(connection.broker, name, expired=expired)
+
+
+def _is_messagepack(declaration: Declaration | None) -> bool:
+    return declaration is None or declaration.is_messagepack
 
 
 def _folded(broker: Broker, name: StoreName, *, expired: bool) -> _Held:
     """As its changelogs have it."""
     partitions = broker.topic(name.topic).partitions
-    return _Held(Folded(broker, name.topic, partitions, expired=expired), range(partitions))
+    folded = Folded(broker, name.topic, partitions, app=name.app, expired=expired)
+    return _Held(folded, range(partitions), _is_messagepack(folded.recorded()))
 
 
 def _summary(broker: Broker, name: StoreName, *, expired: bool) -> dict[str, Any]:
@@ -235,17 +243,19 @@ def _summary(broker: Broker, name: StoreName, *, expired: bool) -> dict[str, Any
     }
 
 
-def _entry(partition: int, key: bytes, data: bytes, form: ValueForm) -> dict[str, Any]:
+def _entry(partition: int, key: bytes, data: bytes, form: ValueForm, held: _Held) -> dict[str, Any]:
     try:
         shown_key = plain(decode_key(key))
     except StrandlineError:
         shown_key = plain(key)
-    return {"key": shown_key, "value": _value(data, form), "partition": partition}
+    return {"key": shown_key, "value": _value(data, form, held), "partition": partition}
 
 
-def _value(data: bytes, form: ValueForm) -> Any:
+def _value(data: bytes, form: ValueForm, held: _Held) -> Any:
     if form != "auto":
         return show_value(data, form)
+    if not held.is_messagepack:
+        return show_value(data)
     try:
         return plain(MessagePack().loads(data))
     except InvalidRecord:

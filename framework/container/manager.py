@@ -12,7 +12,7 @@ Named after the TaskManager of Kafka Streams.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from changelog.records import CommittedOffset, PartitionOffsets, TopicInfo, Topi
 from changelog.together import Leads
 from framework.container.folders import StoreFolders
 from framework.container.gauges import StableEnds, gauges
+from framework.container.growth import Growth, input_partitions
 from framework.container.inputs import Input
 from framework.container.instance import TaskInstance
 from framework.container.metrics import WorkerCounters
@@ -97,7 +98,7 @@ class TaskManager:
         app: str,
         tasks: Sequence[TaskSpec],
         topics: Sequence[Topic[Any, Any]],
-        infos: Mapping[str, TopicInfo],
+        infos: MutableMapping[str, TopicInfo],
         broker: Broker,
         clock: Clock,
         folders: StoreFolders,
@@ -113,13 +114,9 @@ class TaskManager:
         """Those at work."""
         self.committed: dict[TopicPartition, CommittedOffset] = {}
         """Where their inputs go on, as of the last commit."""
-        self.every: Partitions = frozenset(
-            TopicPartition(topic.name, number)
-            for task in tasks
-            for topic in task.inputs
-            for number in range(infos[topic.name].partitions)
-        )
-        """All input partitions of the app."""
+        self.every: Partitions = input_partitions(tasks, infos)
+        """All input partitions of the app, but for those that it cannot read (`growth`)."""
+        self.growth = Growth(app, tasks, infos, broker)
         self.stands_by: Partitions = NONE
         """Input partitions that others hold, and of whose stores it keeps copies."""
         self._app = app
@@ -161,6 +158,16 @@ class TaskManager:
     def remaining(self) -> int:
         """Offsets that restores have before them."""
         return self._restoring.remaining
+
+    def readable(self, allowed: Partitions) -> Partitions:
+        """Return those of the partitions that it may hold which the app reads.
+
+        Inputs that have got partitions are looked at once, when they are allowed first.
+        """
+        unknown = allowed - self.every
+        if unknown and self.growth.meet(unknown):
+            self.every = input_partitions(self._tasks, self._infos)
+        return allowed & self.every if unknown else allowed
 
     def open(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to bring back the tasks of these partitions, of each number by themselves."""

@@ -25,7 +25,13 @@ from changelog.location import is_served
 from changelog.log import Log
 from framework.querying.committed import Committed, entries
 from framework.querying.connections import Connections
-from framework.querying.declared import Form, form_of, likely_partition
+from framework.querying.declared import (
+    Form,
+    as_recorded,
+    check_given,
+    form_of,
+    likely_partition,
+)
 from framework.querying.folded import Folded
 from framework.querying.messages import Described
 from framework.querying.workers import Fleet, Source
@@ -96,7 +102,8 @@ class Connection:
 
         `key` and `value` are types (or a serde) that go before those that the app has declared. Without,
         keys are of their declared type; values of a class that this process has not imported are
-        plain data. Raises InvalidRequest if there is no such store.
+        plain data. Raises InvalidRequest if there is no such store, InvalidConfig if what is stored
+        cannot be read as `key` and `value`.
         """
         return ReadOnlyStore(name, self.committed(name), key, value)
 
@@ -111,7 +118,7 @@ class Connection:
         if not partitions:
             raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")
         fleet = Fleet(app, self.broker, self._connections, self._clock, self._deadline)
-        folded = Folded(self.broker, topic, partitions, wait=self._deadline)
+        folded = Folded(self.broker, topic, partitions, app=app, wait=self._deadline)
         return Committed(short, fleet, folded, partitions)
 
     def close(self) -> None:
@@ -142,6 +149,7 @@ class ReadOnlyStore(Generic[K, V]):
         self.name = name
         self._committed = committed
         self._partitions = len(committed.partitions)
+        check_given(name, committed.recorded(), key, value)
         self._given = (key, value)
         self._known: Form | None = None
         """How to read it, once a worker has said how it was declared."""
@@ -256,7 +264,7 @@ class ReadOnlyStore(Generic[K, V]):
 
     def _form(self, told: Described | None) -> Form:
         if told is None:
-            return form_of(self.name, None, *self._given)
+            return form_of(self.name, as_recorded(self._committed.declaration()), *self._given)
         if self._known is None:
             self._known = form_of(self.name, told, *self._given)
         return self._known

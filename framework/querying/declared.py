@@ -19,11 +19,11 @@ from framework.querying.messages import Described
 from framework.store import Store
 from framework.task import TaskSpec
 from statestore.aggregates import Aggregate, Aggregates
+from statestore.declaration import Declaration, declaration_of, unreadable_as
 from statestore.key_types import key_from_wire, key_to_wire
 from statestore.keys import KeyCodec, codec_of, decode_key, key_codec
 from statestore.serdes import Bytes, MessagePack, Serde, Typed, topic_key_serde, value_serde
-from statestore.spec import UNSET
-
+from statestore.spec import UNSET, StoreSpec
 
 
 def described(task: TaskSpec, store: Store[Any, Any]) -> Described:
@@ -103,6 +103,30 @@ def form_of(name: str, told: Described | None, key: Any, value: Any) -> Form:
             f"give it, or a type: store({name!r}, value=…)"
         )
     return Form(name, keys, _serde(told), None, default)
+
+
+def as_recorded(declaration: Declaration | None) -> Described | None:
+    """Return what the record of a store tells: all but the names of classes, and the default."""
+    if declaration is None:
+        return None
+    named = declaration.serde or ""
+    return Described([], declaration.key, declaration.form, named, declaration.figures, None)
+
+
+def check_given(name: str, declaration: Declaration | None, key: Any, value: Any) -> None:
+    """Raise InvalidConfig if what is recorded for a store cannot be read as the types given."""
+    if declaration is None:
+        return
+    wanted = declaration_of(
+        StoreSpec(
+            "given",
+            key=key_from_wire(declaration.key) if key is UNSET else key,
+            value=None if value is UNSET else value,
+        )
+    )
+    reasons = unreadable_as(wanted, declaration, values=value is not UNSET)
+    if reasons:
+        raise InvalidConfig(f"store {name!r} is stored otherwise: {'; '.join(reasons)}")
 
 
 def _aggregates(figures: Mapping[str, tuple[str, str | None]]) -> Aggregates:

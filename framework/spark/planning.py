@@ -15,9 +15,18 @@ from changelog.pins import PinName, PinnedRange
 from changelog.records import PartitionOffsets, TopicPartition
 from framework.spark.offsets import Position, Positions
 from framework.spark.options import EARLIEST, LATEST, StartOrEnd
+from statestore.declaration import Form
+from statestore.values import Expiry
 
 Ends = Mapping[TopicPartition, PartitionOffsets]
 """The partitions as they are now."""
+
+
+class StoredValues(NamedTuple):
+    """What a store's recorded declaration says of the bytes of its values."""
+
+    form: Form
+    expiry: Expiry
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,8 @@ class OffsetRange:
     """Not included."""
     pin: PinName | None = None
     """By which it is read; None: as it is in the log."""
+    stored: StoredValues | None = None
+    """How the values of a store are written; None where it is not recorded."""
 
     @property
     def topic_partition(self) -> TopicPartition:

@@ -32,8 +32,9 @@ from framework.spark import decoding
 from framework.spark.columns import fit, topic_schema
 from framework.spark.options import SourceOptions
 from framework.spark.pinning import pin_of_read, planned
-from framework.spark.planning import OffsetRange, Plan, latest, plan, resolve
+from framework.spark.planning import OffsetRange, Plan, StoredValues, latest, plan, resolve
 from framework.spark.reading import ends_of, read_pinned, read_range, report_unpinned
+from statestore.recorded import DeclarationLog
 
 SAMPLE_OFFSETS = 1000
 """How many of the newest offsets of each partition show the types of a store."""
@@ -68,11 +69,12 @@ def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
     if topic.schema is not None:
         columns = topic_schema(topic, metadata=False, headers=False)
         return pa.schema([BINARY.field("key"), *(f for f in columns if f.name != "key")])
-    sample = _sample(broker, topic) if options.decode else []
+    stored = _stored_values(broker, topic, options) or decoding.UNRECORDED
+    sample = _sample(broker, topic, stored) if options.decode else []
     if not sample:
         return BINARY
     keys, values = zip(*sample, strict=True)
-    return decoding.infer(keys, values, topic.name)
+    return decoding.infer(keys, values, topic.name, stored)
 
 
 def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
@@ -86,6 +88,9 @@ def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
     while True:
         name = pin_of_read()
         ranges = planned(broker, options, name, timeout, look)
+        # Asked after planning: values are rewritten only after that was recorded.
+        stored = _stored_values(broker, topic, options)
+        ranges = [replace(each, stored=stored) for each in ranges]
         if not any(each.pin for each in ranges) or _are_whole(broker, ranges):
             return ranges
         there(broker.pins).release(name.holder, name.until)
@@ -102,10 +107,11 @@ def read_store(
 ) -> Iterator[pa.RecordBatch]:
     """The latest value of each key in one partition."""
     table = _table(broker, range_, fail_on_data_loss=options.fail_on_data_loss)
-    now = SystemClock().now_ms()
+    now, stored = SystemClock().now_ms(), range_.stored or decoding.UNRECORDED
     for batch in table.to_batches(max_chunksize=BATCH_ROWS) if table else ():
         if options.decode:
-            yield decoding.decode(decoding.without_expired(batch, now), target, range_.topic)
+            live = decoding.without_expired(batch, now, stored)
+            yield decoding.decode(live, target, range_.topic, stored)
         else:
             yield _plain(batch, target, range_)
 
@@ -168,14 +174,32 @@ def _last_of_each(kept: pa.Table | None, newer: list[pa.RecordBatch]) -> pa.Tabl
     return whole.take(pa.array(last))
 
 
-def _sample(broker: Broker, topic: TopicInfo) -> list[tuple[bytes, bytes]]:
+def _stored_values(broker: Broker, topic: TopicInfo, options: SourceOptions) -> StoredValues | None:
+    """How the values of an app's store are written, if that is recorded.
+
+    Raises InvalidConfig while values are still to be rewritten for a changed declaration.
+    """
+    app, slash, _ = (options.store or "").partition("/")
+    if not slash:
+        return None
+    recorded = DeclarationLog(broker, app, SystemClock()).read()
+    if unfinished := recorded.unfinished(topic.name, topic.partitions):
+        raise InvalidConfig(
+            f"store {options.store!r}: values of its partitions {unfinished} are still of an older "
+            "declaration, and are rewritten when the app runs; run it first"
+        )
+    declaration = recorded.stores.get(topic.name)
+    return None if declaration is None else StoredValues(declaration.form, declaration.expiry)
+
+
+def _sample(broker: Broker, topic: TopicInfo, stored: StoredValues) -> list[tuple[bytes, bytes]]:
     """Some of the newest keys and values of each partition; no tombstones."""
     found: list[tuple[bytes, bytes]] = []
     for tp, end in ends_of(broker, [topic]).items():
         last = end.last_stable_offset
         newest = OffsetRange(*tp, end.topic_id, max(end.log_start, last - SAMPLE_OFFSETS), last)
         for batch in read_range(broker, newest, fail_on_data_loss=False):
-            shown = decoding.without_expired(batch.columns, now=0)
+            shown = decoding.without_expired(batch.columns, now=0, stored=stored)
             found += zip(*(shown.column(name).to_pylist() for name in BINARY.names), strict=True)
     return found
 

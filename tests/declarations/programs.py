@@ -32,9 +32,7 @@ class Program:
     ) -> None:
         self.app = sl.App("shop", log=str(log), state_dir=state)
         self.sales = self.app.topic("sales", key=str, value=Any, partitions=2)
-        self.store: Any = (
-            self.app.store("totals", **settings) if store is None else store(self.app)
-        )
+        self.store: Any = self.app.store("totals", **settings) if store is None else store(self.app)
 
         @self.app.task(self.sales, stores=[self.store], on_error=on_error, name="tally")
         def tally(record: sl.Record[str, Any]) -> None:

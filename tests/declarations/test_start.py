@@ -45,9 +45,11 @@ def test_keys_that_grow_by_an_element_are_refused(tmp_path: Path) -> None:
     with program(tmp_path, key=tuple[str, int], value=int, handle=pair_key) as before:
         before.run(("york", 1))
     grown = tuple[str, int, str]
-    with program(tmp_path, key=grown, value=int, handle=triple_key) as after:
-        with pytest.raises(sl.InvalidConfig, match=r"keys"):
-            after.run(("york", 2))
+    with (
+        program(tmp_path, key=grown, value=int, handle=triple_key) as after,
+        pytest.raises(sl.InvalidConfig, match=r"keys"),
+    ):
+        after.run(("york", 2))
 
 
 def count_up(store: Any, record: sl.Record[str, Any]) -> None:
@@ -64,9 +66,11 @@ def test_healthy_input_is_not_put_aside_for_a_store_of_other_values(
 ) -> None:
     with program(tmp_path, value=int, handle=count_up) as before:
         before.run(("york", "a"))
-    with program(tmp_path, value=str, handle=add_text, on_error=on_error) as after:
-        with pytest.raises(sl.InvalidConfig, match=WAYS_OUT):
-            after.run(("york", "b"))
+    with (
+        program(tmp_path, value=str, handle=add_text, on_error=on_error) as after,
+        pytest.raises(sl.InvalidConfig, match=WAYS_OUT),
+    ):
+        after.run(("york", "b"))
     with program(tmp_path, value=int, handle=count_up) as again:
         again.run()
         assert again.held() == {"york": 2}
@@ -133,9 +137,11 @@ def test_fields_may_be_added_with_defaults_and_the_older_program_is_refused_then
     with program(tmp_path, value=Wide, handle=wide) as after:
         after.run(("hull", 2))
         assert after.held() == {"york": Wide(1), "hull": Wide(2, 1.5)}
-    with program(tmp_path, value=Small, handle=small) as older:
-        with pytest.raises(sl.InvalidConfig, match=r"field 'worst'"):
-            older.run(("york", 3))
+    with (
+        program(tmp_path, value=Small, handle=small) as older,
+        pytest.raises(sl.InvalidConfig, match=r"field 'worst'"),
+    ):
+        older.run(("york", 3))
     with program(tmp_path, value=Wide, handle=wide) as again:
         assert again.run() == 1
         assert again.held() == {"york": Wide(3), "hull": Wide(2, 1.5)}
@@ -144,6 +150,8 @@ def test_fields_may_be_added_with_defaults_and_the_older_program_is_refused_then
 def test_a_field_of_another_type_is_refused_by_its_name(tmp_path: Path) -> None:
     with program(tmp_path, value=Small, handle=small) as before:
         before.run(("york", 1))
-    with program(tmp_path, value=Odd) as after:
-        with pytest.raises(sl.InvalidConfig, match=r"field 'n' is int.*str"):
-            after.run()
+    with (
+        program(tmp_path, value=Odd) as after,
+        pytest.raises(sl.InvalidConfig, match=r"field 'n' is int.*str"),
+    ):
+        after.run()
