@@ -193,13 +193,15 @@ def _stored_values(broker: Broker, topic: TopicInfo, options: SourceOptions) -> 
 
 
 def _sample(broker: Broker, topic: TopicInfo, stored: StoredValues) -> list[tuple[bytes, bytes]]:
-    """Some of the newest keys and values of each partition; no tombstones."""
+    """Return some of the newest keys and values of each partition; no tombstones."""
     found: list[tuple[bytes, bytes]] = []
     for tp, end in ends_of(broker, [topic]).items():
         last = end.last_stable_offset
         newest = OffsetRange(*tp, end.topic_id, max(end.log_start, last - SAMPLE_OFFSETS), last)
-        for batch in read_range(broker, newest, fail_on_data_loss=False):
-            shown = decoding.without_expired(batch.columns, now=0, stored=stored)
+        # Only what nothing later has replaced: values of an older declaration may be in the log still.
+        table = latest_by_key(read_range(broker, newest, fail_on_data_loss=False))
+        for batch in table.to_batches() if table else ():
+            shown = decoding.without_expired(batch, now=0, stored=stored)
             found += zip(*(shown.column(name).to_pylist() for name in BINARY.names), strict=True)
     return found
 
