@@ -51,6 +51,10 @@ class StoreDeclarations:
         self._log = DeclarationLog(broker, app, clock)
         self._fitting: set[str] = set()
         """Changelogs without a record in which everything was found readable."""
+        self._replaced: dict[str, bytes | None] = {}
+        """By changelog, what was recorded before something that cannot be read as that."""
+        self._unfinished: set[str] = set()
+        """Changelogs of which a partition was still to be rewritten when one was last opened."""
 
     def check(self) -> dict[str, Expiry]:
         """Compare for a reader; return where values carry an expiry, by changelog.
@@ -75,8 +79,17 @@ class StoreDeclarations:
 
         Raises InvalidConfig, with nothing changed, if something stored cannot be read as declared.
         """
-        if self._specs:
-            self._log.change(self._changes)
+        if not self._specs:
+            return
+        self._log.change(self._changes)
+        if self._replaced and (members := self._members()):
+            # One that joined just then may have read what was recorded before: it goes on, not this one.
+            replaced = self._replaced
+            self._log.change(lambda _: replaced)
+            raise InvalidConfig(
+                f"app {self._app!r}: declarations of stores were changed while a worker of another "
+                f"program started ({members}); stop it first, then start this one again"
+            )
 
     def confirm(self, topics: Collection[str]) -> dict[str, Expiry]:
         """Compare once more, for these changelogs, before partitions of them are opened.
@@ -89,26 +102,33 @@ class StoreDeclarations:
         found: dict[str, Expiry] = {}
         for topic in topics:
             change = self._change(topic, recorded)
-            if change.kind == "rewrite":
+            if change.kind == "rewrite" or change.replaces:
                 self._refuse(topic, change)
             found[topic] = self._expiry(topic, recorded, change)
+            if recorded.unfinished(topic, self._partitions[topic]):
+                self._unfinished.add(topic)
         return found
 
     def finish(self, store: AnyStore, changelog: TopicPartition) -> None:
-        """Rewrite the values of a restored partition, if the recorded declaration asks for it."""
-        if not self._log.read().is_current(changelog):
+        """Rewrite the values of a restored partition, if the recorded declaration asks for it.
+
+        None is to be rewritten that was not when it was opened: that is begun while no worker runs.
+        """
+        if changelog.topic in self._unfinished and not self._log.read().is_current(changelog):
             rewrite(store, changelog, self._log, self._broker, self._clock)
 
     # Deciding -------------------------------------------------------------------------
 
     def _changes(self, recorded: Recorded) -> dict[str, bytes | None]:
         changes: dict[str, bytes | None] = {}
+        self._replaced = {}
         for topic in self._specs:
             stored = recorded.stores.get(topic)
             change = self._change(topic, recorded)
             becomes = change.becomes
-            if change.kind == "rewrite":
+            if change.kind == "rewrite" or change.replaces:
                 self._check_at_rest(topic, change)
+                self._replaced[topic] = None if stored is None else stored.to_bytes()
             elif becomes.before and not recorded.unfinished(topic, self._partitions[topic]):
                 becomes = _with_version(becomes, becomes.version)
                 done = (partition_key(tp) for tp in recorded.rewritten if tp.topic == topic)
@@ -127,7 +147,8 @@ class StoreDeclarations:
             stored = self._adopted(topic)
         change = compare(stored, declared, can_upgrade=spec.upgrade is not None)
         if change.kind in ("refused", "rewrite") and self._is_empty(topic):
-            return Change("wider", _with_version(declared, stored.version + 1))
+            becomes = _with_version(declared, stored.version + 1)
+            return Change("wider", becomes, change.reasons, replaces=True)
         if change.kind == "refused":
             self._refuse(topic, change)
         return change
@@ -155,14 +176,18 @@ class StoreDeclarations:
 
     def _check_at_rest(self, topic: str, change: Change) -> None:
         """Whoever has values rewritten must be the first worker: older ones could not read them."""
-        members = self._broker.describe_group(self._app).members
-        if members:
-            who = ", ".join(sorted(member.client or member.member_id for member in members))
+        if members := self._members():
             reasons = "; ".join(change.reasons) or "they get a time to live"
             raise InvalidConfig(
-                f"store {self._specs[topic].name!r}: its values are to be rewritten ({reasons}), and "
-                f"workers of the app run that could not read them then ({who}); stop all of them first"
+                f"store {self._specs[topic].name!r}: its declaration is to be replaced ({reasons}), and "
+                f"workers of the app run that could not read its values then ({members}); stop all of "
+                "them first"
             )
+
+    def _members(self) -> str:
+        """The workers of the app that run now, here or elsewhere."""
+        members = self._broker.describe_group(self._app).members
+        return ", ".join(sorted(member.client or member.member_id for member in members))
 
     def _refuse(self, topic: str, change: Change) -> NoReturn:
         spec = self._specs[topic]

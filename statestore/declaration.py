@@ -127,6 +127,8 @@ class Change:
     """What to record."""
     reasons: list[str] = field(default_factory=list)
     """Why values cannot be read as they are."""
+    replaces: bool = False
+    """Whether it takes the place of a recorded one that it cannot read, because nothing is stored."""
 
 
 def compare(stored: Declaration, declared: Declaration, *, can_upgrade: bool) -> Change:
