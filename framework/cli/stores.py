@@ -255,7 +255,9 @@ def _value(data: bytes, form: ValueForm, held: _Held) -> Any:
     if form != "auto":
         return show_value(data, form)
     if not held.is_messagepack:
-        return show_value(data)
+        with contextlib.suppress(UnicodeDecodeError):
+            return {"utf8": data.decode()}
+        return plain(data)
     try:
         return plain(MessagePack().loads(data))
     except InvalidRecord:
