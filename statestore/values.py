@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -71,6 +71,7 @@ class ValueCodec:
         own: Expiry = "none" if ttl_ms is None else "marked" if is_messagepack else "always"
         self.expiry: Expiry = own if expiry is None else expiry
         self._is_told_always = self.expiry == "always"
+        self._has_expiry = self.expiry != "none"
         self._now = now
         self._untyped = declared in (None, Any, object)
         self.immutable = bool(getattr(self.serde, "immutable", False)) or (
@@ -131,20 +132,27 @@ class ValueCodec:
 
     def held(self, data: bytes) -> Any:
         """Return stored bytes in the form in which they are held. Raises CorruptLog."""
-        body, expires = self._split(data)
+        body, expires = split(data, self.expiry) if self._has_expiry else (data, 0)
         if self.immutable or self._untyped:
-            value = self._decoded(body)
+            try:
+                value = self.serde.loads(body)
+            except Exception as error:
+                self._blame(error)
             if self.immutable or type(value) in _SCALARS:
                 return Packed(data, value, expires) if expires else value
         return Packed(data, UNSHARED, expires)
 
     def loads(self, data: bytes) -> Any:
         """Return the value of stored bytes, for one reader. Raises CorruptLog."""
-        return self._decoded(self._split(data)[0])
+        body = split(data, self.expiry)[0] if self._has_expiry else data
+        try:
+            return self.serde.loads(body)
+        except Exception as error:
+            self._blame(error)
 
     def body(self, data: bytes) -> bytes | None:
         """Of stored bytes those of the value itself; None if it has expired."""
-        body, expires = self._split(data)
+        body, expires = split(data, self.expiry)
         return None if expires and expires <= self.now() else body
 
     def value(self, held: Any) -> Any:
@@ -157,31 +165,24 @@ class ValueCodec:
 
     def expired(self, data: bytes) -> bool:
         """Return whether stored bytes have expired by now."""
-        if self.expiry == "none" or data[:1] != _EXPIRING:
+        if not self._has_expiry or data[:1] != _EXPIRING:
             return False
-        expires = self._split(data)[1]
+        expires = split(data, self.expiry)[1]
         return bool(expires) and expires <= self.now()
 
     def now(self) -> int:
         """The time that values expire by, in ms since the epoch."""
         return self._now() if self._now is not None else 0
 
-    def _split(self, data: bytes) -> tuple[bytes, int]:
-        return split(data, self.expiry)
-
-    def _decoded(self, body: bytes) -> Any:
-        """The value of bytes that this store has written."""
-        try:
-            return self.serde.loads(body)
-        except MemoryError:
-            raise
-        except Exception as error:
-            if isinstance(error, StrandlineError) and not isinstance(error, InvalidRecord):
-                raise
-            raise CorruptLog(
-                f"store {self.store!r}: a stored value cannot be decoded as {_name(self.declared)} "
-                f"({error!r:.500}); something else than this declaration of the store has written it"
-            ) from error
+    def _blame(self, error: Exception) -> NoReturn:
+        """Raise what `error` means for bytes that this store has written, and cannot decode."""
+        passes = isinstance(error, StrandlineError) and not isinstance(error, InvalidRecord)
+        if passes or isinstance(error, MemoryError):
+            raise error
+        raise CorruptLog(
+            f"store {self.store!r}: a stored value cannot be decoded as {_name(self.declared)} "
+            f"({error!r:.500}); something else than this declaration of the store has written it"
+        ) from error
 
 
 def framed(body: bytes, expires: int) -> bytes:

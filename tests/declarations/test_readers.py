@@ -71,7 +71,7 @@ def test_the_command_line(shop: Program, strandline: Command) -> None:
     listed = strandline("stores", "list", "--json", *log).json
     assert [one["keys"] for one in listed if one["store"] == "shop/totals"] == [2]
     lines = strandline("stores", "scan", "shop/totals", "--json", *log).lines
-    assert [one["value"] for one in lines][0] == {"utf8": "a"}
+    assert lines[0]["value"] == {"utf8": "a"}
     assert len(lines) == 2
 
 
