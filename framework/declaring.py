@@ -16,6 +16,7 @@ from framework.options import Options
 from framework.store import Store
 from framework.task import TaskSpec, timer_store
 from framework.topic import Topic
+from statestore.recorded import declarations_topic
 from statestore.spec import StoreSpec
 
 _log = logging.getLogger("strandline")
@@ -142,7 +143,7 @@ class Declarations:
         return infos
 
     def internal_topics(self) -> list[str]:
-        """Changelogs and repartition topics: what `reset` deletes."""
+        """Return the topics that `reset` deletes: changelogs, repartition topics, recorded declarations."""
         timers = [spec.timer_store for spec in self.tasks.values() if spec.has_timers]
         timers += [timer_store(name) for name in sorted(self.dropped)]
         specs = [*(store.spec for store in self.stores.values()), *timers]
@@ -152,7 +153,9 @@ class Declarations:
             for name in self.topics
             if name.startswith(prefix) and name.endswith("-repartition")
         ]
-        return [*(spec.changelog_topic(self.app) for spec in specs), *repartitions]
+        changelogs = [spec.changelog_topic(self.app) for spec in specs]
+        declarations = [declarations_topic(self.app)] if changelogs else []
+        return [*changelogs, *repartitions, *declarations]
 
     def described(self, options: Options) -> dict[str, Any]:
         """As plain data."""

@@ -13,6 +13,7 @@ from changelog.records import TopicPartition
 from framework.container.folders import StoreFolders
 from framework.parts import Entry, Parts, partitions_asked
 from framework.store import Store
+from framework.store_declarations import StoreDeclarations
 from statestore.keys import key_codec
 from statestore.restore import READERS_WAIT_S, restore_all
 from statestore.spec import UNSET
@@ -123,16 +124,21 @@ class StoreView(Generic[K, V]):
 
 
 def view_of(app: App, store: Store[K, V], partition: int | None = None) -> StoreView[K, V]:
-    """A view of a store of `app`: of all partitions, or of one.
+    """Return a view of a store of `app`: of all partitions, or of one.
 
-    Raises InvalidConfig for a store without a task, InvalidRequest if there is no such partition.
+    Raises InvalidConfig for a store without a task, or one that is stored otherwise, InvalidRequest
+    if there is no such partition.
     """
     if store.task is None:
         raise InvalidConfig(f"store {store.name!r} belongs to no task, so it holds nothing")
-    count = app.broker.topic(store.changelog_topic).partitions
+    broker, topic = app.broker, store.changelog_topic
+    info = broker.topic(topic)
+    declared = StoreDeclarations(app.name, [store.spec], {topic: info}, broker, app.clock)
+    expiry = declared.check()[topic]
     folders = StoreFolders(None, app.clock)
-    parts = {n: folders.open(store.spec, n) for n in partitions_asked(store.name, count, partition)}
-    return StoreView(store, parts, app.broker)
+    numbers = partitions_asked(store.name, info.partitions, partition)
+    parts = {n: folders.open(store.spec, n, expiry=expiry) for n in numbers}
+    return StoreView(store, parts, broker)
 
 
 _NATIVE = (bytes, bytearray)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, overload
 
@@ -28,6 +28,7 @@ class StoreSettings(TypedDict, total=False):
     ttl_ms: int | None
     engine: Literal["rocksdb", "memory"]
     limits: StoreLimits
+    upgrade: Callable[[Any], Any] | None
 
 
 class Store(Unsized, Generic[K, V]):

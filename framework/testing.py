@@ -184,6 +184,13 @@ class TestDriver:
 
     def _open(self) -> None:
         self.owner = Owner(self._storage, clock=self.clock, background=False)
+        try:
+            self._start()
+        except BaseException:
+            self.owner.close()  # or nobody could open the folder again
+            raise
+
+    def _start(self) -> None:
         declared, folders = self.app.declared, StoreFolders(self._state_root(), self.clock)
         self._infos = declared.prepare(self.owner)
         self.worker = worker_on(

@@ -80,7 +80,7 @@ class Aggregates:
         self._steps = tuple(fields.values())
         state = [_field(name, fold) for name, (fold, _) in fields.items()]
         self.state: type[msgspec.Struct] = msgspec.defstruct("State", state, frozen=True)
-        """The type of what is stored per key; a name added later begins empty."""
+        """The type of what is stored per key. The names are a part of the store's declaration."""
         results = [(name, _VALUE) for name in aggregates]
         self._result = msgspec.defstruct("Result", results, frozen=True)
         self.empty: Any = self.state()
@@ -132,7 +132,10 @@ class Aggregates:
 
     def spec(self, name: str, key: Any = str, **settings: Any) -> StoreSpec[Any, Any]:
         """The store that holds these; `settings` are `StoreSpec`'s."""
-        return StoreSpec(name, key=key, value=self.state, default=self.empty, **settings)
+        figures = tuple((name, (one.kind, one.column)) for name, one in self.aggregates.items())
+        return StoreSpec(
+            name, key=key, value=self.state, default=self.empty, figures=figures, **settings
+        )
 
 
 def counter_spec(name: str, key: Any = str, **settings: Any) -> StoreSpec[Any, int]:

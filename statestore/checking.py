@@ -3,16 +3,15 @@
 Nothing is changed: the engine is opened read-only. Its content and the fold of the committed
 changelog up to its position are compared in one pass over both, sorted. Keys whose earlier records
 may have been removed because of later ones, behind that position, are left out. A fold is kept in
-memory up to FOLD_BYTES of keys and values, beyond that in a RocksDB in a temporary folder.
+memory up to FOLD_BYTES of keys and values, beyond that in a RocksDB in a temporary folder. Last, keys
+and values are decoded by the declarations that are recorded (`statestore.checking_declared`).
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,23 +21,15 @@ from changelog.embedded.checking.folder import Checked
 from changelog.embedded.checking.scanned import ScannedPartition
 from changelog.embedded.checking.transactions import Place, Reach
 from changelog.embedded.names import STATE
-from changelog.errors import CorruptLog, FutureFormat, StrandlineError
+from changelog.errors import CorruptLog, FutureFormat
 from changelog.records import Batch
-from statestore.engine import Engine, Entry, Position
+from statestore.checking_declared import check_declared, shown_key
+from statestore.engine import Entry, Position
 from statestore.engines.inspection import inspected, is_unfinished
-from statestore.engines.memory import MemoryEngine
-from statestore.engines.rocksdb import DATABASE, RocksEngine
-from statestore.keys import decode_key
-from statestore.last_record import LastRecord
-from statestore.latest import latest_per_key
-from statestore.ordered import FIRST_KEY
-from statestore.restore import ArrowColumn, plan_restore
+from statestore.engines.rocksdb import DATABASE
+from statestore.fold import FOLD_BYTES, Fold
+from statestore.restore import plan_restore
 from statestore.spec import changelog_topic
-
-FOLD_BYTES = 64 << 20
-"""Of keys and values that a fold keeps in memory, and that are sorted at once."""
-
-MOVED_AT_ONCE = 100_000
 
 
 @dataclass
@@ -58,6 +49,7 @@ def check_stores(root: Path, checked: Checked, *, fold_bytes: int = FOLD_BYTES) 
         if (folder / DATABASE).is_dir():
             checked.report.stores += 1
             _StoreCheck(folder, folder.relative_to(root), checked, stores, fold_bytes).run()
+    check_declared(checked, fold_bytes)
     return stores
 
 
@@ -134,13 +126,13 @@ class _StoreCheck:
         self, changelog: ScannedPartition, position: Position, entries: Iterator[Entry]
     ) -> None:
         with ExitStack() as closing:
-            fold = _Fold(self._fold_bytes, closing)
+            fold = Fold(self._fold_bytes, closing)
             fold.add(self._clipped(changelog, 0, position.offset), position)
             plan = plan_restore(position, changelog.offsets(), fold.last_before(position.offset))
             if plan.action == "rebuild":
                 self._note(f"is made anew when its app starts: {plan.reason}")
                 return
-            later = _Fold(self._fold_bytes, closing)
+            later = Fold(self._fold_bytes, closing)
             superseding_end = changelog.manifest.superseding_end
             cleaned = self._clipped(changelog, position.offset, superseding_end)
             later.add(map(_keys_only, cleaned), position)
@@ -185,63 +177,6 @@ class _StoreCheck:
         )
 
 
-class _Fold:
-    """The last value of each key, by ascending keys; on disk once it is too much for memory."""
-
-    def __init__(self, most: int, closing: ExitStack) -> None:
-        self._most = most
-        self._closing = closing
-        self._engine: Engine = MemoryEngine()
-        self._held = 0
-        self._last: Batch | None = None
-
-    def add(self, batches: Iterator[Batch], position: Position) -> None:
-        """Fold all of them."""
-        waiting: list[Batch] = []
-        size = 0
-        for batch in batches:
-            waiting.append(batch)
-            size += batch.columns.nbytes
-            if size >= self._most:
-                self._write(waiting, position)
-                waiting, size = [], 0
-        self._write(waiting, position)
-
-    def last_before(self, offset: int) -> LastRecord | None:
-        """The record just before `offset`, if there is one; its value is compared with all others."""
-        last = self._last
-        if last is None or not last.base_offset <= offset - 1 <= last.last_offset:
-            return None
-        return LastRecord(offset - 1, last.leader_epoch)
-
-    def entries(self) -> Iterator[Entry]:
-        """What is left of it all."""
-        return self._engine.scan(FIRST_KEY, None, reverse=False)
-
-    def _write(self, batches: list[Batch], position: Position) -> None:
-        if not batches:
-            return
-        self._last = batches[-1]
-        keys = pa.concat_arrays([batch.columns.column("key") for batch in batches])
-        if keys.null_count:
-            raise CorruptLog("its changelog has records without a key; something else writes to it")
-        values = pa.concat_arrays([batch.columns.column("value") for batch in batches])
-        self._held += keys.nbytes + values.nbytes
-        if self._held > self._most and isinstance(self._engine, MemoryEngine):
-            self._move_to_disk(position)
-        names, latest = latest_per_key(keys, values)
-        self._engine.write(ArrowColumn[bytes](names), ArrowColumn[bytes | None](latest), position)
-
-    def _move_to_disk(self, position: Position) -> None:
-        held = self.entries()
-        folder = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="strandline-"))
-        self._engine = RocksEngine(folder)
-        self._closing.callback(self._engine.close)
-        while chunk := list(islice(held, MOVED_AT_ONCE)):
-            keys, values = zip(*chunk, strict=True)
-            self._engine.write(keys, values, position)
-
-
 def _keys_only(batch: Batch) -> Batch:
     """The same keys, deleted ones too, all with an empty value."""
     empty = pa.repeat(pa.scalar(b"", pa.binary()), len(batch))
@@ -267,17 +202,10 @@ def _difference(held: Iterator[Entry], folded: Iterator[Entry], *, partial: bool
         elif theirs is None or (ours is not None and ours[0] < theirs[0]):
             assert ours is not None
             if not partial:
-                return f"it has the key {_shown(ours[0])}, which its changelog has not"
+                return f"it has the key {shown_key(ours[0])}, which its changelog has not"
             ours = next(held, None)
         elif ours is None or theirs[0] < ours[0]:
-            return f"it lacks the key {_shown(theirs[0])}, which its changelog has"
+            return f"it lacks the key {shown_key(theirs[0])}, which its changelog has"
         else:
-            return f"it has another value for the key {_shown(ours[0])}"
+            return f"it has another value for the key {shown_key(ours[0])}"
     return None
-
-
-def _shown(key: bytes) -> str:
-    try:
-        return repr(decode_key(key))
-    except StrandlineError:
-        return repr(key)

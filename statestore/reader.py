@@ -20,7 +20,7 @@ which costs what the next checkpoint would have to do anyway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from statestore.changelogged import Changelogged
@@ -107,6 +107,14 @@ class CommittedReader:
             return self._page(bounds, min(limit, PAGE_ENTRIES))
         finally:
             self._gate.leave()
+
+    def stored(self, after: bytes | None = None) -> Iterator[Entry]:
+        """Return the entries behind the key `after` as they are stored, of one moment.
+
+        For whoever keeps the store open meanwhile: the gate is not asked.
+        """
+        first = FIRST_KEY if after is None else after + b"\x00"
+        return self._committed.scan((), first, None, reverse=False)
 
     def approximate_num_entries(self) -> int | None:
         """About how many keys there are; each change that waits counts as one."""

@@ -71,6 +71,10 @@ class StoreSpec(Generic[K, V]):
     engine: Literal["rocksdb", "memory"] = "rocksdb"
     """Where committed values are kept."""
     limits: StoreLimits = field(default_factory=StoreLimits)
+    upgrade: Callable[[Any], Any] | None = None
+    """Makes a value of the declared type from one that was stored under another declaration."""
+    figures: tuple[tuple[str, tuple[str, str | None]], ...] | None = None
+    """Name, kind and column of each aggregate, if that is what values are."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", self.name) or self.name in (".", ".."):
@@ -81,6 +85,8 @@ class StoreSpec(Generic[K, V]):
             raise self._refusal(f"unknown engine {self.engine!r}; use 'rocksdb' or 'memory'")
         if self.ttl_ms is not None:
             check_number(f"store {self.name!r}: ttl_ms", self.ttl_ms, 1)
+        if self.upgrade is not None and not callable(self.upgrade):
+            raise self._refusal(f"upgrade= is a function of an old value, got {self.upgrade!r}")
         key_codec(self.key)
         self._check_default()
 

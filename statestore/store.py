@@ -46,7 +46,7 @@ from statestore.reader import CommittedReader
 from statestore.restore import OPEN_S, OnProgress, Restored, restore
 from statestore.spec import UNSET, StoreSpec
 from statestore.unsized import Unsized
-from statestore.values import DELETED, UNSHARED, Packed, ValueCodec
+from statestore.values import DELETED, UNSHARED, Expiry, Packed, ValueCodec
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -62,14 +62,15 @@ def open_store(
     lock_timeout: float = 10.0,
     engine: Engine | None = None,
     counters: StoreCounters | None = None,
+    expiry: Expiry | None = None,
 ) -> PartitionStore[K, V]:
     """One partition of a store, its engine in `folder` (not needed in memory).
 
-    `now` is the time in ms that a time to live is counted in: pass the task's stream time, or
-    leave it to the clock. `lock_timeout` is how many seconds another holder of the folder is
-    waited for. An open `engine` takes the place of the one that the spec names. `counters` are
-    those of the store, if its partitions count together. Raises FutureFormat, StorageFailed,
-    DiskFull.
+    `now` is the time in ms that a time to live is counted in, by default the clock's.
+    `lock_timeout` is how many seconds another holder of the folder is waited for. An open `engine`
+    takes the place of the one that the spec names. `counters` are those of the store, if its
+    partitions count together. `expiry` is what is recorded for it (`statestore.declaration`).
+    Raises FutureFormat, StorageFailed, DiskFull.
 
     >>> store = open_store(StoreSpec("n", key=str, value=int, default=0, engine="memory"))
     >>> store["LHR"] += 1
@@ -77,9 +78,10 @@ def open_store(
     (1, False, [('LHR', 1)])
     """
     clock = clock or SystemClock()
+    now = now or clock.now_ms
     return PartitionStore(
         spec,
-        ValueCodec(spec.value, ttl_ms=spec.ttl_ms, now=now or clock.now_ms),
+        ValueCodec(spec.value, spec.name, ttl_ms=spec.ttl_ms, now=now, expiry=expiry),
         Cache(spec.limits.cache_bytes),
         Dirty(key_codec(spec.key).encode),
         Changelogged(engine or engine_of(spec, folder, lock_timeout, clock), counters),
@@ -265,7 +267,7 @@ class PartitionStore(Unsized, Generic[K, V]):
 
     def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
         """All entries, in the order of the keys."""
-        return self._scan(FIRST_KEY, None, reverse)
+        return self.range(reverse=reverse)
 
     def reverse(self, lower: K | None = None, upper: K | None = None) -> Iterator[tuple[K, V]]:
         """`range` from its last entry to its first."""
@@ -373,12 +375,8 @@ class PartitionStore(Unsized, Generic[K, V]):
     def sizes(self) -> StoreSizes:
         """How large it is; may be asked from any thread. Raises what the engine does."""
         committed = self._committed
-        return StoreSizes(
-            committed.num_entries_unfolded(),
-            committed.engine.disk_bytes(),
-            self.uncommitted_bytes,
-            committed.pending_bytes,
-        )
+        entries, disk_bytes = committed.num_entries_unfolded(), committed.engine.disk_bytes()
+        return StoreSizes(entries, disk_bytes, self.uncommitted_bytes, committed.pending_bytes)
 
     @property
     def position(self) -> Position | None:
@@ -470,7 +468,7 @@ class PartitionStore(Unsized, Generic[K, V]):
         dirty = self._dirty.scan(values.dumps, lower, upper, reverse=reverse)
         entries = self._committed.scan(dirty, lower, upper, reverse=reverse)
         decode, loads = self._keys.decode, values.loads
-        if values.ttl_ms is not None:
+        if values.expiry != "none":
             entries = ((key, data) for key, data in entries if not values.expired(data))
         return ((decode(key), loads(data)) for key, data in entries)
 
@@ -496,5 +494,7 @@ class PartitionStore(Unsized, Generic[K, V]):
 
 AnyStore = PartitionStore[Any, Any]
 
-_NOWHERE = Position("", 0, 0)
-_CHANGE_BYTES = 200  # of an entry, its undo record, a short key and a small value
+_NOWHERE, _CHANGE_BYTES = (
+    Position("", 0, 0),
+    200,
+)  # bytes of an entry, its undo record, a short key and a small value

@@ -6,24 +6,33 @@ the bytes say: a value is encoded and decoded once when it is put, so one that c
 back after a restart is refused there and then. Only exact int, float and bool go unchecked,
 as every one of them can be encoded.
 
-With a time to live a stored value begins with C1, a byte that MessagePack never uses, and 8
-bytes of expiry time (ms since the epoch, big-endian). It is part of the value, so a restore
-finds the same. A value without it, from before the store had a time to live, never expires.
+In a store with a time to live a stored value begins with C1 and 8 bytes of expiry time (ms since
+the epoch, big-endian; 0: never). It is part of the value, so a restore finds the same. Which
+values of a store begin so is recorded with its declaration (`statestore.declaration`):
+
+    none      no value
+    marked    those whose first byte is C1, which MessagePack never uses
+    always    every value: bytes, and what a serde writes, may begin with any byte
+
+What a store has written and cannot decode is `CorruptLog`: it is never a record's fault.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 import msgspec
 import pyarrow as pa
 
-from changelog.errors import InvalidRecord
+from changelog.errors import CorruptLog, InvalidRecord, StrandlineError
 from statestore.keys import Never
 from statestore.packing import pack_ints
-from statestore.serdes import Serde, is_immutable, value_serde
+from statestore.serdes import MessagePack, Serde, Typed, is_immutable, value_serde
+
+Expiry = Literal["none", "marked", "always"]
+"""Which stored values begin with their expiry."""
 
 
 class Packed(msgspec.Struct, frozen=True, gc=False):
@@ -45,11 +54,24 @@ class ValueCodec:
     """Between the objects of one declared type, the form they are held in, and bytes."""
 
     def __init__(
-        self, declared: Any, *, ttl_ms: int | None = None, now: Callable[[], int] | None = None
+        self,
+        declared: Any,
+        store: str = "",
+        *,
+        ttl_ms: int | None = None,
+        now: Callable[[], int] | None = None,
+        expiry: Expiry | None = None,
     ) -> None:
+        """`store` is its name, for messages. `expiry` is what is recorded for it, by default that of a new one."""
         self.declared = declared
+        self.store = store
         self.serde: Serde[Any] = value_serde(declared)
         self.ttl_ms = ttl_ms
+        is_messagepack = isinstance(self.serde, MessagePack | Typed)
+        own: Expiry = "none" if ttl_ms is None else "marked" if is_messagepack else "always"
+        self.expiry: Expiry = own if expiry is None else expiry
+        self._is_told_always = self.expiry == "always"
+        self._has_expiry = self.expiry != "none"
         self._now = now
         self._untyped = declared in (None, Any, object)
         self.immutable = bool(getattr(self.serde, "immutable", False)) or (
@@ -77,18 +99,18 @@ class ValueCodec:
                 f"({type(value).__name__}); {error.__cause__ or error}"
             ) from error
         shared = back if self.immutable or type(back) in _SCALARS else UNSHARED
-        if self.ttl_ms is None:
+        if self.ttl_ms is None and not self._is_told_always:
             return Packed(data, shared)
-        expires = self.now() + self.ttl_ms
-        return Packed(_EXPIRING + expires.to_bytes(8, "big", signed=True) + data, shared, expires)
+        expires = NEVER if self.ttl_ms is None else self.now() + self.ttl_ms
+        return Packed(framed(data, expires), shared, expires)
 
     def as_put(self, value: Any) -> Any:
-        """What a reader gets back of a value that was put. Raises as `hold` does."""
+        """Return what a reader gets back of a value that was put. Raises as `hold` does."""
         return self.serde.loads(self.serde.dumps(value))
 
     def settle(self, entries: dict[Any, Any], keys: Iterable[Any]) -> None:
         """Let those entries be held as they stay once committed: without spare bytes."""
-        if self.unchecked is self.declared:
+        if self.unchecked is self.declared or self._is_told_always:
             return
         for key in keys:
             held = entries[key]
@@ -109,21 +131,28 @@ class ValueCodec:
         return held.data if type(held) is Packed else self.serde.dumps(held)
 
     def held(self, data: bytes) -> Any:
-        """Stored bytes in the form in which they are held."""
-        body, expires = self._split(data)
+        """Return stored bytes in the form in which they are held. Raises CorruptLog."""
+        body, expires = split(data, self.expiry) if self._has_expiry else (data, 0)
         if self.immutable or self._untyped:
-            value = self.serde.loads(body)
+            try:
+                value = self.serde.loads(body)
+            except Exception as error:
+                self._blame(error)
             if self.immutable or type(value) in _SCALARS:
                 return Packed(data, value, expires) if expires else value
         return Packed(data, UNSHARED, expires)
 
     def loads(self, data: bytes) -> Any:
-        """The value of stored bytes, for one reader."""
-        return self.serde.loads(self._split(data)[0])
+        """Return the value of stored bytes, for one reader. Raises CorruptLog."""
+        body = split(data, self.expiry)[0] if self._has_expiry else data
+        try:
+            return self.serde.loads(body)
+        except Exception as error:
+            self._blame(error)
 
     def body(self, data: bytes) -> bytes | None:
         """Of stored bytes those of the value itself; None if it has expired."""
-        body, expires = self._split(data)
+        body, expires = split(data, self.expiry)
         return None if expires and expires <= self.now() else body
 
     def value(self, held: Any) -> Any:
@@ -135,22 +164,50 @@ class ValueCodec:
         return self.loads(held.data) if held.shared is UNSHARED else held.shared
 
     def expired(self, data: bytes) -> bool:
-        """Whether stored bytes have expired by now."""
-        if self.ttl_ms is None or data[:1] != _EXPIRING:
+        """Return whether stored bytes have expired by now."""
+        if not self._has_expiry or data[:1] != _EXPIRING:
             return False
-        return self._split(data)[1] <= self.now()
+        expires = split(data, self.expiry)[1]
+        return bool(expires) and expires <= self.now()
 
     def now(self) -> int:
         """The time that values expire by, in ms since the epoch."""
         return self._now() if self._now is not None else 0
 
-    def _split(self, data: bytes) -> tuple[bytes, int]:
-        if self.ttl_ms is None or data[:1] != _EXPIRING:
-            return data, 0
-        return data[9:], int.from_bytes(data[1:9], "big", signed=True)
+    def _blame(self, error: Exception) -> NoReturn:
+        """Raise what `error` means for bytes that this store has written, and cannot decode."""
+        passes = isinstance(error, StrandlineError) and not isinstance(error, InvalidRecord)
+        if passes or isinstance(error, MemoryError):
+            raise error
+        raise CorruptLog(
+            f"store {self.store!r}: a stored value cannot be decoded as {_name(self.declared)} "
+            f"({error!r:.500}); something else than this declaration of the store has written it"
+        ) from error
+
+
+def framed(body: bytes, expires: int) -> bytes:
+    """Return a value's bytes with its expiry (ms since the epoch, 0: never) before them."""
+    return _EXPIRING + expires.to_bytes(8, "big", signed=True) + body
+
+
+def split(data: bytes, expiry: Expiry) -> tuple[bytes, int]:
+    """Return the bytes of a stored value itself, and its expiry (0: never). Raises CorruptLog.
+
+    >>> split(framed(b"x", 7), "always"), split(b"x", "marked")
+    ((b'x', 7), (b'x', 0))
+    """
+    if expiry == "none":
+        return data, 0
+    if data[:1] == _EXPIRING and len(data) >= HEADER_BYTES:
+        return data[HEADER_BYTES:], int.from_bytes(data[1:HEADER_BYTES], "big", signed=True)
+    if expiry == "always":
+        raise CorruptLog(f"a stored value has no expiry, and all of its store have: {data!r:.80}")
+    return data, 0
 
 
 _EXPIRING = b"\xc1"
+HEADER_BYTES = 9
+NEVER = 0
 _SCALARS = (int, float, bool, str, bytes)
 
 

@@ -142,6 +142,15 @@ class Member:
                 self._number += 1
                 self._changed.notify_all()
 
+    def count_again(self) -> None:
+        """Let units stand for all partitions that their topics have by now: topics only grow."""
+        with self._changed:
+            may_hold = self._partitions(self._units)
+            if self._number and may_hold > self._may_hold:
+                self._may_hold = may_hold
+                self._number += 1
+                self._changed.notify_all()
+
     def held(self) -> frozenset[TopicPartition]:
         """What it may commit offsets of: also what it is to give up, until it has. Raises MemberFenced."""
         with self._changed:

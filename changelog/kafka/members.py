@@ -202,6 +202,7 @@ class Members:
     def _look_around(self, member: Member, share: _Share) -> None:
         """What may have changed without Kafka's saying so: topics that grew, others' copies."""
         share.refresh()
+        member.count_again()
         self._roster.make_room(member.group, max(1, share.units.needed(share.count)))
         roll = self._roster.read(member.group)
         copies: set[Unit] = set()

@@ -26,7 +26,7 @@ from framework.declaring import check_app_name
 if TYPE_CHECKING:
     from framework.app import App
 
-INTERNAL = ("-changelog", "-repartition")
+INTERNAL = ("-changelog", "-repartition", "-declarations")
 
 OffsetsOption = Annotated[
     bool, typer.Option("--offsets", help="Forget how far it has read its inputs.")
@@ -173,7 +173,7 @@ def _do(broker: Broker, plan: Plan) -> None:
 
 
 def internal_topics(broker: Broker, app: str) -> list[str]:
-    """The changelogs and repartition topics of the app of that name."""
+    """Return the changelogs, repartition topics and recorded declarations of the app of that name."""
     groups = broker.groups()
     names = [info.name for info in broker.topics() if info.name.endswith(INTERNAL)]
     return [name for name in names if _owner(name, app, groups) == app]

@@ -32,9 +32,10 @@ from framework.cli.options import JsonOption, LogOption
 from framework.parts import Entry, Parts, partitions_asked
 from framework.querying.client import Connection, connect
 from framework.querying.committed import entries
-from framework.querying.declared import parts_of
+from framework.querying.declared import as_recorded, parts_of
 from framework.querying.folded import Folded
 from framework.querying.workers import Source
+from statestore.declaration import Declaration
 from statestore.keys import codec_of, decode_key
 from statestore.reader import Bounds
 from statestore.serdes import MessagePack
@@ -118,7 +119,7 @@ def get(
     with _connected(log, expired=expired) as connection:
         held = _held(connection, _named(connection.broker, store), expired, partition)
         found = [
-            _entry(*entry, value_format)
+            _entry(entry, value_format, held)
             for name, have in held.having(list(encoded_keys(key)))
             for entry in ([(name, *one) for one in have] if parts else [held.whole(name, have)])
         ]
@@ -148,7 +149,8 @@ def scan(
     """Print all keys of a store, in order, and their committed values. --json: a line each."""
     with _connected(log, expired=expired) as connection:
         held = _held(connection, _named(connection.broker, store), expired, partition)
-        rows = (_entry(*entry, value_format) for entry in (held.parts() if parts else held.all()))
+        entries_ = held.parts() if parts else held.all()
+        rows = (_entry(entry, value_format, held) for entry in entries_)
         shown = islice((row for row in rows if _begins(row["key"], prefix)), limit)
         if json:
             for row in shown:
@@ -227,6 +229,8 @@ class _Held(NamedTuple):
     source: Source
     partitions: range
     put_together: Parts[bytes]
+    is_messagepack: bool = True
+    """Whether values are MessagePack; those of bytes and of serdes are not taken for it."""
 
     def having(self, keys: list[bytes]) -> Iterator[tuple[bytes, list[tuple[int, bytes]]]]:
         """Those of some keys that are there; of each the partitions that have it, and its values."""
@@ -272,15 +276,22 @@ def _held(connection: Connection, name: StoreName, expired: bool, partition: int
         told = None  # the app has it for itself, as timers, or does not have it any more
     else:
         if not expired:
-            return _Held(committed, numbers, parts_of(str(name), told))
+            parts, recorded = parts_of(str(name), told), committed.recorded()
+            return _Held(committed, numbers, parts, _is_messagepack(recorded))
     return _folded(connection.broker, name, numbers, expired=expired)
+
+
+def _is_messagepack(declaration: Declaration | None) -> bool:
+    return declaration is None or declaration.is_messagepack
 
 
 def _folded(broker: Broker, name: StoreName, numbers: range, *, expired: bool) -> _Held:
     """As its changelogs have it."""
     partitions = broker.topic(name.topic).partitions
-    folded = Folded(broker, name.topic, partitions, expired=expired)
-    return _Held(folded, numbers, parts_of(str(name), None))
+    folded = Folded(broker, name.topic, partitions, app=name.app, expired=expired)
+    recorded = folded.recorded()
+    parts = parts_of(str(name), as_recorded(recorded))
+    return _Held(folded, numbers, parts, _is_messagepack(recorded))
 
 
 def _summary(broker: Broker, name: StoreName, *, expired: bool) -> dict[str, Any]:
@@ -295,17 +306,22 @@ def _summary(broker: Broker, name: StoreName, *, expired: bool) -> dict[str, Any
     }
 
 
-def _entry(key: bytes, partition: int | None, data: bytes, form: ValueForm) -> dict[str, Any]:
+def _entry(entry: Row, form: ValueForm, held: _Held) -> dict[str, Any]:
+    key, partition, data = entry
     try:
         shown_key = plain(decode_key(key))
     except StrandlineError:
         shown_key = plain(key)
-    return {"key": shown_key, "value": _value(data, form), "partition": partition}
+    return {"key": shown_key, "value": _value(data, form, held), "partition": partition}
 
 
-def _value(data: bytes, form: ValueForm) -> Any:
+def _value(data: bytes, form: ValueForm, held: _Held) -> Any:
     if form != "auto":
         return show_value(data, form)
+    if not held.is_messagepack:
+        with contextlib.suppress(UnicodeDecodeError):
+            return {"utf8": data.decode()}
+        return plain(data)
     try:
         return plain(MessagePack().loads(data))
     except InvalidRecord:

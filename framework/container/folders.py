@@ -9,6 +9,7 @@ from changelog.clock import Clock
 from statestore.counters import StoreCounters
 from statestore.spec import AnySpec
 from statestore.store import AnyStore, open_store
+from statestore.values import Expiry
 
 
 @dataclass(frozen=True)
@@ -20,19 +21,31 @@ class StoreFolders:
     counters: dict[str, StoreCounters] = field(default_factory=dict, compare=False, kw_only=True)
     """By the name of the store, of all its partitions that were opened here but for copies."""
 
-    def open(self, spec: AnySpec, partition: int, lock_timeout: float = 0.0) -> AnyStore:
-        """One partition of a store. Raises StorageFailed, FutureFormat.
+    def open(
+        self,
+        spec: AnySpec,
+        partition: int,
+        lock_timeout: float = 0.0,
+        expiry: Expiry | None = None,
+    ) -> AnyStore:
+        """Open one partition of a store. Raises StorageFailed, FutureFormat.
 
+        `expiry` is what is recorded for the store; see `statestore.declaration`.
         A holder that does not let go within `lock_timeout` seconds is stalled: the store is
         restored into a fresh folder beside its own then.
         """
         counters = self.counters.setdefault(spec.name, StoreCounters())
         if self.root is None:
             memory = replace(spec, engine="memory")
-            return open_store(memory, clock=self.clock, counters=counters)
+            return open_store(memory, clock=self.clock, counters=counters, expiry=expiry)
         folder = self.root / spec.name / str(partition)
         return open_store(
-            spec, folder, clock=self.clock, lock_timeout=lock_timeout, counters=counters
+            spec,
+            folder,
+            clock=self.clock,
+            lock_timeout=lock_timeout,
+            counters=counters,
+            expiry=expiry,
         )
 
     def open_copy(self, spec: AnySpec, partition: int) -> AnyStore:

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 PARTITIONS = Metric(
     "strandline_partitions", "gauge", "Input partitions of this worker.", ("app", "state")
 )
+UNREAD = Metric(
+    "strandline_unread_partitions",
+    "gauge",
+    "Partitions that an input has got while the app ran, and that its tasks with state cannot read.",
+    ("app", "topic"),
+)
 FAILED = Metric(
     "strandline_failed_partitions", "gauge", "Partitions that have stopped at a record.", TASK
 )
@@ -62,7 +68,7 @@ PENDING = Metric(
     PARTITION,
 )
 METRICS = (
-    *(PARTITIONS, FAILED, LAG, STANDBY_LAG, REMAINING, WAITING),
+    *(PARTITIONS, UNREAD, FAILED, LAG, STANDBY_LAG, REMAINING, WAITING),
     *(ENTRIES, DISK, UNCOMMITTED, PENDING),
 )
 
@@ -112,6 +118,8 @@ def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[Reading]:
     for task in {i.spec.name: None for i in instances}:
         failed = sum(i.has_failed() for i in instances if i.spec.name == task)
         yield Reading(FAILED, (app, task), failed)
+    for topic, count in tasks.growth.unread.items():
+        yield Reading(UNREAD, (app, topic), count)
     yield Reading(REMAINING, (app,), tasks.remaining)
     yield from _lags(app, tasks, ends)
     for instance in instances:

@@ -12,7 +12,7 @@ Named after the TaskManager of Kafka Streams.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from changelog.together import Leads
 from framework.container.event_loop import EventLoop
 from framework.container.folders import StoreFolders
 from framework.container.gauges import StableEnds, gauges
+from framework.container.growth import Growth, input_partitions
 from framework.container.inputs import Input
 from framework.container.instance import TaskInstance
 from framework.container.metrics import WorkerCounters
@@ -36,11 +37,13 @@ from framework.container.restore import OnRestore, Restoring
 from framework.container.standbys import Standbys
 from framework.container.trial import Trial
 from framework.querying.endpoint import Endpoint
+from framework.store_declarations import StoreDeclarations
 from framework.task import TaskSpec
 from framework.topic import Topic
 from statestore.restore import Progress
 from statestore.spec import AnySpec
 from statestore.store import AnyStore
+from statestore.values import Expiry
 
 _log = logging.getLogger("strandline")
 
@@ -98,12 +101,13 @@ class TaskManager:
         app: str,
         tasks: Sequence[TaskSpec],
         topics: Sequence[Topic[Any, Any]],
-        infos: Mapping[str, TopicInfo],
+        infos: MutableMapping[str, TopicInfo],
         broker: Broker,
         clock: Clock,
         folders: StoreFolders,
         counters: WorkerCounters,
         *,
+        declarations: StoreDeclarations,
         restore_threads: int,
         in_background: bool,
         queries: Endpoint | None = None,
@@ -113,13 +117,9 @@ class TaskManager:
         """Those at work."""
         self.committed: dict[TopicPartition, CommittedOffset] = {}
         """Where their inputs go on, as of the last commit."""
-        self.every: Partitions = frozenset(
-            TopicPartition(topic.name, number)
-            for task in tasks
-            for topic in task.inputs
-            for number in range(infos[topic.name].partitions)
-        )
-        """All input partitions of the app."""
+        self.every: Partitions = input_partitions(tasks, infos)
+        """All input partitions of the app, but for those that it cannot read (`growth`)."""
+        self.growth = Growth(app, tasks, infos, broker)
         self.stands_by: Partitions = NONE
         """Input partitions that others hold, and of whose stores it keeps copies."""
         self._app = app
@@ -144,6 +144,7 @@ class TaskManager:
         self.loop = EventLoop()
         """Where async handlers run."""
         self._queries = queries
+        self._declarations = declarations
 
     @property
     def names(self) -> list[str]:
@@ -169,6 +170,16 @@ class TaskManager:
     def remaining(self) -> int:
         """Offsets that restores have before them."""
         return self._restoring.remaining
+
+    def readable(self, allowed: Partitions) -> Partitions:
+        """Return those of the partitions that it may hold which the app reads.
+
+        Inputs that have got partitions are looked at once, when they are allowed first.
+        """
+        unknown = allowed - self.every
+        if unknown and self.growth.meet(unknown):
+            self.every = input_partitions(self._tasks, self._infos)
+        return allowed & self.every if unknown else allowed
 
     def open(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to bring back the tasks of these partitions, of each number by themselves."""
@@ -321,8 +332,11 @@ class TaskManager:
         )
         ends = self._broker.offsets(opening.partitions)
         _check_history(committed, ends)
+        changelogs = self._changelogs(opening.partitions)
+        # Only now: what the last holder has recorded and written cannot change any more.
+        expiry = self._declarations.confirm({changelog.topic for changelog in changelogs})
         for spec, number in self._wanted(opening.partitions):
-            parts.append(self._parts(spec, number, committed, ends, opening.deadline))
+            parts.append(self._parts(spec, number, committed, ends, opening.deadline, expiry))
         return committed
 
     def _wanted(self, partitions: Partitions) -> list[tuple[TaskSpec, int]]:
@@ -343,11 +357,18 @@ class TaskManager:
         }
 
     def _parts(
-        self, spec: TaskSpec, number: int, committed: Committed, ends: Ends, deadline: float
+        self,
+        spec: TaskSpec,
+        number: int,
+        committed: Committed,
+        ends: Ends,
+        deadline: float,
+        expiry: Mapping[str, Expiry],
     ) -> Parts:
         def opened(store: AnySpec) -> AnyStore:
             left = max(0.0, deadline - self._clock.monotonic())
-            return self._folders.open(store, number, left)
+            has_expiry = expiry[store.changelog_topic(self._app)]
+            return self._folders.open(store, number, left, has_expiry)
 
         inputs = []
         for topic in spec.inputs:
@@ -376,6 +397,7 @@ class TaskManager:
                 changelog = TopicPartition(store.spec.changelog_topic(self._app), part.number)
                 with self.counters.restores.timed():
                     done = store.restore(self._broker, changelog, report)
+                    self._declarations.finish(store, changelog)
                 self.counters.restored.add(done.records)
 
     def _ended(self, opening: Opening, is_back: bool) -> None:

@@ -39,6 +39,7 @@ from framework.left_timers import check_timers
 from framework.options import UNTIL, Options, Until
 from framework.querying.endpoint import Endpoint
 from framework.querying.provider import StoreProvider
+from framework.store_declarations import StoreDeclarations
 
 if TYPE_CHECKING:
     from framework.app import App
@@ -166,8 +167,11 @@ def worker_on(
     """
     infos = declared.prepare(broker)
     check_timers(declared, broker)
-    counters = WorkerCounters(declared.app, folders.counters)
     specs, topics = list(declared.tasks.values()), list(declared.topics.values())
+    stores = [store for spec in specs for store in spec.all_stores]
+    declarations = StoreDeclarations(declared.app, stores, infos, broker, clock)
+    declarations.record()
+    counters = WorkerCounters(declared.app, folders.counters)
     tasks = TaskManager(
         declared.app,
         specs,
@@ -177,6 +181,7 @@ def worker_on(
         clock,
         folders,
         counters,
+        declarations=declarations,
         restore_threads=options.restore_threads,
         in_background=not alone,
         queries=queries,

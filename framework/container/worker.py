@@ -308,7 +308,7 @@ class Worker:
         """Give up what others are to have, take up what is new."""
         place = self._seat.take()
         try:
-            allowed = place.allowed()
+            allowed = self._tasks.readable(place.allowed())
         except MemberFenced as error:
             self._lost(error)
             if not self.stopping:
@@ -324,7 +324,7 @@ class Worker:
             self._told = place, allowed
         if missing := allowed - self._tasks.held:
             self._tasks.open(missing)
-        self._tasks.follow(place.standbys() - allowed)
+        self._tasks.follow(place.standbys() & self._tasks.every - allowed)
 
     def _welcome(self) -> None:
         """Let those begin that are back."""

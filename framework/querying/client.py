@@ -24,7 +24,7 @@ from changelog.log import Log
 from framework.parts import partitions_asked
 from framework.querying.committed import Committed
 from framework.querying.connections import Connections
-from framework.querying.declared import Form, form_of
+from framework.querying.declared import Form, as_recorded, check_given, form_of
 from framework.querying.folded import Folded
 from framework.querying.messages import Described
 from framework.querying.placement import Placement
@@ -120,6 +120,7 @@ class Connection:
 
         Raises:
             InvalidRequest: There is no such store, or no such partition.
+            InvalidConfig: What is stored cannot be read as `key` and `value`.
         """
         if isinstance(name, Store):
             name, value = f"{name.app.name}/{name.name}", name
@@ -136,7 +137,7 @@ class Connection:
         if not partitions:
             raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")
         fleet = Fleet(app, self.broker, self._connections, self._clock, self._deadline)
-        folded = Folded(self.broker, topic, partitions, wait=self._deadline)
+        folded = Folded(self.broker, topic, partitions, app=app, wait=self._deadline)
         placement = Placement(self.broker, app, short, partitions, self._clock)
         return Committed(short, fleet, folded, placement, partitions)
 
@@ -172,6 +173,7 @@ class ReadOnlyStore(Generic[K, V]):
         self.name = name
         self._committed = committed
         self._partitions = partitions_asked(name, len(committed.partitions), partition)
+        check_given(name, committed.recorded(), key, value)
         self._given = (key, value)
         self._known: Form | None = None
         """How to read it, once a worker has said how it was declared."""
@@ -281,7 +283,7 @@ class ReadOnlyStore(Generic[K, V]):
 
     def _form(self, told: Described | None) -> Form:
         if told is None:
-            return form_of(self.name, None, *self._given)
+            return form_of(self.name, as_recorded(self._committed.declaration()), *self._given)
         if self._known is None:
             self._known = form_of(self.name, told, *self._given)
         return self._known

@@ -10,6 +10,7 @@ from framework.querying.folded import Folded
 from framework.querying.messages import Described
 from framework.querying.placement import Placement
 from framework.querying.workers import AtWorkers, Fleet, Nobody, Source
+from statestore.declaration import Declaration
 from statestore.reader import PAGE_ENTRIES, Bounds
 
 T = TypeVar("T")
@@ -45,6 +46,17 @@ class Committed:
         self._folded = folded
         self._known: tuple[Described, Source] | None = None
         """How it was declared, and where it is asked for, once a worker has said so."""
+
+    def declaration(self) -> Declaration | None:
+        """Return the declaration that changelogs are read by, if one is recorded.
+
+        Raises InvalidConfig while values are still to be rewritten for it.
+        """
+        return self._folded.declaration()
+
+    def recorded(self) -> Declaration | None:
+        """Return the recorded declaration of the store, if there is one."""
+        return self._folded.recorded()
 
     def ask(self, question: Question[T]) -> T:
         """Ask the workers; the changelogs if there is no worker, or the last one has just gone."""

@@ -7,12 +7,10 @@ they are: nothing is looked up by a name that somebody sent.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
 from functools import cache, cached_property
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_args
 
 from changelog.client.partitioner import partition_for
 from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, StrandlineError
@@ -22,11 +20,11 @@ from framework.querying.messages import Described
 from framework.store import Store
 from framework.task import TaskSpec
 from statestore.aggregates import Aggregate, Aggregates
+from statestore.declaration import Declaration, declaration_of, unreadable_as
+from statestore.key_types import key_from_wire, key_to_wire
 from statestore.keys import KeyCodec, codec_of, decode_key, key_codec
 from statestore.serdes import Bytes, MessagePack, Serde, Typed, topic_key_serde, value_serde
-from statestore.spec import UNSET
-
-_SCALARS = {kind.__name__: kind for kind in (str, int, float, bytes, bool, date, datetime)}
+from statestore.spec import UNSET, StoreSpec
 
 
 def described(task: TaskSpec, store: Store[Any, Any]) -> Described:
@@ -42,41 +40,6 @@ def described(task: TaskSpec, store: Store[Any, Any]) -> Described:
         _default(store, serde),
         isinstance(store, Counter),
     )
-
-
-def key_to_wire(declared: Any) -> Any:
-    """A declared type of keys as plain data.
-
-    >>> key_to_wire(tuple[str, int | None])
-    ['tuple', ['str', ['optional', 'int']], False]
-    """
-    declared = getattr(declared, "__supertype__", declared)
-    if get_origin(declared) is tuple:
-        arguments = get_args(declared)
-        variadic = len(arguments) == 2 and arguments[1] is Ellipsis
-        named = arguments[:1] if variadic else arguments
-        return ["tuple", [key_to_wire(argument) for argument in named], variadic]
-    if get_origin(declared) in (Union, types.UnionType):
-        [inner] = [argument for argument in get_args(declared) if argument is not type(None)]
-        return ["optional", key_to_wire(inner)]
-    return declared.__name__
-
-
-def key_from_wire(data: Any) -> Any:
-    """The declared type of keys. Raises InvalidRequest.
-
-    >>> key_from_wire(["tuple", ["str", ["optional", "int"]], False])
-    tuple[str, int | None]
-    """
-    try:
-        if isinstance(data, str):
-            return _SCALARS[data]
-        if data[0] == "optional":
-            return key_from_wire(data[1]) | None
-        elements = tuple(map(key_from_wire, data[1]))
-        return types.GenericAlias(tuple, (*elements, ...) if data[2] else elements)
-    except (LookupError, TypeError) as error:
-        raise InvalidRequest(f"{data!r:.80} is no type of keys that is known here") from error
 
 
 @dataclass(frozen=True)
@@ -173,6 +136,33 @@ def parts_of(name: str, told: Described | None) -> Parts[bytes]:
         return form_of(name, told, UNSET, UNSET).parts
     except InvalidConfig:
         return Parts(name, decode_key)
+
+
+def as_recorded(declaration: Declaration | None) -> Described | None:
+    """Return what the record of a store tells: all but the names of classes, and the default."""
+    if declaration is None:
+        return None
+    named = declaration.serde or ""
+    return Described([], declaration.key, declaration.form, named, declaration.figures, None)
+
+
+def check_given(name: str, declaration: Declaration | None, key: Any, value: Any) -> None:
+    """Raise InvalidConfig if what is recorded for a store cannot be read as the types given."""
+    if declaration is None:
+        return
+    if isinstance(value, Store):
+        wanted = declaration_of(value.spec)
+    else:
+        wanted = declaration_of(
+            StoreSpec(
+                "given",
+                key=key_from_wire(declaration.key) if key is UNSET else key,
+                value=None if value is UNSET else value,
+            )
+        )
+    reasons = unreadable_as(wanted, declaration, values=value is not UNSET)
+    if reasons:
+        raise InvalidConfig(f"store {name!r} is stored otherwise: {'; '.join(reasons)}")
 
 
 def _aggregates(figures: Mapping[str, tuple[str, str | None]]) -> Aggregates:

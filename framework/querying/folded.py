@@ -6,11 +6,16 @@ import threading
 from collections.abc import Collection, Sequence
 
 from changelog.broker import Broker
+from changelog.clock import SystemClock
+from changelog.errors import InvalidConfig
 from changelog.records import TopicPartition
-from statestore.reader import Bounds
+from statestore.declaration import Declaration
+from statestore.reader import Bounds, CommittedReader
+from statestore.recorded import DeclarationLog
 from statestore.restore import READERS_WAIT_S, restore_all
 from statestore.spec import StoreSpec
 from statestore.store import AnyStore, open_store
+from statestore.values import Expiry
 
 
 class Folded:
@@ -22,10 +27,11 @@ class Folded:
         changelog: str,
         partitions: int,
         *,
+        app: str | None = None,
         wait: float = READERS_WAIT_S,
         expired: bool = False,
     ) -> None:
-        """With `expired` values whose time to live is over are found as well.
+        """With `app` what that app has recorded says how values are stored. With `expired` values whose time to live is over are found as well.
 
         `wait` is how many seconds a query waits for transactions that are open before something committed;
         then it raises RequestTimedOut.
@@ -33,13 +39,13 @@ class Folded:
         self._broker = broker
         self._wait = wait
         self._places = [TopicPartition(changelog, number) for number in range(partitions)]
-        # Values with a time to live say so themselves; this takes them with and without.
-        spec: StoreSpec[bytes, bytes] = StoreSpec(
-            "folded", key=bytes, value=bytes, ttl_ms=1, engine="memory"
-        )
-        now = _long_ago if expired else None
-        self._parts: list[AnyStore] = [open_store(spec, now=now) for _ in self._places]
-        self._readers = [part.reader() for part in self._parts]
+        self._changelog = changelog
+        self._log = None if app is None else DeclarationLog(broker, app, SystemClock())
+        self._now = _long_ago if expired else None
+        self._expiry: Expiry = "marked"  # what values say themselves, where nothing is recorded
+        self._parts: list[AnyStore] = []
+        self._readers: list[CommittedReader] = []
+        self._begin(self._expiry)
         self._lock = threading.Lock()
         """One query at a time: what reads on may begin anew."""
 
@@ -65,9 +71,43 @@ class Folded:
             self._read_on(partitions)
             return sum(self._readers[n].approximate_num_entries() or 0 for n in partitions)
 
+    def recorded(self) -> Declaration | None:
+        """Return the recorded declaration of the store; None if there is none."""
+        return None if self._log is None else self._log.read().stores.get(self._changelog)
+
+    def declaration(self) -> Declaration | None:
+        """Return the recorded declaration of the store; None if there is none.
+
+        Raises InvalidConfig while values are still to be rewritten for it.
+        """
+        if self._log is None:
+            return None
+        recorded = self._log.read()
+        if unfinished := recorded.unfinished(self._changelog, len(self._places)):
+            raise InvalidConfig(
+                f"values of {self._changelog}, partitions {unfinished}, are still of an older "
+                "declaration of the store, and are rewritten when the app runs; run it first"
+            )
+        return recorded.stores.get(self._changelog)
+
     def _read_on(self, partitions: Collection[int]) -> None:
-        parts = [(self._parts[n], self._places[n]) for n in partitions]
-        restore_all(parts, self._broker, wait=self._wait)
+        while True:
+            parts = [(self._parts[n], self._places[n]) for n in partitions]
+            restore_all(parts, self._broker, wait=self._wait)
+            # Asked after reading: values are rewritten only after that was recorded.
+            declaration = self.declaration()
+            expiry = self._expiry if declaration is None else declaration.expiry
+            if expiry == self._expiry:
+                return
+            self._begin(expiry)
+
+    def _begin(self, expiry: Expiry) -> None:
+        spec: StoreSpec[bytes, bytes] = StoreSpec(
+            "folded", key=bytes, value=bytes, ttl_ms=1, engine="memory"
+        )
+        self._expiry = expiry
+        self._parts = [open_store(spec, now=self._now, expiry=expiry) for _ in self._places]
+        self._readers = [part.reader() for part in self._parts]
 
 
 def _long_ago() -> int:

@@ -3,6 +3,9 @@
 Both forms say what they are, so a type is found by looking: tuple keys become a struct of _1, _2 …
 (as Spark names tuples), dataclasses and dicts a struct of their fields. What does not fit the type
 found, or the one the user gave, is an error and never a silent null.
+
+Whether values are MessagePack at all, and which of them begin with an expiry, is recorded with the
+store (`statestore.declaration`); of a store without a record it is what its values look like.
 """
 
 from __future__ import annotations
@@ -12,10 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from changelog.errors import InvalidRecord
+from changelog.errors import CorruptLog, InvalidRecord
 from framework.spark.columns import spark_type
+from framework.spark.planning import StoredValues
 from statestore.keys import decode_key
 from statestore.values import ValueCodec
+
+UNRECORDED = StoredValues("messagepack", "marked")
+"""What is assumed of a store whose declaration is not recorded."""
 
 _GIVE_A_TYPE = (
     "say what they are, .schema('key string, value struct<n: bigint>, partition int'), or read them as bytes: "
@@ -23,7 +30,9 @@ _GIVE_A_TYPE = (
 )
 
 
-def infer(keys: Sequence[bytes], values: Sequence[bytes], topic: str) -> pa.Schema:
+def infer(
+    keys: Sequence[bytes], values: Sequence[bytes], topic: str, stored: StoredValues = UNRECORDED
+) -> pa.Schema:
     """The columns `key` and `value` of a store, from some of its records.
 
     Raises InvalidRecord if they are of no one type, or the values are not MessagePack.
@@ -34,29 +43,34 @@ def infer(keys: Sequence[bytes], values: Sequence[bytes], topic: str) -> pa.Sche
     """
     found = {
         "key": _common_type(_decode_keys(keys), "keys", topic),
-        "value": _common_type(_decode_values(values, topic), "values", topic),
+        "value": _common_type(_decode_values(values, topic, stored), "values", topic),
     }
     return pa.schema([pa.field(name, spark_type(kind, name)) for name, kind in found.items()])
 
 
-def decode(batch: pa.RecordBatch, target: pa.Schema, topic: str) -> pa.RecordBatch:
-    """Columns of bytes, `key` and `value`, as those of `target`. Raises InvalidRecord."""
-    arrays = [_decoded(batch, field, topic) for field in target]
+def decode(
+    batch: pa.RecordBatch, target: pa.Schema, topic: str, stored: StoredValues = UNRECORDED
+) -> pa.RecordBatch:
+    """Return columns of bytes, `key` and `value`, as those of `target`. Raises InvalidRecord."""
+    arrays = [_decoded(batch, field, topic, stored) for field in target]
     return pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
-def without_expired(batch: pa.RecordBatch, now: int) -> pa.RecordBatch:
-    """The rows of stored keys and values whose time to live, if they have one, goes beyond `now` (ms)."""
-    expired = ValueCodec(None, ttl_ms=1, now=lambda: now).expired
+def without_expired(
+    batch: pa.RecordBatch, now: int, stored: StoredValues = UNRECORDED
+) -> pa.RecordBatch:
+    """Return the rows of stored keys and values whose time to live, if any, goes beyond `now` (ms)."""
+    expired = ValueCodec(None, now=lambda: now, expiry=stored.expiry).expired
     live = [value is not None and not expired(value) for value in batch.column("value").to_pylist()]
     return batch if all(live) else batch.filter(pa.array(live))
 
 
-def _decoded(batch: pa.RecordBatch, field: pa.Field, topic: str) -> pa.Array:
+def _decoded(batch: pa.RecordBatch, field: pa.Field, topic: str, stored: StoredValues) -> pa.Array:
     if field.name == "key":
         return _typed(_decode_keys(batch.column("key").to_pylist()), field, topic)
     if field.name == "value":
-        return _typed(_decode_values(batch.column("value").to_pylist(), topic), field, topic)
+        values = _decode_values(batch.column("value").to_pylist(), topic, stored)
+        return _typed(values, field, topic)
     return pa.nulls(len(batch), field.type)
 
 
@@ -64,11 +78,16 @@ def _decode_keys(keys: Iterable[bytes]) -> list[Any]:
     return [_named(decode_key(key)) for key in keys]
 
 
-def _decode_values(values: Iterable[bytes], topic: str) -> list[Any]:
-    loads = ValueCodec(None, ttl_ms=1).loads
+def _decode_values(values: Iterable[bytes], topic: str, stored: StoredValues) -> list[Any]:
+    if stored.form == "serde":
+        raise InvalidRecord(
+            f"values of {topic!r} are written by a serde that only the app has; read them as bytes: "
+            ".option('decode', 'false')"
+        )
+    codec = ValueCodec(bytes if stored.form == "bytes" else None, topic, expiry=stored.expiry)
     try:
-        return [loads(value) for value in values]
-    except InvalidRecord as error:
+        return [codec.loads(value) for value in values]
+    except CorruptLog as error:
         raise InvalidRecord(
             f"values of {topic!r} are not MessagePack, so a serde of its own wrote them; read them "
             f"as bytes: .option('decode', 'false') ({error})"

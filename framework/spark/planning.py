@@ -15,9 +15,18 @@ from changelog.pins import PinName, PinnedRange
 from changelog.records import PartitionOffsets, TopicPartition
 from framework.spark.offsets import Position, Positions
 from framework.spark.options import EARLIEST, LATEST, StartOrEnd
+from statestore.declaration import Form
+from statestore.values import Expiry
 
 Ends = Mapping[TopicPartition, PartitionOffsets]
 """The partitions as they are now."""
+
+
+class StoredValues(NamedTuple):
+    """What a store's recorded declaration says of the bytes of its values."""
+
+    form: Form
+    expiry: Expiry
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,8 @@ class OffsetRange:
     """By which it is read; None: as it is in the log."""
     until: Position | None = field(default=None, compare=False)
     """The position at `end`, which names the history that is to be read; None if not known."""
+    stored: StoredValues | None = None
+    """How the values of a store are written; None where it is not recorded."""
 
     @property
     def topic_partition(self) -> TopicPartition:

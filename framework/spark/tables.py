@@ -35,8 +35,9 @@ from framework.spark import decoding
 from framework.spark.columns import METADATA, fit, topic_schema
 from framework.spark.options import SourceOptions
 from framework.spark.pinning import pin_of_read, planned
-from framework.spark.planning import OffsetRange, Plan, latest, plan, resolve
+from framework.spark.planning import OffsetRange, Plan, StoredValues, latest, plan, resolve
 from framework.spark.reading import ends_of, read_pinned, read_range, report_unpinned
+from statestore.recorded import DeclarationLog
 
 SAMPLE_OFFSETS = 1000
 """How many of the newest offsets of each partition show the types of a store."""
@@ -73,11 +74,12 @@ def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
     if topic.schema is not None:
         columns = topic_schema(topic, metadata=False, headers=False)
         return pa.schema([BINARY.field("key"), *(f for f in columns if f.name != "key")])
-    sample = _sample(broker, topic) if options.decode else []
+    stored = _stored_values(broker, topic, options) or decoding.UNRECORDED
+    sample = _sample(broker, topic, stored) if options.decode else []
     if not sample:
         return BINARY.append(PARTITION) if options.is_app_store else BINARY
     keys, values = zip(*sample, strict=True)
-    return decoding.infer(keys, values, topic.name).append(PARTITION)
+    return decoding.infer(keys, values, topic.name, stored).append(PARTITION)
 
 
 def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> None:
@@ -110,6 +112,9 @@ def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
     while True:
         name = pin_of_read()
         ranges = planned(broker, options, name, timeout, look)
+        # Asked after planning: values are rewritten only after that was recorded.
+        stored = _stored_values(broker, topic, options)
+        ranges = [replace(each, stored=stored) for each in ranges]
         if not any(each.pin for each in ranges) or _are_whole(broker, ranges):
             return ranges
         there(broker.pins).release(name.holder, name.until)
@@ -126,16 +131,15 @@ def read_store(
 ) -> Iterator[pa.RecordBatch]:
     """The latest value of each key in one partition."""
     table = _table(broker, range_, fail_on_data_loss=options.fail_on_data_loss)
-    now = SystemClock().now_ms()
+    now, stored = SystemClock().now_ms(), range_.stored or decoding.UNRECORDED
     for batch in table.to_batches(max_chunksize=BATCH_ROWS) if table else ():
         if options.decode:
-            stored = decoding.without_expired(batch, now)
-            yield _with_partition(
-                decoding.decode(stored, _without_partition(target), range_.topic), target, range_
-            )
+            live = decoding.without_expired(batch, now, stored)
+            rows = decoding.decode(live, _without_partition(target), range_.topic, stored)
+            yield _with_partition(rows, target, range_)
         elif options.is_app_store:
-            stored = _plain(batch, _without_partition(target), range_)
-            yield _with_partition(stored, target, range_)
+            rows = _plain(batch, _without_partition(target), range_)
+            yield _with_partition(rows, target, range_)
         else:
             yield _plain(batch, target, range_)
 
@@ -198,14 +202,34 @@ def _last_of_each(kept: pa.Table | None, newer: list[pa.RecordBatch]) -> pa.Tabl
     return whole.take(pa.array(last))
 
 
-def _sample(broker: Broker, topic: TopicInfo) -> list[tuple[bytes, bytes]]:
-    """Some of the newest keys and values of each partition; no tombstones."""
+def _stored_values(broker: Broker, topic: TopicInfo, options: SourceOptions) -> StoredValues | None:
+    """How the values of an app's store are written, if that is recorded.
+
+    Raises InvalidConfig while values are still to be rewritten for a changed declaration.
+    """
+    app, slash, _ = (options.store or "").partition("/")
+    if not slash:
+        return None
+    recorded = DeclarationLog(broker, app, SystemClock()).read()
+    if unfinished := recorded.unfinished(topic.name, topic.partitions):
+        raise InvalidConfig(
+            f"store {options.store!r}: values of its partitions {unfinished} are still of an older "
+            "declaration, and are rewritten when the app runs; run it first"
+        )
+    declaration = recorded.stores.get(topic.name)
+    return None if declaration is None else StoredValues(declaration.form, declaration.expiry)
+
+
+def _sample(broker: Broker, topic: TopicInfo, stored: StoredValues) -> list[tuple[bytes, bytes]]:
+    """Return some of the newest keys and values of each partition; no tombstones."""
     found: list[tuple[bytes, bytes]] = []
     for tp, end in ends_of(broker, [topic]).items():
         last = end.last_stable_offset
         newest = OffsetRange(*tp, end.topic_id, max(end.log_start, last - SAMPLE_OFFSETS), last)
-        for batch in read_range(broker, newest, fail_on_data_loss=False):
-            shown = decoding.without_expired(batch.columns, now=0)
+        # Only what nothing later has replaced: values of an older declaration may be in the log still.
+        table = latest_by_key(read_range(broker, newest, fail_on_data_loss=False))
+        for batch in table.to_batches() if table else ():
+            shown = decoding.without_expired(batch, now=0, stored=stored)
             found += zip(*(shown.column(name).to_pylist() for name in BINARY.names), strict=True)
     return found
 

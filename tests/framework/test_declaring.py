@@ -165,7 +165,7 @@ def test_describe_is_plain_data(app: sl.App) -> None:
     described = app.describe()
     assert described["tasks"][0]["inputs"] == ["flights"]
     assert described["topics"][0]["columns"] == ["carrier", "delay"]
-    assert described["internal_topics"] == ["app-n-changelog"]
+    assert described["internal_topics"] == ["app-n-changelog", "app-declarations"]
 
 
 def test_a_store_that_begins_empty_beside_a_task_that_goes_on_is_told(

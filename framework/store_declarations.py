@@ -1,0 +1,208 @@
+"""The declared stores of an app, compared with what is recorded in its log.
+
+    check     before a query reads: what is recorded must be readable; nothing is written
+    record    before a worker starts: the same, and what is wider than recorded is recorded
+    confirm   before a partition is opened: another program may have recorded more meanwhile
+    finish    when a partition is restored: its values are rewritten if its declaration asks for it
+
+The first program that records a declaration wins: every other one is compared with that. A program
+that declares less than is recorded is refused, at its start and before it opens a partition. So in
+a rolling upgrade the workers of the older program keep the partitions that they have, and take up no
+more once the newer program has started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NoReturn
+
+import msgspec
+
+from changelog.broker import Broker
+from changelog.clock import Clock
+from changelog.errors import InvalidConfig
+from changelog.records import TopicInfo, TopicPartition
+from statestore.declaration import Change, Declaration, compare, declaration_of, undeclared
+from statestore.recorded import DeclarationLog, Recorded, partition_key
+from statestore.rewriting import rewrite
+from statestore.spec import AnySpec
+from statestore.store import AnyStore
+from statestore.undeclared import is_empty, misfits
+from statestore.values import Expiry
+
+
+class StoreDeclarations:
+    """Compares the stores of one app with what is recorded. Thread-safe once `record` has returned."""
+
+    def __init__(
+        self,
+        app: str,
+        specs: Sequence[AnySpec],
+        infos: Mapping[str, TopicInfo],
+        broker: Broker,
+        clock: Clock,
+    ) -> None:
+        self._app = app
+        self._specs = {spec.changelog_topic(app): spec for spec in specs}
+        self._declared = {topic: declaration_of(spec) for topic, spec in self._specs.items()}
+        self._partitions = {topic: infos[topic].partitions for topic in self._specs}
+        self._broker = broker
+        self._clock = clock
+        self._log = DeclarationLog(broker, app, clock)
+        self._fitting: set[str] = set()
+        """Changelogs without a record in which everything was found readable."""
+        self._replaced: dict[str, bytes | None] = {}
+        """By changelog, what was recorded before something that cannot be read as that."""
+        self._unfinished: set[str] = set()
+        """Changelogs of which a partition was still to be rewritten when one was last opened."""
+
+    def check(self) -> dict[str, Expiry]:
+        """Compare for a reader; return where values carry an expiry, by changelog.
+
+        Raises InvalidConfig if something stored cannot be read as declared, or is to be rewritten first.
+        """
+        recorded = self._log.read()
+        found: dict[str, Expiry] = {}
+        for topic in self._specs:
+            change = self._change(topic, recorded)
+            unfinished = recorded.unfinished(topic, self._partitions[topic])
+            if change.kind == "rewrite" or unfinished:
+                raise InvalidConfig(
+                    f"store {self._specs[topic].name!r}: its values are of an older declaration, and "
+                    "are rewritten when the app runs; run it first"
+                )
+            found[topic] = self._expiry(topic, recorded, change)
+        return found
+
+    def record(self) -> None:
+        """Compare for a worker, and record what is wider than before, or new.
+
+        Raises InvalidConfig, with nothing changed, if something stored cannot be read as declared.
+        """
+        if not self._specs:
+            return
+        self._log.change(self._changes)
+        if self._replaced and (members := self._members()):
+            # One that joined just then may have read what was recorded before: it goes on, not this one.
+            replaced = self._replaced
+            self._log.change(lambda _: replaced)
+            raise InvalidConfig(
+                f"app {self._app!r}: declarations of stores were changed while a worker of another "
+                f"program started ({members}); stop it first, then start this one again"
+            )
+
+    def confirm(self, topics: Collection[str]) -> dict[str, Expiry]:
+        """Compare once more, for these changelogs, before partitions of them are opened.
+
+        Raises InvalidConfig if another program has recorded what this one does not declare.
+        """
+        if not topics:
+            return {}
+        recorded = self._log.read()
+        found: dict[str, Expiry] = {}
+        for topic in topics:
+            change = self._change(topic, recorded)
+            if change.kind == "rewrite" or change.replaces:
+                self._refuse(topic, change)
+            found[topic] = self._expiry(topic, recorded, change)
+            if recorded.unfinished(topic, self._partitions[topic]):
+                self._unfinished.add(topic)
+        return found
+
+    def finish(self, store: AnyStore, changelog: TopicPartition) -> None:
+        """Rewrite the values of a restored partition, if the recorded declaration asks for it.
+
+        None is to be rewritten that was not when it was opened: that is begun while no worker runs.
+        """
+        if changelog.topic in self._unfinished and not self._log.read().is_current(changelog):
+            rewrite(store, changelog, self._log, self._broker, self._clock)
+
+    # Deciding -------------------------------------------------------------------------
+
+    def _changes(self, recorded: Recorded) -> dict[str, bytes | None]:
+        changes: dict[str, bytes | None] = {}
+        self._replaced = {}
+        for topic in self._specs:
+            stored = recorded.stores.get(topic)
+            change = self._change(topic, recorded)
+            becomes = change.becomes
+            if change.kind == "rewrite" or change.replaces:
+                self._check_at_rest(topic, change)
+                self._replaced[topic] = None if stored is None else stored.to_bytes()
+            elif becomes.before and not recorded.unfinished(topic, self._partitions[topic]):
+                becomes = _with_version(becomes, becomes.version)
+                done = (partition_key(tp) for tp in recorded.rewritten if tp.topic == topic)
+                changes |= dict.fromkeys(done)
+            if becomes != stored:
+                changes[topic] = becomes.to_bytes()
+        return changes
+
+    def _change(self, topic: str, recorded: Recorded) -> Change:
+        """What this declaration means for what is stored. Raises InvalidConfig if it is refused."""
+        spec, declared = self._specs[topic], self._declared[topic]
+        stored = recorded.stores.get(topic)
+        if stored is None:
+            if self._is_empty(topic):
+                return Change("wider", declared)
+            stored = self._adopted(topic)
+        change = compare(stored, declared, can_upgrade=spec.upgrade is not None)
+        if change.kind in ("refused", "rewrite") and self._is_empty(topic):
+            becomes = _with_version(declared, stored.version + 1)
+            return Change("wider", becomes, change.reasons, replaces=True)
+        if change.kind == "refused":
+            self._refuse(topic, change)
+        return change
+
+    def _adopted(self, topic: str) -> Declaration:
+        """The declaration for values from before declarations were recorded."""
+        spec = self._specs[topic]
+        if topic not in self._fitting:
+            partitions = self._partitions[topic]
+            reason = misfits(spec, self._broker, topic, partitions, self._clock)
+            if reason is not None:
+                raise InvalidConfig(
+                    f"store {spec.name!r} is not what is stored in {topic}: {reason}. Declare it as "
+                    f"it was when that was written; {self._ways_out(spec)}"
+                )
+            self._fitting.add(topic)
+        return undeclared(self._declared[topic])
+
+    def _expiry(self, topic: str, recorded: Recorded, change: Change) -> Expiry:
+        stored = recorded.stores.get(topic)
+        return change.becomes.expiry if stored is None else stored.expiry
+
+    def _is_empty(self, topic: str) -> bool:
+        return is_empty(self._broker, topic, self._partitions[topic])
+
+    def _check_at_rest(self, topic: str, change: Change) -> None:
+        """Whoever has values rewritten must be the first worker: older ones could not read them."""
+        if members := self._members():
+            reasons = "; ".join(change.reasons) or "they get a time to live"
+            raise InvalidConfig(
+                f"store {self._specs[topic].name!r}: its declaration is to be replaced ({reasons}), and "
+                f"workers of the app run that could not read its values then ({members}); stop all of "
+                "them first"
+            )
+
+    def _members(self) -> str:
+        """The workers of the app that run now, here or elsewhere."""
+        members = self._broker.describe_group(self._app).members
+        return ", ".join(sorted(member.client or member.member_id for member in members))
+
+    def _refuse(self, topic: str, change: Change) -> NoReturn:
+        spec = self._specs[topic]
+        raise InvalidConfig(
+            f"store {spec.name!r} is declared otherwise than it is stored in {topic}: "
+            f"{'; '.join(change.reasons)}. Nothing was changed. Declare it as before; or "
+            f"{self._ways_out(spec)}"
+        )
+
+    def _ways_out(self, spec: AnySpec) -> str:
+        return (
+            f"let the app begin anew (`strandline reset {self._app}`), give the store another name, or "
+            "give it a function upgrade= that makes new values of old ones (for values, not for keys)"
+        )
+
+
+def _with_version(declaration: Declaration, version: int) -> Declaration:
+    return msgspec.structs.replace(declaration, version=version, before=None)

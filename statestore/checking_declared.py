@@ -1,0 +1,148 @@
+"""Checking what stores hold by their recorded declarations: every key and value is decoded.
+
+A value is compared with the recorded structure of its type, because the classes of the app are not
+here. Values of a serde that only the app has are not looked at.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from itertools import count
+
+from changelog.embedded.checking.findings import Severity
+from changelog.embedded.checking.folder import Checked
+from changelog.embedded.checking.scanned import ScannedPartition
+from changelog.errors import FutureFormat, StrandlineError
+from changelog.records import TopicPartition
+from statestore.declaration import Declaration
+from statestore.engine import Position
+from statestore.fold import FOLD_BYTES, Fold
+from statestore.key_types import key_from_wire
+from statestore.keys import decode_key, key_codec
+from statestore.recorded import SUFFIX, Recorded
+from statestore.serdes import MessagePack
+from statestore.value_types import misfit
+from statestore.values import split
+
+KIND = "declaration"
+WAY_OUT = (
+    "declare the store as it was when that was written; else `strandline reset` of its app, or another "
+    "name for the store, lets it begin anew"
+)
+
+
+def check_declared(checked: Checked, fold_bytes: int = FOLD_BYTES) -> None:
+    """Check the changelogs of all stores whose declaration is recorded."""
+    topics = {scanned.meta.name for scanned in checked.partitions.values()}
+    for topic in sorted(name for name in topics if name.endswith(SUFFIX)):
+        recorded = _recorded(checked, topic, fold_bytes)
+        for changelog in sorted(recorded.stores):
+            for number in count():
+                scanned = checked.named(changelog, number)
+                if scanned is None:
+                    break
+                if not scanned.gaps:
+                    _Check(checked, scanned, recorded).run(fold_bytes)
+
+
+def _recorded(checked: Checked, topic: str, fold_bytes: int) -> Recorded:
+    scanned = checked.named(topic)
+    if scanned is None or scanned.gaps:
+        return Recorded()
+    try:
+        with ExitStack() as closing:
+            return Recorded.of(_folded(scanned, fold_bytes, closing).entries())
+    except FutureFormat:
+        raise
+    except (StrandlineError, ValueError) as error:
+        checked.report.add(
+            Severity.DAMAGE,
+            KIND,
+            scanned.folder,
+            f"does not say how stores are declared: {error}",
+            way_out=f"delete topic {topic!r} while the app is stopped: its next start records anew",
+            partition=scanned.topic_partition,
+        )
+        return Recorded()
+
+
+def _folded(scanned: ScannedPartition, fold_bytes: int, closing: ExitStack) -> Fold:
+    """The last committed value of each key."""
+    fold = Fold(fold_bytes, closing)
+    start = scanned.manifest.log_start
+    clipped = (batch.clip(start, scanned.next_offset) for batch in scanned.committed())
+    position = Position(scanned.meta.topic_id, 0, scanned.next_offset)
+    fold.add((batch for batch in clipped if len(batch)), position)
+    return fold
+
+
+class _Check:
+    """The check of one partition of a changelog."""
+
+    def __init__(self, checked: Checked, scanned: ScannedPartition, recorded: Recorded) -> None:
+        self._checked = checked
+        self._scanned = scanned
+        self._recorded = recorded
+        tp = scanned.topic_partition
+        self._declaration = recorded.stores[tp.topic]
+        self._is_current = recorded.is_current(TopicPartition(*tp))
+        self._rewritten = recorded.rewritten_up_to(tp)
+        self._keys = key_codec(key_from_wire(self._declaration.key))
+
+    def run(self, fold_bytes: int) -> None:
+        """Decode all that it holds."""
+        with ExitStack() as closing:
+            try:
+                for key, data in _folded(self._scanned, fold_bytes, closing).entries():
+                    self._check(key, data)
+            except FutureFormat:
+                raise
+            except StrandlineError as error:
+                self._add(f"cannot be read as a changelog: {error}")
+
+    def _check(self, key: bytes, data: bytes) -> None:
+        try:
+            self._keys.admit(self._keys.decode(key))
+        except StrandlineError:
+            self._add(f"has a key that is no {self._keys.name}: {shown_key(key)}")
+            return
+        reason = _unlike(data, self._declaration_of(key))
+        if reason is not None:
+            self._add(
+                f"has a value that is not as declared, under the key {shown_key(key)}: {reason}"
+            )
+
+    def _declaration_of(self, key: bytes) -> Declaration:
+        """What the value of a key is written by: the one before, where it is still to be rewritten."""
+        before = self._declaration.before
+        is_new = self._is_current or (self._rewritten is not None and key <= self._rewritten)
+        return self._declaration if before is None or is_new else before
+
+    def _add(self, what: str) -> None:
+        self._checked.report.add(
+            Severity.DAMAGE,
+            KIND,
+            self._scanned.folder,
+            what,
+            way_out=WAY_OUT,
+            partition=self._scanned.topic_partition,
+        )
+
+
+def _unlike(data: bytes, declaration: Declaration) -> str | None:
+    try:
+        body, _ = split(data, declaration.expiry)
+        if not declaration.is_messagepack:
+            return None
+        value = MessagePack().loads(body)
+    except StrandlineError as error:
+        return str(error)
+    return None if declaration.value is None else misfit(declaration.value, value)
+
+
+def shown_key(key: bytes) -> str:
+    """Return a stored key as Python writes it; one that is none, as bytes."""
+    try:
+        return repr(decode_key(key))
+    except StrandlineError:
+        return repr(key)

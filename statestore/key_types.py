@@ -1,0 +1,75 @@
+"""Types of keys as plain data: in the recorded declaration of a store, and on the wire of queries.
+
+A scalar is its name, a tuple is `["tuple", [types], is of any length]`, an element that may be
+None is `["optional", type]`.
+"""
+
+from __future__ import annotations
+
+import types
+from datetime import date, datetime
+from typing import Any, Union, get_args, get_origin
+
+from changelog.errors import InvalidRequest
+
+_SCALARS = {kind.__name__: kind for kind in (str, int, float, bytes, bool, date, datetime)}
+
+
+def key_to_wire(declared: Any) -> Any:
+    """Return a declared type of keys as plain data.
+
+    >>> key_to_wire(tuple[str, int | None])
+    ['tuple', ['str', ['optional', 'int']], False]
+    """
+    declared = getattr(declared, "__supertype__", declared)
+    if get_origin(declared) is tuple:
+        arguments = get_args(declared)
+        variadic = len(arguments) == 2 and arguments[1] is Ellipsis
+        named = arguments[:1] if variadic else arguments
+        return ["tuple", [key_to_wire(argument) for argument in named], variadic]
+    if get_origin(declared) in (Union, types.UnionType):
+        [inner] = [argument for argument in get_args(declared) if argument is not type(None)]
+        return ["optional", key_to_wire(inner)]
+    return declared.__name__
+
+
+def key_from_wire(data: Any) -> Any:
+    """Return the declared type of keys. Raises InvalidRequest.
+
+    >>> key_from_wire(["tuple", ["str", ["optional", "int"]], False])
+    tuple[str, int | None]
+    """
+    try:
+        if isinstance(data, str):
+            return _SCALARS[data]
+        if data[0] == "optional":
+            return key_from_wire(data[1]) | None
+        elements = tuple(map(key_from_wire, data[1]))
+        return types.GenericAlias(tuple, (*elements, ...) if data[2] else elements)
+    except (LookupError, TypeError) as error:
+        raise InvalidRequest(f"{data!r:.80} is no type of keys that is known here") from error
+
+
+def key_accepts(new: Any, old: Any) -> bool:
+    """Return whether every key of the plain type `old` is a key of `new`, with the same bytes.
+
+    >>> key_accepts(["tuple", ["str", ["optional", "int"]], False], ["tuple", ["str", "int"], False])
+    True
+    >>> key_accepts("float", "int")
+    False
+    """
+    if new == old:
+        return True
+    if isinstance(new, list) and new[0] == "optional":
+        return key_accepts(new[1], old[1] if _is(old, "optional") else old)
+    if not (_is(new, "tuple") and _is(old, "tuple")):
+        return False
+    if new[2]:
+        return all(key_accepts(new[1][0], element) for element in old[1])
+    if old[2] or len(new[1]) != len(old[1]):
+        return False
+    return all(map(key_accepts, new[1], old[1]))
+
+
+def _is(data: Any, what: str) -> bool:
+    return isinstance(data, list) and data[0] == what

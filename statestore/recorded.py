@@ -1,0 +1,219 @@
+"""The topic in which an app records the declarations of its stores: `<app>-declarations`.
+
+It is compacted, and has one partition. Two kinds of records:
+
+    <changelog>               the declaration of the store with that changelog
+    <changelog>/<partition>   how far the values of that partition have been rewritten for it
+
+`DeclarationLog.change` is a compare-and-set, on a folder as on a Kafka cluster: it takes over the
+transactional id of the topic, which fences everybody else who is about to write; reads what is
+recorded; decides; and commits. Whoever is fenced in between reads and decides again. So of two
+programs that start at once one is first, and the other is compared with what that one recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import pyarrow as pa
+
+from changelog.broker import Broker
+from changelog.client.producer import Producer
+from changelog.client.standing import State
+from changelog.clock import Clock
+from changelog.errors import (
+    UNREADABLE,
+    CorruptLog,
+    ProducerFenced,
+    Retriable,
+    TopicExists,
+    UnknownTopic,
+)
+from changelog.records import TopicPartition, columns_schema
+from statestore.changelogged import Changelogged
+from statestore.declaration import Declaration
+from statestore.engines.memory import MemoryEngine
+from statestore.restore import READERS_WAIT_S, restore
+
+SUFFIX = "-declarations"
+CONFIG = {"cleanup.policy": "compact"}
+ATTEMPTS = 20
+"""How often a change is tried again after another program has written in between."""
+ASK_AGAIN = 3
+"""How often a commit without an answer is repeated, each time for the delivery timeout."""
+
+Changes = Mapping[str, bytes | None]
+"""Records to write, by key; None removes one."""
+
+
+def declarations_topic(app: str) -> str:
+    """Return the name of the topic in which an app records the declarations of its stores."""
+    return f"{app}{SUFFIX}"
+
+
+class Rewritten(msgspec.Struct, omit_defaults=True):
+    """How far the values of one partition have been rewritten."""
+
+    version: int
+    """Of the declaration that they are rewritten for."""
+    after: bytes | None = None
+    """Values of keys up to this one are of that version, the others of the one before; None: all are."""
+
+
+@dataclass
+class Recorded:
+    """What is recorded at one moment."""
+
+    stores: dict[str, Declaration] = field(default_factory=dict)
+    """By the name of the changelog."""
+    rewritten: dict[TopicPartition, Rewritten] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entries: Iterable[tuple[bytes, bytes]]) -> Recorded:
+        """Read keys and values of the topic. Raises FutureFormat, CorruptLog."""
+        recorded = cls()
+        for key, value in entries:
+            changelog, _, partition = key.decode().partition("/")
+            if partition:
+                tp = TopicPartition(changelog, int(partition))
+                recorded.rewritten[tp] = _rewritten(value)
+            else:
+                recorded.stores[changelog] = Declaration.from_bytes(value)
+        return recorded
+
+    def is_current(self, changelog: TopicPartition) -> bool:
+        """Return whether all values of a partition are written as the store's declaration says."""
+        declaration = self.stores.get(changelog.topic)
+        if declaration is None or declaration.before is None:
+            return True
+        found = self.rewritten.get(changelog)
+        return found is not None and found.version == declaration.version and found.after is None
+
+    def rewritten_up_to(self, changelog: TopicPartition) -> bytes | None:
+        """Return the last key whose value is rewritten in an unfinished partition; None: none is."""
+        found = self.rewritten.get(changelog)
+        is_of_it = found is not None and found.version == self.stores[changelog.topic].version
+        return found.after if found is not None and is_of_it else None
+
+    def unfinished(self, changelog: str, partitions: int) -> list[int]:
+        """Return the partitions of a changelog whose values are not all rewritten yet."""
+        numbers = range(partitions)
+        return [n for n in numbers if not self.is_current(TopicPartition(changelog, n))]
+
+
+class DeclarationLog:
+    """Reads and writes the recorded declarations of one app. Thread-safe."""
+
+    def __init__(self, broker: Broker, app: str, clock: Clock) -> None:
+        self.topic = declarations_topic(app)
+        self._broker = broker
+        self._clock = clock
+        self._partition = TopicPartition(self.topic, 0)
+        self._state = Changelogged(MemoryEngine())
+        self._known = Recorded()
+        self._lock = threading.Lock()
+
+    def read(self) -> Recorded:
+        """Return what is recorded now; nothing if the topic does not exist.
+
+        Raises RequestTimedOut if an open transaction of the topic does not end, and what the broker
+        raises.
+        """
+        with self._lock:
+            try:
+                self._read_on()
+            except UnknownTopic:
+                self._known = Recorded()
+            return self._known
+
+    def change(self, decide: Callable[[Recorded], Changes]) -> Recorded:
+        """Write what `decide` makes of what is recorded, and return what is recorded then.
+
+        `decide` is called again whenever something else was recorded in between. What it raises is
+        raised, and nothing is written.
+        """
+        for attempt in range(ATTEMPTS):
+            recorded = self.read()
+            if not decide(recorded):
+                return recorded
+            self._create()
+            producer = Producer(self._broker, transactional_id=self.topic, clock=self._clock)
+            try:
+                if changes := decide(self.read()):
+                    append_at_once(producer, [(self._partition, changes_of(changes, self._clock))])
+            except ProducerFenced:
+                if attempt == ATTEMPTS - 1:
+                    raise
+            finally:
+                producer.close()
+        return self.read()
+
+    def columns(self, changes: Changes) -> tuple[TopicPartition, pa.RecordBatch]:
+        """Return changes as an append to the topic, for a transaction of somebody else's."""
+        return self._partition, changes_of(changes, self._clock)
+
+    def _read_on(self) -> None:
+        now = self._broker.offsets([self._partition])[self._partition]
+        held = self._state.position
+        end = max(now.last_stable_offset, now.committed_end)
+        if held is None or held.topic_id != now.topic_id or held.offset < end:
+            wait = READERS_WAIT_S
+            restore(self._state, self._broker, self._partition, clock=self._clock, wait=wait)
+            self._known = Recorded.of(self._state.scan((), b"", None, reverse=False))
+
+    def _create(self) -> None:
+        try:
+            self._broker.topic(self.topic)
+        except UnknownTopic:
+            try:
+                self._broker.create_topic(self.topic, 1, config=CONFIG)
+            except TopicExists:
+                return
+
+
+def partition_key(changelog: TopicPartition) -> str:
+    """Return the key under which it is recorded how far a partition is rewritten."""
+    return f"{changelog.topic}/{changelog.partition}"
+
+
+def changes_of(changes: Changes, clock: Clock) -> pa.RecordBatch:
+    """Return changes as columns of the log."""
+    keys = pa.array([key.encode() for key in changes], pa.binary())
+    return records(keys, pa.array(list(changes.values()), pa.binary()), clock.now_ms())
+
+
+def records(keys: pa.Array, values: pa.Array, timestamp: int) -> pa.RecordBatch:
+    """Return keys and values as columns of the log, all at `timestamp` (ms)."""
+    times = pa.repeat(pa.scalar(timestamp, pa.int64()), len(keys))
+    return pa.RecordBatch.from_arrays(
+        [times, keys, values], schema=columns_schema(pa.binary(), headers=False)
+    )
+
+
+def append_at_once(
+    producer: Producer, appends: Iterable[tuple[TopicPartition, pa.RecordBatch]]
+) -> None:
+    """Append columns to partitions in one transaction, and commit it. Raises what the producer does."""
+    producer.begin_transaction()
+    producer.append_batches([(tp, columns, 0) for tp, columns in appends])
+    for _ in range(ASK_AGAIN):
+        try:
+            producer.commit_transaction()
+            return
+        except Retriable:
+            if producer.state is not State.IN_DOUBT:
+                raise
+    producer.commit_transaction()
+
+
+def _rewritten(data: bytes) -> Rewritten:
+    try:
+        return _decode(data)
+    except UNREADABLE as error:
+        raise CorruptLog(f"a recorded state of rewriting is damaged: {error}") from error
+
+
+_decode = msgspec.json.Decoder(Rewritten).decode

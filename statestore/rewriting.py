@@ -1,0 +1,146 @@
+"""Rewriting the values of one partition for a changed declaration, exactly once.
+
+Keys are gone through in order. Each transaction has the new values of some keys and, in the topic
+of declarations, up to which key all values are new. After a crash at any moment the next opening goes
+on there, so each value is rewritten once. The transactional id is the partition's own: whoever opens
+the partition fences whoever had begun to rewrite it, before it reads how far that one had come.
+
+No handler runs on the partition meanwhile. Afterwards its state is brought up to the changelog's end
+as by any restore, so engine, standby copies and readers see what the changelog says and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from changelog.broker import Broker
+from changelog.client.producer import Producer
+from changelog.clock import Clock
+from changelog.errors import InvalidConfig, InvalidRecord
+from changelog.records import TopicPartition
+from statestore.declaration import Declaration, compare, declaration_of
+from statestore.keys import decode_key
+from statestore.recorded import (
+    DeclarationLog,
+    Rewritten,
+    append_at_once,
+    partition_key,
+    records,
+)
+from statestore.serdes import MessagePack, value_serde
+from statestore.spec import AnySpec
+from statestore.store import AnyStore
+from statestore.values import framed, split
+
+_log = logging.getLogger("strandline")
+
+CHUNK_RECORDS = 10_000
+CHUNK_BYTES = 4 << 20
+"""Values of about so many records or bytes are rewritten in one transaction."""
+
+
+def rewrite(
+    store: AnyStore, changelog: TopicPartition, log: DeclarationLog, broker: Broker, clock: Clock
+) -> int:
+    """Rewrite the values of a restored partition that its store's declaration still asks for.
+
+    Returns how many values were rewritten. Raises InvalidConfig if the store's `upgrade` raises, or
+    gives something else than a declared value; what was rewritten before stays.
+    """
+    producer = Producer(
+        broker, transactional_id=f"{changelog.topic}-rewriting-{changelog.partition}", clock=clock
+    )
+    try:
+        recorded = log.read()  # only now: nobody else can rewrite this partition any more
+        store.restore(broker, changelog)
+        if recorded.is_current(changelog):
+            return 0
+        declaration = recorded.stores[changelog.topic]
+        work = _Rewriting(store.spec, changelog, declaration)
+        count = 0
+        for keys, values, after in _chunks(work, store, recorded.rewritten_up_to(changelog)):
+            mark = msgspec.json.encode(Rewritten(declaration.version, after))
+            changes = pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+            appends = [log.columns({partition_key(changelog): mark})]
+            if keys:
+                appends.append((changelog, records(*changes, clock.now_ms())))
+            append_at_once(producer, appends)
+            count += len(keys)
+    finally:
+        producer.close()
+    store.restore(broker, changelog)
+    said = {"store": store.spec.name, "partition": changelog.partition, "records": count}
+    _log.info("store %s, partition %d: %d values rewritten", *said.values(), extra=said)
+    return count
+
+
+Chunk = tuple[list[bytes], list[bytes], bytes | None]
+"""Keys, their new values, and the last key that is done; None after the last one."""
+
+
+def _chunks(work: _Rewriting, store: AnyStore, after: bytes | None) -> Iterator[Chunk]:
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    size = 0
+    for key, data in store.reader().stored(after):
+        if len(keys) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
+            yield keys, values, keys[-1]
+            keys, values, size = [], [], 0
+        keys.append(key)
+        values.append(work.rewritten(key, data))
+        size += len(key) + len(values[-1])
+    yield keys, values, None
+
+
+class _Rewriting:
+    """From values of one declaration to those of the next."""
+
+    def __init__(self, spec: AnySpec, changelog: TopicPartition, declaration: Declaration) -> None:
+        assert declaration.before is not None
+        self._spec = spec
+        self._changelog = changelog
+        self._before = declaration.before
+        self._expiry = declaration.expiry
+        self._serde = value_serde(spec.value)
+        declared = declaration_of(spec)
+        change = compare(self._before, declared, can_upgrade=spec.upgrade is not None)
+        if change.kind == "refused":
+            reasons = "; ".join(change.reasons)
+            raise InvalidConfig(
+                f"store {spec.name!r}: values of {changelog} are still to be rewritten ({reasons}); "
+                "declare the store with its upgrade= until all partitions are"
+            )
+        self._upgrade = spec.upgrade if change.reasons else None
+
+    def rewritten(self, key: bytes, data: bytes) -> bytes:
+        """Return the stored bytes of a key's value as they are to be."""
+        body, expires = split(data, self._before.expiry)
+        if self._upgrade is not None:
+            body = self._upgraded(key, body)
+        has_expiry = self._expiry == "always" or (expires and self._expiry == "marked")
+        return framed(body, expires) if has_expiry else body
+
+    def _upgraded(self, key: bytes, body: bytes) -> bytes:
+        assert self._upgrade is not None
+        try:
+            old: Any = MessagePack().loads(body) if self._before.is_messagepack else body
+            new = self._upgrade(old)
+            if new is None:
+                raise TypeError("upgrade= returned None, which is no value of a store")
+            data = self._serde.dumps(new)
+            self._serde.loads(data)
+            return data
+        except MemoryError:
+            raise
+        except Exception as error:
+            why = error.__cause__ if isinstance(error, InvalidRecord) else None
+            raise InvalidConfig(
+                f"store {self._spec.name!r}, {self._changelog}: upgrade= failed for the key "
+                f"{decode_key(key)!r:.80}: {error!r}{f' ({why})' if why else ''}; nothing from this "
+                "key on was changed: mend it, and start again"
+            ) from error

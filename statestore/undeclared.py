@@ -1,0 +1,100 @@
+"""Stores from before declarations were recorded: does what is there fit what is declared?
+
+The oldest and the newest records of each partition are decoded. If one does not fit, the whole
+partition is folded and every value that it has is decoded, because that record may be replaced or
+deleted by now. So a store that fits costs little, and one that is refused is refused for what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from changelog.broker import Broker
+from changelog.clock import Clock
+from changelog.errors import StrandlineError
+from changelog.records import TopicPartition
+from statestore.declaration import declaration_of, undeclared
+from statestore.keys import KeyCodec, key_codec
+from statestore.restore import READERS_WAIT_S
+from statestore.spec import AnySpec
+from statestore.store import open_store
+from statestore.values import ValueCodec
+
+SAMPLE_OFFSETS = 1_000
+"""How many of the oldest and of the newest offsets of a partition are looked at."""
+FETCH_BYTES = 1 << 20
+
+
+def is_empty(broker: Broker, changelog: str, partitions: int) -> bool:
+    """Return whether a changelog has no records, so that nothing is stored under any declaration."""
+    all_of_it = [TopicPartition(changelog, number) for number in range(partitions)]
+    ends = broker.offsets(all_of_it)
+    return all(end.high_watermark <= end.log_start for end in ends.values())
+
+
+def misfits(
+    spec: AnySpec, broker: Broker, changelog: str, partitions: int, clock: Clock
+) -> str | None:
+    """Return why something that is stored cannot be read as declared; None if nothing was found."""
+    for number in range(partitions):
+        tp = TopicPartition(changelog, number)
+        fit = _Fit(spec)
+        if any(fit.reason(*entry) for entry in _sample(broker, tp)):
+            reason = _reason_in_all(fit, spec, broker, tp, clock)
+            if reason is not None:
+                return f"{tp}: {reason}"
+    return None
+
+
+class _Fit:
+    """Whether stored entries are of a declaration."""
+
+    def __init__(self, spec: AnySpec) -> None:
+        self.expiry = undeclared(declaration_of(spec)).expiry
+        self._keys: KeyCodec[Any] = key_codec(spec.key)
+        self._values = ValueCodec(spec.value, spec.name, ttl_ms=spec.ttl_ms, expiry=self.expiry)
+
+    def reason(self, key: bytes, data: bytes) -> str | None:
+        """Return why an entry does not fit."""
+        try:
+            self._keys.admit(self._keys.decode(key))
+            self._values.loads(data)
+        except StrandlineError as error:
+            return str(error)
+        return None
+
+
+def _sample(broker: Broker, tp: TopicPartition) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values among the oldest and the newest records."""
+    ends = broker.offsets([tp])[tp]
+    newest = max(ends.log_start, ends.last_stable_offset - SAMPLE_OFFSETS)
+    oldest_end = min(newest, ends.log_start + SAMPLE_OFFSETS)
+    yield from _entries(broker, tp, ends.log_start, oldest_end)
+    yield from _entries(broker, tp, newest, ends.last_stable_offset)
+
+
+def _entries(
+    broker: Broker, tp: TopicPartition, start: int, end: int
+) -> Iterator[tuple[bytes, bytes]]:
+    while start < end:
+        fetched = broker.fetch({tp: start}, max_bytes=FETCH_BYTES, timeout=0.0)[tp]
+        for batch in fetched.batches:
+            columns = batch.columns
+            keys, values = (columns.column(name).to_pylist() for name in ("key", "value"))
+            yield from ((k, v) for k, v in zip(keys, values, strict=True) if v is not None)
+        if fetched.next_offset <= start:
+            return
+        start = fetched.next_offset
+
+
+def _reason_in_all(
+    fit: _Fit, spec: AnySpec, broker: Broker, tp: TopicPartition, clock: Clock
+) -> str | None:
+    store = open_store(replace(spec, engine="memory"), clock=clock, expiry=fit.expiry)
+    try:
+        store.restore(broker, tp, wait=READERS_WAIT_S)
+        return next(filter(None, (fit.reason(*entry) for entry in store.reader().stored())), None)
+    finally:
+        store.close()

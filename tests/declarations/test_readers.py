@@ -1,0 +1,153 @@
+"""Whoever reads a store without its app reads it as its recorded declaration says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from framework.spark.options import SourceOptions
+from framework.spark.tables import plan_store, read_store, store_schema
+from framework.testing import TestDriver
+from tests.cli.conftest import Command, folder, strandline
+from tests.declarations.programs import Program, program
+
+__all__ = ["folder", "strandline"]
+
+MISLEADING = b"\xc1" + bytes(8) + b"x"
+"""Bytes that begin as an expiry does, and one that says "long ago"."""
+
+
+@dataclass
+class Total:
+    n: int
+
+
+@dataclass
+class Wider:
+    n: int
+    more: int = 0
+
+
+@dataclass
+class Narrow:
+    pass
+
+
+@dataclass
+class Odd:
+    n: str
+
+
+def totals(store: Any, record: sl.Record[str, Any]) -> None:
+    store[record.key] = Total(record.value)
+
+
+@pytest.fixture(params=[None, 3_600_000], ids=["for ever", "with a time to live"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Program:
+    """A store of bytes that look like something else, its app at rest."""
+    with program(tmp_path / "log", value=bytes, ttl_ms=request.param) as made:
+        made.run(("york", MISLEADING), ("hull", b"a"))
+    return made
+
+
+HELD = {"york": MISLEADING, "hull": b"a"}
+
+
+def test_a_connection_while_no_worker_runs(shop: Program) -> None:
+    with sl.connect(str(shop.app.log)) as connection:
+        store = connection.store("shop/totals")
+        assert dict(store.all()) == HELD
+        assert store["york"] == MISLEADING
+
+
+def test_the_command_line(shop: Program, strandline: Command) -> None:
+    log = ("--log", str(shop.app.log))
+    assert strandline("stores", "get", "shop/totals", "hull", *log).json == {"utf8": "a"}
+    listed = strandline("stores", "list", "--json", *log).json
+    assert [one["keys"] for one in listed if one["store"] == "shop/totals"] == [2]
+    lines = strandline("stores", "scan", "shop/totals", "--json", *log).lines
+    assert lines[0]["value"] == {"utf8": "a"}
+    assert len(lines) == 2
+
+
+def test_spark(shop: Program) -> None:
+    with program(str(shop.app.log), value=bytes) as made:
+        broker = made.app.broker
+        options = SourceOptions.parse({"path": "/log", "store": "shop/totals"})
+        target = store_schema(broker, options)
+        assert target.field("value").type == pa.binary()
+        found = [
+            batch
+            for each in plan_store(broker, options)
+            for batch in read_store(broker, each, target, options)
+        ]
+        assert {row["key"]: row["value"] for one in found for row in one.to_pylist()} == HELD
+
+
+def test_what_a_connection_is_told_is_compared_with_the_record(tmp_path: Path) -> None:
+    with program(tmp_path, value=Total, handle=totals) as made:
+        made.run(("york", 1))
+        with sl.connect(made.app.broker) as connection:
+            assert connection.store("shop/totals", value=Wider)["york"] == Wider(1)
+            assert connection.store("shop/totals", value=Narrow)["york"] == Narrow()
+            assert connection.store("shop/totals")["york"] == {"n": 1}
+            with pytest.raises(sl.InvalidConfig, match="keys are str, and are wanted as int"):
+                connection.store("shop/totals", key=int)
+            with pytest.raises(sl.InvalidConfig, match="field 'n' is int"):
+                connection.store("shop/totals", value=Odd)
+
+
+def test_figures_are_shown_as_figures_while_no_worker_runs(tmp_path: Path) -> None:
+    def store(app: sl.App) -> Any:
+        return app.aggregates("totals", n=sl.count(), mean=sl.mean("x"))
+
+    def add(figures: Any, record: sl.Record[str, Any]) -> None:
+        figures.add(record.key, x=record.value)
+
+    with program(tmp_path, store=store, handle=add) as made:
+        made.run(("york", 1), ("york", 2))
+        with sl.connect(made.app.broker) as connection:
+            found = connection.store("shop/totals")["york"]
+            assert (found.n, found.mean) == (2, 1.5)
+
+
+def test_a_driver_on_a_folder_compares_too(tmp_path: Path) -> None:
+    def driver(kind: Any) -> TestDriver:
+        app = sl.App("shop", log="unused")
+        sales = app.topic("sales", key=str, value=Any)
+        store = app.store("totals", value=kind)
+
+        @app.task(sales, stores=[store])
+        def tally(record: sl.Record[str, Any]) -> None:
+            store[record.key] = record.value
+
+        return TestDriver(app, folder=tmp_path)
+
+    with driver(int) as first:
+        first.run([("york", 1)])
+    with pytest.raises(sl.InvalidConfig, match="'totals' is declared otherwise"):
+        driver(str)
+    with driver(int) as again:
+        again.run([("york", 2)])
+
+
+def test_a_timers_store_is_recorded_as_well(tmp_path: Path) -> None:
+    app = sl.App("shop", log="unused")
+
+    @app.task(app.topic("sales", key=str, value=Any), name="tally")
+    def tally(record: sl.Record[str, Any]) -> None:
+        sl.set_timer("x", 5_000_000)
+
+    app.on_timer(tally)(lambda name: None)
+    with TestDriver(app, folder=tmp_path) as driver:
+        driver.run([("york", 1)])
+        from statestore.recorded import DeclarationLog
+
+        recorded = DeclarationLog(driver.owner, "shop", driver.clock).read()
+    [declared] = recorded.stores.values()
+    assert declared.key == ["tuple", ["str", "bytes"], False]

@@ -1,0 +1,178 @@
+"""Programs that declare a store differently, at the same time: one is first, the others are compared."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import changelog
+import strandline as sl
+from changelog import moving
+from changelog.clock import SystemClock
+from changelog.log import Log
+from framework.cli.reset import carry_out, plan_for
+from statestore.recorded import DeclarationLog, declarations_topic
+from tests.systems import System
+from tests.workers.threads import InThread
+
+Eventually = Callable[..., None]
+
+
+@pytest.fixture
+def log(system: System) -> Log:
+    return system.open(durability="os")
+
+
+@dataclass
+class Small:
+    n: int
+
+
+@dataclass
+class Wide:
+    n: int
+    note: str = ""
+
+
+class Shop:
+    """A version of an app that counts in objects of its own type."""
+
+    def __init__(
+        self, system: System, log: Log, kind: Any, key: Any = str, **settings: Any
+    ) -> None:
+        self.name = system.prefix + "shop"
+        self.app = sl.App(
+            self.name,
+            log=log,
+            state_dir=system.state,
+            commit_interval_ms=10,
+            session_timeout_ms=6_000 if system.is_kafka else 1_000,
+        )
+        self.sales = self.app.topic(system.prefix + "sales", key=str, value=int, partitions=4)
+        self.totals: Any = self.app.store("totals", key=key, value=kind, **settings)
+
+        @self.app.task(self.sales, stores=[self.totals], name="tally")
+        def tally(record: sl.Record[str, int]) -> None:
+            self.totals[record.key] = kind(record.value)
+
+    def recorded(self) -> DeclarationLog:
+        return DeclarationLog(self.app.broker, self.name, SystemClock())
+
+
+def test_a_wider_program_beside_an_older_one(
+    system: System, log: Log, eventually: Eventually
+) -> None:
+    """The older worker keeps what it has, and takes up no partition that the newer one had."""
+    older, newer = Shop(system, log, Small), Shop(system, log, Wide)
+    old = InThread(older.app, "tally")
+    eventually(lambda: len(old.numbers) == 4, what="the older one's start")
+    new = InThread(newer.app, "tally")
+    eventually(lambda: len(old.numbers) == len(new.numbers) == 2, what="sharing")
+    older.sales.append([(f"k{n}", n) for n in range(20)])
+    eventually(lambda: len(dict(newer.app.query(newer.totals).all())) == 20, what="both at work")
+    new.stop()
+    eventually(lambda: old.error is not None, what="the older one's end", timeout=60)
+    with pytest.raises(sl.InvalidConfig, match="field 'note' is not declared"):
+        old.stop()
+    last = InThread(Shop(system, log, Wide).app, "tally")
+    eventually(lambda: len(last.numbers) == 4, what="the newer one's return", timeout=60)
+    last.stop()
+
+
+def test_of_two_that_start_at_once_one_begins(system: System, log: Log) -> None:
+    """Whichever is first; the other one has changed nothing."""
+    shops = {"str": Shop(system, log, Small), "bytes": Shop(system, log, Small, bytes)}
+    shops["str"].sales.append([(f"k{n}", n) for n in range(8)])
+    gate = threading.Barrier(2)
+
+    def start(shop: Shop) -> Any:
+        gate.wait(30)
+        try:
+            return shop.app.run(until="idle", progress=False)
+        except sl.InvalidConfig as error:
+            return error
+        except sl.TaskFailed as error:  # its own handler puts str keys
+            return error
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(start, shops.values()))
+    refused = [one for one in outcomes if isinstance(one, sl.InvalidConfig)]
+    assert refused, "both passed"
+    [stored] = shops["str"].recorded().read().stores.values()
+    if stored.key == "str":
+        shops["str"].app.run(until="idle", progress=False)
+        assert len(shops["str"].app.query(shops["str"].totals)) == 8
+
+
+def test_an_empty_store_changes_only_while_no_worker_runs(
+    system: System, log: Log, eventually: Eventually
+) -> None:
+    first, second = Shop(system, log, Small), Shop(system, log, Small, bytes)
+    worker = InThread(first.app, "tally")
+    eventually(lambda: len(worker.numbers) == 4, what="the first one's start")
+    with pytest.raises(sl.InvalidConfig, match="stop all of them first"):
+        second.app.run(until="idle", progress=False)
+    worker.stop()
+    assert second.app.run(until="idle", progress=False) == 0
+    [stored] = second.recorded().read().stores.values()
+    assert stored.key == "bytes"
+
+
+def test_a_change_decides_again_when_another_was_first(system: System, log: Log) -> None:
+    mine, other = Shop(system, log, Small).recorded(), Shop(system, log, Small).recorded()
+    seen: list[int] = []
+
+    def decide(recorded: Any) -> dict[str, bytes | None]:
+        seen.append(len(recorded.stores))
+        if len(seen) == 2:  # it has fenced the others, and has not written yet
+            other.change(lambda now: {} if "b" in now.stores else {"b": _some(int)})
+        return {} if "a" in recorded.stores else {"a": _some(str)}
+
+    recorded = mine.change(decide)
+    assert set(recorded.stores) == {"a", "b"}
+    assert seen[:4] == [0, 0, 1, 1], "what it had decided by then was void"
+    assert set(other.read().stores) == {"a", "b"}
+
+
+def _some(kind: Any) -> bytes:
+    from statestore import StoreSpec
+    from statestore.declaration import declaration_of
+
+    return declaration_of(StoreSpec("x", key=kind, value=int)).to_bytes()
+
+
+def test_it_goes_with_a_reset(system: System, log: Log) -> None:
+    shop = Shop(system, log, Small)
+    shop.sales.append([("york", 1)])
+    shop.app.run(until="idle", progress=False)
+    assert shop.recorded().read().stores
+    carry_out(log.broker, plan_for(log.broker, shop.name, system.url), yes=True, json=True)
+    assert declarations_topic(shop.name) not in {info.name for info in log.broker.topics()}
+    other = Shop(system, log, str)
+    assert other.app.run(until="idle", progress=False) == 1
+    assert other.app.query(other.totals).to_dict() == {"york": "1"}
+
+
+def test_it_goes_with_a_move(system: System, log: Log, tmp_path: Any) -> None:
+    shop = Shop(system, log, Small)
+    shop.sales.append([("york", 1)])
+    shop.app.run(until="idle", progress=False)
+    with changelog.open(tmp_path / "target") as target:
+        names = {
+            system.prefix + "sales",
+            shop.totals.changelog_topic,
+            declarations_topic(shop.name),
+        }
+        here, there = (moving.Place("source", log.broker), moving.Place("target", target.broker))
+        moving.move(here, there, moving.Selection(names, [shop.name]), progress=lambda *_: None)
+        moved = Shop(system, target, Small)
+        assert moved.recorded().read().stores == shop.recorded().read().stores
+        assert moved.app.query(moved.totals).to_dict() == {"york": Small(1)}
+        wrong = Shop(system, target, str)
+        with pytest.raises(sl.InvalidConfig, match="totals"):
+            wrong.app.run(until="idle", progress=False)

@@ -1,0 +1,353 @@
+"""`upgrade=`: values of an older declaration are rewritten once, whatever happens in between."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from changelog.clock import SystemClock
+from changelog.errors import ProducerFenced
+from changelog.records import TopicPartition
+from framework.spark.options import SourceOptions
+from framework.spark.tables import plan_store, read_store, store_schema
+from framework.store_declarations import StoreDeclarations
+from statestore import open_store, recorded, rewriting
+from statestore.recorded import DeclarationLog
+from tests.declarations.programs import Program, program
+
+CHANGELOG = "shop-totals-changelog"
+
+
+@dataclass
+class Total:
+    euros: float
+    n: int = 1
+
+
+CALLS: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def calls() -> None:
+    CALLS.clear()
+
+
+def upgraded(old: int) -> Total:
+    CALLS.append(old)
+    return Total(old / 100, 7)
+
+
+def put(store: Any, record: sl.Record[str, Any]) -> None:
+    store[record.key] = Total(record.value)
+
+
+NEW: dict[str, Any] = {"value": Total, "upgrade": upgraded, "handle": put}
+CENTS = {f"k{number:03}": number for number in range(40)}
+EXPECTED = {key: Total(cents / 100, 7) for key, cents in CENTS.items()}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    with program(tmp_path / "log", value=int) as before:
+        before.run(*CENTS.items())
+    return tmp_path / "log"
+
+
+def test_new_values_are_made_of_old_ones_once(log: Path) -> None:
+    with program(log, **NEW) as after:
+        after.run(("new", 3.5))
+        assert after.held() == {**EXPECTED, "new": Total(3.5)}
+    assert sorted(CALLS) == sorted(CENTS.values())
+    with program(log, **NEW) as again:
+        again.run()
+        assert again.held() == {**EXPECTED, "new": Total(3.5)}
+    assert len(CALLS) == len(CENTS)
+    with program(log, value=Total, handle=put) as without:
+        assert without.run(("k000", 1.0)) == 1, "the function is needed no more"
+    with program(log, value=int) as older, pytest.raises(sl.InvalidConfig, match="int"):
+        older.run()
+
+
+def test_files_and_changelog_agree(log: Path) -> None:
+    with program(log, **NEW) as after:
+        after.run()
+    with program(log, **NEW) as with_files:
+        assert with_files.held() == EXPECTED
+    with program(log, state=log / "elsewhere", **NEW) as without_files:
+        without_files.run()
+        assert without_files.held() == EXPECTED
+    assert len(CALLS) == len(CENTS)
+
+
+class Died(BaseException):
+    """The process is gone."""
+
+
+class Dying:
+    """Stands where transactions are appended, and dies at one of them: before it, or right after."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, *, after: bool) -> None:
+        self.left, self.after = at, after
+        self.lock = threading.Lock()  # partitions are opened on several threads
+        self.append = recorded.append_at_once
+        monkeypatch.setattr(rewriting, "append_at_once", self)
+        monkeypatch.setattr(rewriting, "CHUNK_RECORDS", 4)
+
+    def __call__(self, *args: Any) -> None:
+        with self.lock:
+            self.left -= 1
+            dies = self.left == 0
+        if dies and not self.after:
+            raise Died
+        self.append(*args)
+        if dies:
+            raise Died
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the commit", "after it"])
+@pytest.mark.parametrize("at", [1, 2, 5, 8])
+def test_it_goes_on_where_it_died(
+    log: Path, monkeypatch: pytest.MonkeyPatch, at: int, after: bool
+) -> None:
+    with monkeypatch.context() as dying:
+        Dying(dying, at, after=after)
+        with program(log, **NEW) as dies, pytest.raises(Died):
+            dies.run()
+    monkeypatch.setattr(rewriting, "CHUNK_RECORDS", 4)
+    with program(log, **NEW) as made:
+        made.run()
+        assert made.held() == EXPECTED
+        assert (
+            not DeclarationLog(made.app.broker, "shop", SystemClock())
+            .read()
+            .unfinished(CHANGELOG, 2)
+        )
+
+
+def test_nobody_reads_a_store_that_is_half_rewritten(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as dying:
+        Dying(dying, 2, after=True)
+        with program(log, **NEW) as dies, pytest.raises(Died):
+            dies.run()
+    with program(log, **NEW) as made:
+        with pytest.raises(sl.InvalidConfig, match="older declaration.*run it first"):
+            made.held()
+        with (
+            sl.connect(made.app.broker) as connection,
+            pytest.raises(sl.InvalidConfig, match="older declaration"),
+        ):
+            connection.store("shop/totals").get("k000")
+        options = SourceOptions.parse({"path": "/log", "store": "shop/totals"})
+        with pytest.raises(sl.InvalidConfig, match="older declaration"):
+            plan_store(made.app.broker, options)
+        made.run()
+        assert made.held() == EXPECTED
+        with sl.connect(made.app.broker) as connection:
+            assert connection.store("shop/totals")["k007"] == {"euros": 0.07, "n": 7}
+        target = store_schema(made.app.broker, options)
+        tables = [
+            batch
+            for each in plan_store(made.app.broker, options)
+            for batch in read_store(made.app.broker, each, target, options)
+        ]
+        rows = [row for batch in tables for row in batch.to_pylist()]
+        assert {row["key"]: row["value"]["euros"] for row in rows} == {
+            key: total.euros for key, total in EXPECTED.items()
+        }
+
+
+def test_without_its_function_an_unfinished_store_is_refused(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as dying:
+        Dying(dying, 2, after=True)
+        with program(log, **NEW) as dies, pytest.raises(Died):
+            dies.run()
+    with program(log, value=Total) as without, pytest.raises(sl.InvalidConfig, match="upgrade="):
+        without.run()
+    with program(log, value=int) as older, pytest.raises(sl.InvalidConfig, match="totals"):
+        older.run()
+    with program(log, value=str, upgrade=str) as third, pytest.raises(sl.InvalidConfig):
+        third.run()
+    with program(log, **NEW) as made:
+        made.run()
+        assert made.held() == EXPECTED
+
+
+def broken(old: int) -> Any:
+    if old == 17:
+        raise ValueError("no seventeens")
+    return upgraded(old)
+
+
+def wrong(old: int) -> Any:
+    return "text" if old == 17 else upgraded(old)
+
+
+def nothing(old: int) -> Any:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(broken, "'k017'.*no seventeens"), (wrong, "'k017'.*Total"), (nothing, "returned None")],
+)
+def test_a_function_that_fails_names_the_key_and_leaves_what_was_not_done(
+    log: Path, function: Callable[[int], Any], said: str
+) -> None:
+    with program(log, **{**NEW, "upgrade": function}) as fails:
+        fails.sales.append([("late", 1.0)])
+        with pytest.raises(sl.InvalidConfig, match=said):
+            fails.run()
+    with program(log, **NEW) as mended:
+        assert mended.run() == 1
+        assert mended.held() == {**EXPECTED, "late": Total(1.0)}
+
+
+def test_whoever_began_to_rewrite_and_was_overtaken_changes_nothing(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Program(log, **NEW)
+    broker, clock = made.app.broker, SystemClock()
+    infos = made.app.declared.prepare(broker)
+    spec = made.store.spec
+    declared = StoreDeclarations("shop", [spec], infos, broker, clock)
+    declared.record()
+    partition = TopicPartition(CHANGELOG, 0)
+    append = recorded.append_at_once
+
+    def finish() -> None:
+        store = open_store(spec, made.app.log, clock=clock, engine=_memory())
+        store.restore(broker, partition)
+        declared.finish(store, partition)
+        store.close()
+
+    def stalled(*args: Any) -> None:
+        monkeypatch.setattr(rewriting, "append_at_once", append)
+        finish()  # another worker does all of it meanwhile
+        append(*args)
+
+    monkeypatch.setattr(rewriting, "append_at_once", stalled)
+    with pytest.raises(ProducerFenced):
+        finish()
+    made.run()
+    assert made.held() == EXPECTED
+    made.app.close()
+
+
+def _memory() -> Any:
+    from statestore.engines.memory import MemoryEngine
+
+    return MemoryEngine()
+
+
+def test_it_waits_for_no_older_worker_but_refuses_beside_one(log: Path) -> None:
+    with program(log, value=int) as older:
+        broker = older.app.broker
+        member = broker.join_group("shop", _subscription())
+        with program(log, **NEW) as newer:
+            newer.app.log = broker  # type: ignore[assignment]
+            with pytest.raises(sl.InvalidConfig, match="stop all of them first"):
+                newer.run()
+            broker.leave_group(member)
+            newer.run()
+            assert newer.held() == EXPECTED
+
+
+def _subscription() -> Any:
+    from changelog.groups import Subscription
+
+    return Subscription(["sales"], together=[["sales"]], client="older-1")
+
+
+def test_a_time_to_live_stays_with_each_value(log: Path, tmp_path: Path) -> None:
+    where = tmp_path / "other"
+    with program(where, value=int, ttl_ms=3_600_000) as before:
+        before.run(("york", 100))
+        [first] = _stored(before)
+    with program(where, value=bytes, ttl_ms=9_999_999, upgrade=lambda old: b"%d" % old) as after:
+        after.run()
+        assert after.held() == {"york": b"100"}
+        [second] = _stored(after)
+    assert first[:9] == second[:9], "it expires when it was to expire"
+
+
+def _stored(made: Program) -> list[bytes]:
+    last: dict[bytes, bytes] = {}
+    for partition in range(2):
+        at = {TopicPartition(CHANGELOG, partition): 0}
+        for fetched in made.app.broker.fetch(at).values():
+            for batch in fetched.batches:
+                keys, values = (batch.columns.column(n).to_pylist() for n in ("key", "value"))
+                last |= dict(zip(keys, values, strict=True))
+    return list(last.values())
+
+
+FIGURES = {"n": sl.count(), "worst": sl.max("x")}
+
+
+def figures(app: sl.App, **more: Any) -> Any:
+    return app.aggregates("totals", **{**FIGURES, **more})
+
+
+def add(store: Any, record: sl.Record[str, Any]) -> None:
+    store.add(record.key, x=record.value)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"least": sl.min("x")},
+        {"worst": sl.min("x")},
+        {"worst": sl.max("y")},
+        {"n": sl.count("x")},
+        {"worst": sl.mean("x")},
+    ],
+)
+def test_other_figures_are_refused(tmp_path: Path, changed: Any) -> None:
+    with program(tmp_path, store=figures, handle=add) as before:
+        before.run(("york", 1))
+    other = program(tmp_path, store=lambda app: figures(app, **changed), handle=add)
+    with other as after, pytest.raises(sl.InvalidConfig, match="it keeps n=count"):
+        after.run(("york", 2))
+    with program(tmp_path, store=figures, handle=add) as again:
+        again.run()
+
+
+def test_figures_can_be_upgraded_too(tmp_path: Path) -> None:
+    with program(tmp_path, store=figures, handle=add) as before:
+        before.run(("york", 5))
+
+    def more(app: sl.App) -> Any:
+        return figures(
+            app, least=sl.min("x"), settings={"upgrade": lambda old: {**old, "least": 0}}
+        )
+
+    with program(tmp_path, store=more, handle=add) as after:
+        after.run(("york", 7))
+        held = after.held()["york"]
+        assert (held.n, held.worst, held.least) == (2, 7, 0)
+
+
+def test_a_counter_is_a_store_of_ints(tmp_path: Path) -> None:
+    with program(tmp_path, store=lambda app: app.counter("totals"), handle=_count) as before:
+        before.run(("york", 5))
+    with program(tmp_path, value=int, default=0, handle=_add_one) as after:
+        after.run(("york", 7))
+        assert after.held() == {"york": 2}
+
+
+def _count(store: Any, record: sl.Record[str, Any]) -> None:
+    store.add(record.key)
+
+
+def _add_one(store: Any, record: sl.Record[str, Any]) -> None:
+    store[record.key] += 1
