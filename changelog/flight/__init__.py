@@ -22,7 +22,11 @@
     greeting.py     one peer's way through TLS and hello
     hello.py        both sides prove that they know the token
     clients.py      the authenticated connections
+    budgets.py      what these have in flight, each and together
+    http2.py        counts their calls and messages before gRPC sees them
+    answers.py      fetches over TCP: read in parts, counted until they are sent
     splice.py       passes a connection's bytes between two sockets
+    private.py      folders for sockets that only this user may reach
     relay.py        the client's side of the front
     fork.py         a forked child must not use its parent's handles
 

@@ -101,10 +101,7 @@ class Front:
         try:
             while not self._closed.is_set():
                 for key, _ in self._selector.select(self._next_deadline()):
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    elif isinstance(key.data, Greeting) and key.fileobj in self._pending:
-                        self._go_on(key.data)
+                    self._handle(key)
                 self._expire()
         finally:
             for greeting in list(self._pending.values()):
@@ -112,6 +109,18 @@ class Front:
             self._selector.close()
             for one in (self._listener, self._waker, self._woken):
                 one.close()
+
+    def _handle(self, key: selectors.SelectorKey) -> None:
+        try:
+            if key.fileobj is self._listener:
+                self._accept()
+            elif isinstance(key.data, Greeting) and key.data.peer in self._pending:
+                self._go_on(key.data)
+        except Exception:
+            # One peer, whatever it has found, does not end the listener for the others.
+            _log.exception("a connection failed in an unexpected way")
+            if isinstance(key.data, Greeting) and key.data.peer in self._pending:
+                self._forget(key.data)
 
     def _next_deadline(self) -> float | None:
         """Seconds until something expires; None if nothing does."""

@@ -8,12 +8,9 @@ private folder. That socket takes one connection and is gone.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
-import shutil
 import socket
 import ssl
-import tempfile
 import threading
 from dataclasses import dataclass
 
@@ -28,6 +25,7 @@ from changelog.errors import (
 from changelog.flight import hello
 from changelog.flight.limits import MAX_REPLY
 from changelog.flight.messages import Failure, decode, error_of
+from changelog.flight.private import private_socket, remove_private
 from changelog.flight.splice import Splice, end_if_peer_vanishes
 
 
@@ -90,7 +88,7 @@ class Relay:
         try:
             self.credential = self._greeted(peer, token)
             """What calls carry instead of the token."""
-            self._folder = tempfile.mkdtemp(prefix="strandline-")
+            self._path = private_socket("relay.sock")
         except BaseException:
             peer.close()
             raise
@@ -99,15 +97,14 @@ class Relay:
         self._splice: Splice | None = None
         self._lock = threading.Lock()
         self._closed = False
-        path = os.path.join(self._folder, "relay.sock")
         try:
-            self._listener.bind(path)
+            self._listener.bind(self._path)
             self._listener.listen(1)
             self._listener.settimeout(max(0.1, self._left()))
         except BaseException:
             self.close()
             raise
-        self.location = f"grpc+unix://{path}"
+        self.location = f"grpc+unix://{self._path}"
         """Where this process's gRPC client connects."""
         self._thread = threading.Thread(target=self._run, name="strandline-relay", daemon=True)
         self._thread.start()
@@ -124,7 +121,7 @@ class Relay:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._peer.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_private(self._path)
 
     def _run(self) -> None:
         try:
@@ -134,7 +131,7 @@ class Relay:
             return
         finally:
             self._listener.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_private(self._path)
         with self._lock:
             self._splice = splice = Splice(near, self._peer)
             if self._closed:

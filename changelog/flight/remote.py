@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import ssl
-import tempfile
 
 from changelog.broker import Broker
 from changelog.clock import Clock
@@ -14,6 +12,7 @@ from changelog.flight.budgets import Budgets
 from changelog.flight.clients import Authenticate, Clients
 from changelog.flight.front import Front
 from changelog.flight.limits import Limits
+from changelog.flight.private import private_socket, remove_private
 from changelog.flight.server import FlightEndpoint
 
 
@@ -46,25 +45,23 @@ class RemoteEndpoint:
         self.clients = Clients()
         allowed = limits or Limits()
         budgets = Budgets(allowed)
-        # mkdtemp makes a folder that only this user may enter.
-        self._folder = tempfile.mkdtemp(prefix="strandline-")
-        backend = os.path.join(self._folder, "front.sock")
+        self._backend = private_socket("front.sock")
         try:
             self._endpoint = FlightEndpoint(
                 broker,
-                f"grpc+unix://{backend}",
+                f"grpc+unix://{self._backend}",
                 token="",
                 clock=clock,
                 clients=self.clients,
                 budgets=budgets,
             )
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_private(self._backend)
             raise
         try:
             self._front = Front(
                 address,
-                backend,
+                self._backend,
                 authenticate,
                 self.clients,
                 budgets,
@@ -97,7 +94,7 @@ class RemoteEndpoint:
 
     def _close_server(self) -> None:
         self._endpoint.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_private(self._backend)
 
 
 def server_context(

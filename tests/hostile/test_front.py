@@ -187,7 +187,7 @@ def test_a_credential_dies_with_its_connection(tmp_path: Path, eventually: Event
     with serving(tmp_path) as served:
         peer, credential = authenticated(served)
         eventually(lambda: served._endpoint.clients.find(credential))
-        backend = f"grpc+unix://{served._endpoint._folder}/front.sock"
+        backend = f"grpc+unix://{served._endpoint._backend}"
         client = flight.connect(backend)
         headers = [(b"authorization", f"Bearer {credential}".encode())]
         action = flight.Action("Hello", b"\x93\x01\x01\xa1p")
@@ -334,6 +334,32 @@ def test_without_descriptors_nothing_is_accepted_until_there_are_some(
     with serving(tmp_path) as served:
         asks(served)
     assert caplog.text.count("Too many open files") == 3
+
+
+def test_a_peer_that_finds_a_fault_does_not_end_the_listener(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    with serving(tmp_path) as served:
+        with monkeypatch.context() as patched, peer_of(served) as peer:
+            patched.setattr(hello, "unpack_opening", fails)
+            peer.sendall(bytes(hello.OPENING_BYTES))
+            assert is_closed(peer)
+        asks(served)
+    assert "a fault" in caplog.text
+
+
+def test_a_long_folder_for_temporary_files_is_no_hindrance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("long" * 30)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with serving(tmp_path) as served:
+        asks(served)
+    assert list(long.iterdir()) == []
 
 
 def test_more_descriptors_than_there_can_be_are_refused_at_the_start(
