@@ -107,6 +107,7 @@ class App(Runnable):
         self._opening = threading.RLock()
         self._opened: running.OpenLog | None = None
         self._worker: Worker | None = None
+        self.declared.is_running = lambda: self._worker is not None
 
     def __repr__(self) -> str:
         return f"App({self.name!r})"

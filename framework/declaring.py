@@ -66,6 +66,8 @@ class Declarations:
         self.tasks: dict[str, TaskSpec] = {}
         self.dropped: set[str] = set()
         """Names of tasks whose timers are not needed any more."""
+        self.is_running: Callable[[], bool] = bool
+        """Whether a worker of the app is at work in this process."""
 
     def add_topic(self, topic: TopicT) -> TopicT:
         """Register a topic; a second declaration must say the same."""
@@ -100,6 +102,18 @@ class Declarations:
                 f" {spec.where}); give one of them a name="
             )
         self._check_inputs(spec)
+        for store in spec.stores:
+            if self.stores.get(store.name) is not store:
+                raise InvalidConfig(
+                    f"task {spec.name!r}: store {store.name!r} belongs to app {store.app.name!r}, and "
+                    f"a task of app {self.app!r} has stores of its own app; declare it with "
+                    f"app.store here, or read the other one with sl.connect(log).store(…)"
+                )
+        if self.is_running():
+            raise InvalidConfig(
+                f"task {spec.name!r} is declared while app {self.app!r} is running, which would not "
+                "take it up; declare all tasks before app.run, or stop the app first"
+            )
         for store in spec.stores:
             store.task = spec.name
         self.tasks[spec.name] = spec

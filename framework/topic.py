@@ -242,6 +242,13 @@ class Topic(Generic[K, V]):
         return _KEY_KINDS.get(self.schema.field(at).type, Any)
 
     def _not_in_task(self) -> NotInTask:
+        running = context.running()
+        if running is not None:
+            return NotInTask(
+                f"topic {self.name!r} belongs to app {self.app.name!r}, and a task of app"
+                f" {running.app!r} is running, or was declared after that began; declare the topic"
+                " with app.topic of the task's own app, before app.run"
+            )
         return NotInTask(
             f"topic {self.name!r}: send was called outside of a handler, where there is no"
             f" transaction. From outside use topic.append(...) for many records, or"

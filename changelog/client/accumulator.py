@@ -246,6 +246,11 @@ class Accumulator:
         self.size += size
         return future, batch.size >= self._batch_bytes
 
+    @property
+    def count(self) -> int:
+        """Number of records that wait."""
+        return sum(len(batch.keys) for batches in self._batches.values() for batch in batches)
+
     def take(self) -> list[OpenBatch]:
         """All batches, in order for each partition; none are left."""
         taken = [batch for batches in self._batches.values() for batch in batches]

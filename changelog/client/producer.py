@@ -21,6 +21,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import logging
+import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -30,6 +33,7 @@ import pyarrow as pa
 
 from changelog.broker import Broker
 from changelog.client.accumulator import (
+    Accumulator,
     RecordMetadata,
     Target,
     Waiting,
@@ -57,6 +61,8 @@ from changelog.groups import GroupMember
 from changelog.records import CommittedOffset, Headers, ProducerIdentity, TopicPartition
 from changelog.settings import INT_MAX, LONG_MAX, check_number
 from changelog.times import to_ms
+
+_log = logging.getLogger("strandline")
 
 METADATA_MAX_AGE_S = 60.0
 """How long a topic's description is used before it is asked for again."""
@@ -137,6 +143,7 @@ class Producer:
             batch_bytes=batch_bytes,
             buffer_bytes=buffer_bytes,
         )
+        weakref.finalize(self, _warn_of_lost, self._outbox.waiting)
         if transactional_id is not None:
             self._sender.init()
 
@@ -466,3 +473,15 @@ class Producer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _warn_of_lost(waiting: Accumulator) -> None:
+    """Say how many records a producer had taken and not sent when it was forgotten."""
+    count = waiting.count
+    if count:
+        text = (
+            f"a producer was collected, or its process ended, with {count:,} records that were not "
+            "sent: they are lost. Close it, use `with log.producer() as producer`, or call flush()"
+        )
+        _log.warning("%s", text, extra={"records": count})
+        warnings.warn(text, ResourceWarning, stacklevel=2)

@@ -192,3 +192,31 @@ def test_a_store_that_begins_empty_beside_a_task_that_goes_on_is_told(
     caplog.clear()
     app.run(until="idle")
     assert "begins empty" not in caplog.text
+
+
+def test_a_store_of_another_app_is_refused() -> None:
+    mine, other = sl.App("mine"), sl.App("other")
+    words, theirs = mine.topic("words"), other.store("totals", value=int)
+    mine.store("totals", value=int)  # one of the same name is another store all the same
+    with pytest.raises(sl.InvalidConfig, match="store 'totals' belongs to app 'other'"):
+        mine.task(words, name="t", stores=[theirs])(lambda record: None)
+    assert theirs.task is None
+
+
+def test_a_task_declared_while_the_app_runs_is_refused() -> None:
+    app = sl.App("app", log="unused")
+    words = app.topic("words", value=int)
+    app.declared.is_running = lambda: True
+    with pytest.raises(sl.InvalidConfig, match=r"declared while app 'app' is running"):
+        app.task(words, name="t")(lambda record: None)
+
+
+def test_a_send_to_a_topic_of_another_app_names_the_app() -> None:
+    mine, other = sl.App("mine"), sl.App("other")
+    words, theirs = mine.topic("words", value=int), other.topic("out", value=int)
+    mine.task(words, name="t")(lambda record: theirs.send("k", 1))
+    with (
+        TestDriver(mine) as driver,
+        pytest.raises(sl.TaskFailed, match="topic 'out' belongs to app 'other'"),
+    ):
+        driver.run([("a", 1)])

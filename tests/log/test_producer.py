@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -15,6 +20,7 @@ from hypothesis import strategies as st
 
 from changelog.client.partitioner import partition_for
 from changelog.client.producer import Producer, RecordMetadata, State
+from changelog.embedded.owner import Owner
 from changelog.errors import (
     DiskFull,
     InvalidRecord,
@@ -31,6 +37,7 @@ from changelog.errors import (
     UnknownTopic,
 )
 from changelog.records import CommittedOffset, TopicPartition
+from changelog.storage import MemoryStorage
 from tests.log.kit import START_MS, World, columns
 from tests.log.line import LOST_ANSWER, LOST_CALL, UNSAFE_AFTERWARDS, Fault, Line
 
@@ -689,3 +696,45 @@ def test_close_aborts_an_open_transaction(world: World) -> None:
     ends = world.owner.offsets([T0])[T0]
     assert world.values() == []
     assert ends.last_stable_offset == ends.high_watermark
+
+
+def test_a_producer_that_is_forgotten_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    owner = Owner(MemoryStorage(), background=False)
+    owner.create_topic("t")
+    producer = Producer(owner, transactional_id="p")
+    producer.begin_transaction()
+    for _ in range(3):
+        producer.send("t", b"v")
+    del producer
+    with pytest.warns(ResourceWarning, match=r"3 records that were not sent.*flush\(\)"):
+        gc.collect()
+    assert "3 records that were not sent" in caplog.text
+
+
+@pytest.mark.parametrize("end", ["close", "flush", "abort_transaction"])
+def test_a_producer_that_ends_in_order_says_nothing(end: str) -> None:
+    owner = Owner(MemoryStorage(), background=False)
+    owner.create_topic("t")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        producer = Producer(owner, transactional_id="p")
+        producer.begin_transaction()
+        producer.send("t", b"v")
+        getattr(producer, end)()
+        del producer
+        gc.collect()
+    assert not [one for one in said if one.category is ResourceWarning]
+
+
+def test_a_process_that_ends_with_records_unsent_says_so(tmp_path: Path) -> None:
+    code = (
+        "import sys, changelog\n"
+        "log = changelog.open(sys.argv[1], durability='os')\n"
+        "log.create_topic('t')\n"
+        "producer = log.producer(linger_ms=60_000)\n"
+        "producer.send('t', b'v')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert "1 records that were not sent" in done.stderr
