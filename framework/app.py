@@ -250,6 +250,11 @@ class App(Runnable):
         `default` (immutable) or `default_factory` is what a key reads as that was never set.
         Settings: `ttl_ms` lets values expire, `engine` is "rocksdb" or "memory", `limits` say
         how much memory it may use. Raises InvalidConfig.
+
+        The declaration is recorded with the store, and compared at each start. Types may become
+        wider, and fields that have defaults may be added; any other change is refused, unless
+        `upgrade`, a function, makes a value of the declared type from each old one. It gets plain
+        data (of bytes, and of a serde's values, their bytes).
         """
         spec: StoreSpec[Any, Any] = StoreSpec(
             name,

@@ -321,7 +321,7 @@ def test_after_a_reset_the_app_begins_anew(shop: Log, strandline: Command, folde
 def test_parts_are_reset_by_choice(shop: Log, strandline: Command, folder: Path) -> None:
     assert strandline("reset", "shop", "--state", "--yes", "--json").json["done"] is True
     assert not (folder / "state/shop").exists()
-    assert len(shop.topics()) == 4
+    assert len(shop.topics()) == 5
     outcome = strandline("reset", "shop", "--offsets", "--yes")
     assert "count a second time" in outcome.err
     assert strandline("run", SHOP, "--until", "idle").code == 0
