@@ -46,6 +46,10 @@ class Endpoint(msgspec.Struct, frozen=True):
     """The pid's namespace; in another one the pid says nothing."""
     version: int = VERSION
 
+    def __repr__(self) -> str:
+        """Without the token."""
+        return f"Endpoint({self.location!r}, pid={self.pid})"
+
     @property
     def socket(self) -> str:
         """Path of the Unix socket."""
