@@ -14,12 +14,14 @@ import difflib
 import os
 import re
 from pathlib import Path
-from urllib.parse import parse_qsl
+from urllib.parse import unquote
 
 from changelog.embedded.names import FOLDER_META
 from changelog.errors import InvalidConfig
 
 KAFKA = "kafka"
+KAFKA_VARIABLE = "STRANDLINE_KAFKA"
+"""The environment variable with properties for every cluster, written as in a URL."""
 SERVED = {
     "strandline": "grpc+tcp",
     "grpc": "grpc+tcp",
@@ -76,9 +78,32 @@ def is_encrypted(log: str | os.PathLike[str]) -> bool:
     if found is None:
         return False
     if found[1] == KAFKA:
-        protocol = dict(parse_qsl(text.partition("?")[2])).get("security.protocol", "")
+        given = options_of(os.environ.get(KAFKA_VARIABLE, ""))
+        given |= options_of(text.partition("?")[2])
+        protocol = given.get("security.protocol", "")
         return protocol.lower() in ("ssl", "sasl_ssl")
     return SERVED.get(found[1], "").endswith("+tls")
+
+
+def options_of(query: str) -> dict[str, str]:
+    """The options in a URL, after its "?"; the last of a name counts. Raises InvalidConfig.
+
+    Any character may be percent-encoded. `%`, `&`, and in a name `=`, must be; a plus is a plus.
+
+    >>> options_of("token=a+b%26c=%25&x=")
+    {'token': 'a+b&c=%', 'x': ''}
+    """
+    found = {}
+    for pair in filter(None, query.split("&")):
+        name, _, value = pair.partition("=")
+        try:
+            found[unquote(name, errors="strict")] = unquote(value, errors="strict")
+        except UnicodeDecodeError:
+            # The value may be a secret, so it is not repeated.
+            raise InvalidConfig(
+                f"the option {name} of the URL is not UTF-8, percent-encoded; write % as %25"
+            ) from None
+    return found
 
 
 def shown(log: str) -> str:

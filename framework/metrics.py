@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from changelog.errors import InvalidConfig
 from changelog.hosts import bracketed
 from changelog.metrics import CONTENT_TYPE, Reading, exposition
+from changelog.secret import masked
 from framework.peers import Admission, Deadline, receive, send_all
 
 _log = logging.getLogger("strandline")
@@ -153,7 +154,7 @@ def parse(address: str) -> tuple[str, int]:
         parts, host, port = urlsplit(""), None, None
     if not text or parts.netloc != text or "@" in text or (host is None and port is None):
         raise InvalidConfig(
-            f"metrics are served at HOST:PORT, as {DEFAULT_HOST}:{DEFAULT_PORT}; got {address!r}"
+            f"metrics are served at HOST:PORT, as {DEFAULT_HOST}:{DEFAULT_PORT}; got {masked(address)!r}"
         )
     return host or DEFAULT_HOST, DEFAULT_PORT if port is None else port
 

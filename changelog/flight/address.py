@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from changelog.clock import Clock
 from changelog.errors import InvalidConfig, from_os_error
@@ -23,7 +23,8 @@ from changelog.flight.connection import Target
 from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.flight.failover import FailoverBroker, Link
 from changelog.hosts import bracketed
-from changelog.location import SERVED
+from changelog.location import SERVED, options_of
+from changelog.secret import masked
 
 DEFAULT_PORT = 7361
 
@@ -34,8 +35,9 @@ def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Target:
     >>> parse_url("strandline://db?token=t").location
     'grpc+tcp://db:7361'
     """
-    parts = urlsplit(url)
-    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    place, _, query = url.partition("?")  # a token may have any character, "#" too
+    parts = urlsplit(place)
+    options = options_of(query)
     token = options.pop("token", "") or environment.get(TOKEN_VARIABLE, "")
     ca, certificate, key = (options.pop(name, None) for name in ("ca", "cert", "key"))
     try:
@@ -90,7 +92,7 @@ def host_port(text: str) -> str:
     except ValueError:
         host, port = None, None
     if not host or "@" in text:
-        raise InvalidConfig(f"expected host:port, got {text!r}")
+        raise InvalidConfig(f"expected host:port, got {masked(text)!r}")
     return f"{bracketed(host)}:{DEFAULT_PORT if port is None else port}"
 
 

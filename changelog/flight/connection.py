@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
@@ -62,10 +62,10 @@ class Target:
     """Whom to connect to."""
 
     location: str
-    token: str
+    token: str = field(repr=False)
     name: str
     """How errors call it: the folder, or the URL."""
-    endpoint: Endpoint | None = None
+    endpoint: Endpoint | None = field(default=None, repr=False)
     """What the folder's endpoint file said; None for a remote log."""
     folder: Path | None = None
     """The log's folder, where it can be seen from this process."""

@@ -55,6 +55,10 @@ class Endpoint(msgspec.Struct, frozen=True):
     folder: Identity | None = None
     """The log folder that it was written for; None: by a version that did not say."""
 
+    def __repr__(self) -> str:
+        """Without the token."""
+        return f"Endpoint({self.location!r}, pid={self.pid})"
+
     @property
     def socket(self) -> str:
         """Path of the Unix socket."""

@@ -2,7 +2,8 @@
 
 A property is any of librdkafka's (security.protocol, sasl.username, ssl.ca.location, …), except
 those that this package sets. Besides there is `replication.factor`, of topics
-that are created (default: the cluster's).
+that are created (default: the cluster's). Properties that are not to stand in a URL (passwords) may
+be in the environment variable STRANDLINE_KAFKA, written in the same way; the URL's own go before.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl
 
 from changelog.errors import InvalidConfig
 from changelog.hosts import bracketed
-from changelog.location import KAFKA
+from changelog.location import KAFKA, KAFKA_VARIABLE, options_of
+from changelog.secret import Secret, is_secret
 
 SCHEME = f"{KAFKA}://"
 DEFAULT_PORT = 9092
@@ -68,12 +69,14 @@ class Cluster:
     name: str
     """The URL without its properties, some of which are secret: for messages."""
     properties: Mapping[str, str] = field(repr=False)
-    """For librdkafka, the servers included."""
+    """For librdkafka, the servers included; without those that are secret."""
+    secrets: Mapping[str, Secret] = field(default_factory=dict)
+    """Secret properties."""
     replication_factor: int = -1
     """Of new topics; -1: the cluster's default."""
 
 
-def parse_url(url: str) -> Cluster:
+def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Cluster:
     """What to connect to. Raises InvalidConfig.
 
     >>> parse_url("kafka://a,b:9?client.id=me").properties
@@ -83,7 +86,7 @@ def parse_url(url: str) -> Cluster:
     servers = servers.rstrip("/")
     name = f"{SCHEME}{servers}"
     # Not by urlsplit: it does not know several hosts in one URL.
-    properties = dict(parse_qsl(query, keep_blank_values=True))
+    properties = options_of(environment.get(KAFKA_VARIABLE, "")) | options_of(query)
     for taken, instead in OURS.items():
         if taken in properties:
             raise InvalidConfig(
@@ -92,7 +95,8 @@ def parse_url(url: str) -> Cluster:
             )
     factor = _replication_factor(properties.pop(REPLICATION_FACTOR, "-1"), name)
     properties["bootstrap.servers"] = ",".join(_server(one) for one in servers.split(","))
-    return Cluster(name, properties, factor)
+    secrets = {name: Secret(properties.pop(name)) for name in [*properties] if is_secret(name)}
+    return Cluster(name, properties, secrets, factor)
 
 
 def check_files(cluster: Cluster) -> None:

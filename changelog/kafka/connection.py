@@ -26,6 +26,7 @@ from changelog.kafka.address import Cluster
 from changelog.kafka.callbacks import in_callback
 from changelog.kafka.failures import failure, failure_of
 from changelog.kafka.heard import Heard
+from changelog.secret import masked
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -88,13 +89,13 @@ class Connection:
 
     def client(self, kind: Callable[..., T], properties: Mapping[str, Any]) -> T:
         """A client of librdkafka's with the cluster's properties and these. Raises InvalidConfig."""
+        secrets = self.cluster.secrets
+        given = {**self.cluster.properties, **{n: value.reveal() for n, value in secrets.items()}}
         try:
-            return kind(
-                {**self.cluster.properties, "error_cb": self._note, **properties},
-                logger=self._heard,
-            )
+            return kind({**given, "error_cb": self._note, **properties}, logger=self._heard)
         except KafkaException as error:
-            raise InvalidConfig(f"{self.cluster.name}: {error.args[0].str()}") from error
+            said = masked(error.args[0].str(), secrets.values())
+            raise InvalidConfig(f"{self.cluster.name}: {said}") from None
 
     @in_callback
     def _note(self, error: KafkaError) -> None:

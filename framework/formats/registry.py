@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from changelog.clock import SystemClock
 from changelog.errors import (
@@ -21,6 +21,7 @@ from changelog.errors import (
     SchemaMismatch,
     Unauthenticated,
 )
+from changelog.secret import Secret, is_secret, masked
 
 T = TypeVar("T")
 
@@ -52,12 +53,19 @@ class SchemaRegistry:
     def __init__(self, url: str, *, auto_register: bool = True, **properties: Any) -> None:
         if urlsplit(url).scheme not in ("http", "https", "mock"):
             raise InvalidConfig(
-                f"a schema registry is http://host:port, https://… or mock://name, got {url!r}"
+                f"a schema registry is http://host:port, https://… or mock://name, got {masked(url)!r}"
             )
-        self.url = url
+        self._address = Secret(url)
+        self.url = masked(url)
+        """Without user and password, if it has them."""
         self.auto_register = auto_register
         given = {name.replace("_", "."): value for name, value in properties.items()}
-        self._properties = {"max.retries": 0, "timeout": 10, **given}
+        self._properties = {
+            name: Secret(value) if isinstance(value, str) and is_secret(name) else value
+            for name, value in {"max.retries": 0, "timeout": 10, **given}.items()
+        }
+        secrets = [value for value in self._properties.values() if isinstance(value, Secret)]
+        self._secrets = [*secrets, *_in_url(url)]
         self._lock = threading.Lock()
         self._client: Any = None
         self._ids: dict[tuple[str, str], int] = {}
@@ -71,7 +79,7 @@ class SchemaRegistry:
         """Confluent's client for it."""
         with self._lock:
             if self._client is None:
-                self._client = _connected(self.url, self._properties)
+                self._client = _connected(self._address, self._properties, self._secrets)
             return self._client
 
     def id_of(self, subject: str, schema: RegisteredSchema) -> int:
@@ -107,9 +115,10 @@ class SchemaRegistry:
         except Exception as error:
             if not _is_of_transport(error):
                 raise
+            said = masked(repr(error), self._secrets)
             raise RegistryUnavailable(
-                f"{self.url} does not answer, and {what} is not known yet: {error!r}"
-            ) from error
+                f"{self.url} does not answer, and {what} is not known yet: {said}"
+            ) from None
 
     def _asked_id(self, subject: str, schema: RegisteredSchema) -> int:
         def ask(client: Any) -> int:
@@ -124,7 +133,10 @@ class SchemaRegistry:
 
     def _refusal(self, error: Any, what: str) -> Exception:
         """What a status of HTTP means."""
-        status, said = error.http_status_code, f"{self.url} says of {what}: {error}"
+        status, said = (
+            error.http_status_code,
+            masked(f"{self.url} says of {what}: {error}", self._secrets),
+        )
         if status in (401, 403):
             return Unauthenticated(f"{said}; give SchemaRegistry(…) the right credentials")
         if status == 404 and what.startswith("schema id"):
@@ -173,22 +185,31 @@ _mocks: dict[str, Any] = {}
 _lock = threading.Lock()
 
 
-def _connected(url: str, properties: dict[str, Any]) -> Any:
+def _in_url(url: str) -> list[Secret]:
+    """The password in a URL, as it is written there and as it is meant."""
+    written = urlsplit(url).password or ""
+    return [Secret(one) for one in {written, unquote(written)} if one]
+
+
+def _connected(address: Secret, properties: dict[str, Any], secrets: Sequence[Secret]) -> Any:
+    url = address.reveal()
+    given = {n: v.reveal() if isinstance(v, Secret) else v for n, v in properties.items()}
     try:
         from confluent_kafka.schema_registry import SchemaRegistryClient
     except ModuleNotFoundError as error:
         raise MissingDependency(_INSTALL) from error
     try:
         if not url.startswith("mock://"):
-            client = SchemaRegistryClient({"url": url, **properties})
-            _bound(client, properties["timeout"])
+            client = SchemaRegistryClient({"url": url, **given})
+            _bound(client, float(given["timeout"]))
             return client
         with _lock:
             if url not in _mocks:
                 _mocks[url] = SchemaRegistryClient.new_client({"url": url})
             return _mocks[url]
     except (ValueError, TypeError, OSError) as error:
-        raise InvalidConfig(f"schema registry {url}: {error}") from error
+        said = masked(str(error), secrets)
+        raise InvalidConfig(f"schema registry {masked(url)}: {said}") from None
 
 
 def _bound(client: Any, timeout_s: float) -> None:

@@ -13,6 +13,7 @@ from changelog.clock import SystemClock
 from changelog.errors import Fenced, OwnerUnavailable, RequestTimedOut, Unauthenticated
 from changelog.flight import messages as log_messages
 from changelog.rarely import Rarely
+from changelog.secret import Secret
 from framework.peers import Deadline, send_all
 from framework.querying import proofs, sockets
 from framework.querying.messages import (
@@ -47,7 +48,7 @@ class Connections:
         `ca` is what TLS trusts, PEM; None: what the system does. `encrypted`: the log is reached
         by TLS, so no worker beyond this machine is asked in clear.
         """
-        self._token = token
+        self._token = Secret(token)
         self._ca = ca
         self._encrypted = encrypted
         self._in_clear = Rarely(_log, SystemClock())
@@ -127,7 +128,7 @@ class Connections:
                 f"the worker at {url} asks for a token; give it as token=… or in STRANDLINE_TOKEN"
             )
         nonce = proofs.new_nonce()
-        key = proofs.key_of(self._token, url, sockets.certificate_of(connection))
+        key = proofs.key_of(self._token.reveal(), url, sockets.certificate_of(connection))
         hello = Hello(WIRE_VERSION, nonce=nonce)
         asked = _no_failure(_exchange(url, connection, hello, Challenge, timeout))
         ours = Proof(proofs.proof(key, b"client", nonce, asked.nonce))

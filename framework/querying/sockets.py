@@ -21,12 +21,14 @@ import struct
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from changelog.embedded.names import QUERIES
 from changelog.errors import InvalidConfig, from_os_error
 from changelog.flight.endpoint import MAX_SOCKET_PATH
 from changelog.hosts import bracketed, is_loopback
+from changelog.location import options_of
+from changelog.secret import masked
 
 UNIX, TCP, TLS = "unix://", "tcp://", "tls://"
 BACKLOG = 128
@@ -164,7 +166,7 @@ def host_and_port(text: str) -> tuple[str, int]:
     """
     found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:]+)):(\d{1,5})", text)
     if found is None or int(found[3]) > 65_535:
-        raise InvalidConfig(f"expected host:port, got {text!r}")
+        raise InvalidConfig(f"expected host:port, got {masked(text)!r}")
     return found[1] or found[2], int(found[3])
 
 
@@ -182,13 +184,14 @@ def _check_peer(connection: socket.socket, url: str) -> None:
 
 def _asked_for(address: str) -> tuple[str, str, ssl.SSLContext | None, bytes | None]:
     """Scheme, host:port, and what TLS needs, with its certificate. In clear, other machines must have been meant."""
-    parts = urlsplit(address if "://" in address else f"//{address}")
-    options = dict(parse_qsl(parts.query))
+    place, _, query = address.partition("?")
+    parts = urlsplit(place if "://" in place else f"//{place}")
+    options = options_of(query)
     if parts.scheme == "tls" and options.keys() == {"certificate", "key"}:
         return TLS, parts.netloc, _tls(**options), _der(options["certificate"])
     if parts.scheme not in ("", "tcp") or options or parts.path:
         raise InvalidConfig(
-            f"expected host:port, tcp://host:port or tls://host:port?certificate=…&key=…, got {address!r}"
+            f"expected host:port, tcp://host:port or tls://host:port?certificate=…&key=…, got {masked(address)!r}"
         )
     if not parts.scheme and not is_loopback(host_and_port(parts.netloc)[0]):
         raise InvalidConfig(

@@ -23,15 +23,19 @@ and five of our own:
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
 from changelog import location
 from changelog.errors import InvalidConfig
+from changelog.secret import masked
+
+_log = logging.getLogger(__name__)
 
 EARLIEST = -2
 LATEST = -1
@@ -63,8 +67,8 @@ KNOWN = (
 class SourceOptions:
     """What one use of the source asked for."""
 
-    path: str
-    """Absolute, or a URL: workers run in other folders."""
+    path: str = field(repr=False)
+    """Absolute, or a URL: workers run in other folders. It may have secrets in it."""
     topics: tuple[str, ...] = ()
     store: str | None = None
     starting: StartOrEnd | None = None
@@ -153,9 +157,10 @@ class SourceOptions:
 
     def _check(self, given: Mapping[str, str]) -> None:
         if bool(self.topics) == bool(self.store):
+            said = {name: masked(text) for name, text in given.items()}
             raise InvalidConfig(
                 "say what to read: .option('subscribe', 'topic') for records, or "
-                f".option('store', 'app/store') for a latest state; got {dict(given)}"
+                f".option('store', 'app/store') for a latest state; got {said}"
             )
         elsewhere, other = (_RECORDS_ONLY, "subscribe") if self.store else (_STORES_ONLY, "store")
         if misplaced := [name for name in elsewhere if name in given]:
@@ -186,6 +191,12 @@ def _path(path: str | None) -> str:
         raise InvalidConfig("say where the log is: .load('path/of/the/log')")
     path = path.removeprefix("file:")
     location.check(path)
+    if masked(path) != path:
+        _log.warning(
+            "the URL %s has secrets in it, and Spark shows options in its event log and its pages; put "
+            "them into the environment of driver and executors: STRANDLINE_TOKEN, or %s",
+            *(masked(path), location.KAFKA_VARIABLE),
+        )
     return path if location.is_url(path) else os.path.abspath(path)
 
 

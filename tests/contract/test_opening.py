@@ -22,7 +22,9 @@ def test_a_url_names_servers_and_properties() -> None:
     assert cluster.properties == {
         "bootstrap.servers": "a:1,b:9092,[::1]:2",
         "sasl.username": "me",
-        "sasl.password": "p@ss",
+    }
+    assert {name: value.reveal() for name, value in cluster.secrets.items()} == {
+        "sasl.password": "p@ss"
     }
     assert parse_url("kafka://a?replication.factor=3").replication_factor == 3
 

@@ -1,0 +1,159 @@
+"""Tokens and passwords are nowhere to be seen, whatever characters they have."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import string
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pytest
+
+import strandline as sl
+from changelog.errors import InvalidConfig
+from changelog.flight import address
+from changelog.flight.endpoint import new_endpoint
+from changelog.kafka.address import parse_url
+from changelog.location import is_encrypted
+from changelog.secret import MASK, Secret, is_secret, masked
+from framework import metrics
+from framework.querying import sockets
+from framework.querying.connections import Connections
+from framework.spark.options import SourceOptions
+
+HIDDEN = "hunter2-open-sesame"
+PRINTABLE = "".join(c for c in string.printable if c.isprintable()) + "äß漢😀"
+
+
+def test_a_secret_shows_nowhere_but_to_who_reveals_it() -> None:
+    secret = Secret(HIDDEN)
+    shown = [
+        *(repr(secret), str(secret), f"{secret}", f"{secret:>40}", f"{secret!r}"),
+        *(repr([secret]), repr({"token": secret}), json.dumps(secret, default=str)),
+        str(pickle.dumps(secret)),
+    ]
+    assert not [text for text in shown if HIDDEN in text]
+    assert pickle.loads(pickle.dumps(secret)).reveal() == MASK
+    with pytest.raises(TypeError):
+        msgspec.json.encode(secret)
+    assert secret.reveal() == HIDDEN
+    assert (secret == Secret(HIDDEN), secret == Secret("x"), secret == HIDDEN) == (
+        True,
+        False,
+        False,
+    )
+    assert (bool(secret), bool(Secret("")), len(secret)) == (True, False, len(HIDDEN))
+    assert not vars(Secret).get("__dict__")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.password",
+        "ssl.key.password",
+        "ssl.keystore.password",
+        "ssl.key.pem",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.config",
+        "sasl.jaas.config",
+        "basic_auth_user_info",
+        "bearer_auth_token",
+    ],
+)
+def test_properties_whose_values_are_secret_are_known(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", ["ssl.ca.location", "sasl.username", "client.id", "timeout"])
+def test_others_are_not_secret(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_a_token_may_have_any_printable_character() -> None:
+    for token in (PRINTABLE, "a+b", "a b", "%41", "#x", "x?y=z", "a&b", "=", *PRINTABLE):
+        url = f"strandline://127.0.0.1:1?token={quote(token, safe='')}"
+        assert address.parse_url(url, {}).token == token
+        cluster = parse_url(f"kafka://a?sasl.password={quote(token, safe='')}", {})
+        assert cluster.secrets["sasl.password"].reveal() == token
+    for token in ("a+b", "#x", "x?y=z", "a=b", "a/b:c@d;e,f!~*'()[]{}|<>^`$\\\""):
+        assert address.parse_url(f"strandline://127.0.0.1:1?token={token}", {}).token == token
+    with pytest.raises(InvalidConfig, match="option token of the URL is not UTF-8") as met:
+        address.parse_url("strandline://127.0.0.1:1?token=%FF" + HIDDEN, {})
+    assert HIDDEN not in str(met.value)
+
+
+def test_where_a_log_is_shows_no_secret(tmp_path: Path) -> None:
+    target = address.parse_url(f"strandline://127.0.0.1:1?token={HIDDEN}", {})
+    cluster = parse_url(f"kafka://a?sasl.password={HIDDEN}&ssl.key.pem={HIDDEN}", {})
+    endpoint = new_endpoint(tmp_path)
+    source = SourceOptions.parse({"path": f"kafka://a?sasl.password={HIDDEN}", "subscribe": "t"})
+    things: list[Any] = [target, cluster, source, Connections(HIDDEN).__dict__]
+    assert not [thing for thing in things if HIDDEN in repr(thing)]
+    assert endpoint.token not in repr(endpoint)
+    assert "sasl.password" not in cluster.properties
+
+
+def test_kafka_properties_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"STRANDLINE_KAFKA": f"sasl.password={HIDDEN}&security.protocol=SASL_SSL&client.id=a"}
+    cluster = parse_url("kafka://a?client.id=b", given)
+    assert cluster.secrets["sasl.password"].reveal() == HIDDEN
+    assert (cluster.properties["client.id"], cluster.properties["security.protocol"]) == (
+        "b",
+        "SASL_SSL",
+    )
+    assert not is_encrypted("kafka://a")
+    monkeypatch.setenv("STRANDLINE_KAFKA", given["STRANDLINE_KAFKA"])
+    assert is_encrypted("kafka://a")
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: address.parse_url(f"strandline://me:{HIDDEN}@host:1", {}),
+        lambda: address.parse_url(f"strandline://host:1?token={HIDDEN}&other=1", {}),
+        lambda: address.parse_url(f"strandline://host:1/path?token={HIDDEN}", {}),
+        lambda: parse_url(f"kafka://me:{HIDDEN}@host", {}),
+        lambda: parse_url(f"kafka://host?acks=1&sasl.password={HIDDEN}", {}),
+        lambda: sl.App("x", log=f"kafak://me:{HIDDEN}@host?password={HIDDEN}"),
+        lambda: sl.SchemaRegistry(f"htp://me:{HIDDEN}@host"),
+        lambda: SourceOptions.parse({"path": f"kafka://h?sasl.password={HIDDEN}"}),
+        lambda: sockets.listen_beyond(f"me:{HIDDEN}@host:1"),
+        lambda: sockets.listen_beyond(f"tls://host:1?password={HIDDEN}"),
+        lambda: sockets.host_and_port(f"me:{HIDDEN}@host"),
+        lambda: metrics.parse(f"me:{HIDDEN}@host:1"),
+    ],
+)
+def test_an_error_shows_no_secret(refused: Any) -> None:
+    with pytest.raises(InvalidConfig) as met:
+        refused()
+    error: BaseException | None = met.value
+    while error is not None:
+        assert HIDDEN not in f"{error} {error!r}"
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def test_a_registry_shows_no_secret() -> None:
+    registry = sl.SchemaRegistry(
+        f"http://me:{HIDDEN}@127.0.0.1:1", basic_auth_user_info=f"me:{HIDDEN}", timeout=1
+    )
+    assert HIDDEN not in f"{registry!r} {registry.url} {registry.__dict__}"
+    assert "127.0.0.1:1" in registry.url
+    with pytest.raises(sl.StrandlineError) as met:
+        registry.schema(1)
+    assert HIDDEN not in str(met.value)
+    assert met.value.__cause__ is None
+
+
+def test_spark_is_told_that_its_options_are_seen(caplog: pytest.LogCaptureFixture) -> None:
+    SourceOptions.parse({"path": f"strandline://h?token={HIDDEN}", "subscribe": "t"})
+    assert "STRANDLINE_TOKEN" in caplog.text
+    assert HIDDEN not in caplog.text
+
+
+def test_text_is_masked_wherever_a_url_stands_in_it() -> None:
+    text = f"GET https://me:{HIDDEN}@host/x?a=1&token={HIDDEN} (password {HIDDEN})"
+    assert masked(text, [Secret(HIDDEN)]) == ("GET https://***@host/x?a=1&token=*** (password ***)")
+    assert masked("mail me@home: nothing to hide") == "mail me@home: nothing to hide"
