@@ -168,18 +168,18 @@ def test_an_open_transaction_is_aborted_in_the_restored_log(
 
 
 def test_what_is_there_already_is_not_copied_again(tmp_path: Path, log: Log, load: Load) -> None:
-    for _ in range(300):
+    for _ in range(80):
         load.once()
     to = tmp_path / "to"
     first = changelog.backup(tmp_path / "data", to)
     again = changelog.backup(tmp_path / "data", to)
-    assert first.copied_bytes > 300 * 200 * 2 * PARTITIONS
+    assert first.copied_bytes > 80 * 200 * 2 * PARTITIONS
     load.once()
     third = changelog.backup(tmp_path / "data", to)
     for later in (again, third):  # of what is written to, the last block is new
         assert later.copied_bytes < first.copied_bytes / 2
     assert [*BackupStore(LocalStorage(to)).names()] == [first.name, again.name, third.name]
-    for report, count in ((first, 300), (again, 300), (third, 301)):
+    for report, count in ((first, 80), (again, 80), (third, 81)):
         changelog.restore(to, tmp_path / report.name, name=report.name)
         check_moment(tmp_path / report.name, count, count)
 
@@ -245,7 +245,7 @@ def test_a_damaged_block_is_found_at_restore_and_written_again_by_a_backup(
 def test_a_log_that_was_damaged_when_it_was_backed_up_is_not_put_in_place(
     tmp_path: Path, log: Log, load: Load
 ) -> None:
-    for _ in range(200):
+    for _ in range(60):
         load.once()
     changelog.backup(tmp_path / "data", tmp_path / "to")
     store = BackupStore(LocalStorage(tmp_path / "to"))

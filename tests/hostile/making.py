@@ -16,7 +16,7 @@ from pathlib import Path
 
 import changelog
 from changelog.client.producer import Producer
-from changelog.flight.background import LOG_FILE, _open_log
+from changelog.flight.background import _open_log
 from changelog.log import Log
 from changelog.records import TopicPartition
 from framework.cli import main as strandline
@@ -24,7 +24,7 @@ from statestore import StoreSpec, open_store
 
 
 def make(root: Path) -> None:
-    os.close(_open_log(root / LOG_FILE))
+    os.close(_open_log(root))
     with changelog.open(root) as log:
         log.create_topic("t", config={"segment.bytes": "4096"})
         log.create_topic("c", config={"cleanup.policy": "compact"})
@@ -75,6 +75,6 @@ def tell(when: str, root: Path) -> None:
 if __name__ == "__main__":
     os.umask(int(sys.argv[2], 8))
     place = Path(sys.argv[1])
-    place.mkdir()
+    place.mkdir(mode=0o755)
     make(place)
     mend(place)
