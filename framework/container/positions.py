@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from changelog.decoding import json_decoder
 from changelog.errors import UNREADABLE
 from changelog.records import CommittedOffset, TopicPartition
 
 
 class _Metadata(msgspec.Struct):
     tasks: dict[str, int]
+
+
+_decode = json_decoder(_Metadata).decode
 
 
 def to_commit(
@@ -68,7 +72,7 @@ def _tasks(metadata: str) -> dict[str, int]:
     if not metadata:
         return {}
     try:
-        return msgspec.json.decode(metadata, type=_Metadata).tasks
+        return _decode(metadata).tasks
     except UNREADABLE:
         return {}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from changelog.decoding import msgpack_decoder
 from changelog.errors import UNREADABLE, InvalidRequest
 
 WIRE_VERSION = 1
@@ -191,7 +192,7 @@ def _whole(source: socket.socket, first: bytes, size: int) -> bytearray | None:
 
 @cache
 def _decoder(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kinds)
+    return msgpack_decoder(kinds)
 
 
 _ENCODER = msgspec.msgpack.Encoder()
