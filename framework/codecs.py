@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from changelog.decoding import msgpack_decoder
 from changelog.errors import UNREADABLE, InvalidRecord, StrandlineError
 from framework.schema import Row, RowType
 from statestore.packing import pack_ints
@@ -147,7 +148,7 @@ class PackCodec:
     def __init__(self, kind: type) -> None:
         self.exact: type | None = kind
         self._serde = value_serde(kind)
-        self._decode_all = msgspec.msgpack.Decoder(list[kind]).decode  # type: ignore[valid-type]
+        self._decode_all = msgpack_decoder(list[kind]).decode  # type: ignore[valid-type]
 
     def item(self, value: Any) -> Any:
         if value is None or self.exact is None:

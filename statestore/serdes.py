@@ -25,6 +25,7 @@ from uuid import UUID
 
 import msgspec
 
+from changelog.decoding import msgpack_decoder
 from changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class Typed(Generic[T]):
     def __init__(self, declared: Any) -> None:
         self.declared = declared
         try:
-            self._decode: Callable[[bytes], T] = msgspec.msgpack.Decoder(declared).decode
+            self._decode: Callable[[bytes], T] = msgpack_decoder(declared).decode
         except TypeError as error:
             raise InvalidConfig(
                 f"{_name(declared)} cannot be a type of value: {error}; "
@@ -278,4 +279,4 @@ _IMMUTABLE = (
     *(datetime, date, time, timedelta, Decimal, UUID),
 )
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(ext_hook=_decode_extension).decode
+_decode = msgpack_decoder(Any, ext_hook=_decode_extension).decode

@@ -102,6 +102,27 @@ def importing_undeclared(module: Path) -> set[str]:
     return roots - OURS - CORE - edges - set(sys.stdlib_module_names)
 
 
+def decoding_by_itself(module: Path) -> set[str]:
+    """Calls by which msgspec looks at a type for the first time on whatever thread comes along."""
+    if module == DECODING:
+        return set()
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+        if isinstance(node, ast.Call):
+            text = ast.unparse(node.func)
+            typed = text.startswith("msgspec.") and any(
+                word.arg == "type" for word in node.keywords
+            )
+            built = text in ("msgspec.json.Decoder", "msgspec.msgpack.Decoder", "msgspec.convert")
+            if typed or built:
+                found.add(f"line {node.lineno}: {text}")
+    return found
+
+
+DECODING = Path("changelog/decoding.py")
+"""Where decoders are built, one at a time."""
+
+
 def offenders(rule: Callable[[Path], set[str]]) -> dict[str, set[str]]:
     """The modules that break a rule, and by what."""
     return {str(module): found for module in MODULES if (found := rule(module))}
@@ -119,6 +140,11 @@ def test_everything_else_that_is_imported_is_a_declared_dependency() -> None:
     assert offenders(importing_undeclared) == {}
 
 
+def test_typed_decoders_are_built_in_one_place() -> None:
+    """Two threads that use a type for the first time crash the process: docs/upstream.md."""
+    assert offenders(decoding_by_itself) == {}
+
+
 def test_a_module_stays_small_enough_to_read() -> None:
     lines = {str(module): (ROOT / module).read_text().count("\n") for module in MODULES}
     assert {name: count for name, count in lines.items() if count > LIMIT} == {}
@@ -132,6 +158,8 @@ def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "changelog/bad.py").write_text(source)
     assert importing_upward(Path("changelog/bad.py")) == {"framework"}
     assert importing_an_edge(Path("changelog/bad.py")) == {"faust.sensors"}
+    (tmp_path / "changelog/bad.py").write_text("msgspec.json.decode(data, type=Entry)\n")
+    assert decoding_by_itself(Path("changelog/bad.py")) == {"line 1: msgspec.json.decode"}
 
 
 # What `import strandline` does, seen from a process of its own ---------------------------------

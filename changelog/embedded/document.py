@@ -13,11 +13,13 @@ Files beside a segment have version 2: their checksum begins with that of the fi
 from __future__ import annotations
 
 import contextlib
-from typing import Any, TypeVar
+from collections.abc import Hashable
+from typing import Any, TypeVar, cast
 
 import crc32c
 import msgspec
 
+from changelog.decoding import known_json_decoder
 from changelog.errors import REPAIR, UNREADABLE, CorruptLog, FutureFormat
 from changelog.storage import Storage, replace
 
@@ -95,7 +97,7 @@ def load(storage: Storage, path: str, kind: str, type_: type[T]) -> T:
     """Read the document at `path`. Raises FileNotFoundError, CorruptLog, FutureFormat."""
     body = read(storage, path, kind)
     try:
-        return msgspec.json.decode(body, type=type_)
+        return cast("T", known_json_decoder(cast("Hashable", type_)).decode(body))
     except UNREADABLE as error:
         raise CorruptLog(f"{path}: the {kind} cannot be decoded: {error}; {REPAIR}") from error
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.arrays import binaries, int64s
+from changelog.decoding import msgpack_decoder
 from changelog.embedded.format import (
     HEADER_SIZE,
     VERSION,
@@ -75,7 +76,7 @@ class _Rows(msgspec.Struct, array_like=True):
 
 
 _encode_rows = msgspec.msgpack.Encoder().encode
-_decode_rows = msgspec.msgpack.Decoder(_Rows).decode
+_decode_rows = msgpack_decoder(_Rows).decode
 
 
 def encode(

@@ -8,10 +8,9 @@ from changelog.embedded.format import HEADER_SIZE
 from changelog.embedded.names import TOPICS, partition_folder, place_of, topic_folder
 from changelog.embedded.scanning import Broken
 from changelog.embedded.segment import Segment
-from changelog.storage import Storage
 
 
-def folder_of(storage: Storage, segment: Segment, broken: Broken) -> str | None:
+def folder_of(segment: Segment, broken: Broken) -> str | None:
     """The folder of the log's partition that a frame without a right checksum belongs to.
 
     None if its payload is damaged or cut off, or is of another log. A torn write may leave a good
@@ -24,8 +23,8 @@ def folder_of(storage: Storage, segment: Segment, broken: Broken) -> str | None:
     if len(content) < header.length:
         return None
     place = header.payload_crc ^ crc32c.crc32c(content[HEADER_SIZE:])
-    for topic_id in storage.list_dir(TOPICS):
-        for number in storage.list_dir(topic_folder(topic_id)):
+    for topic_id in segment.storage.list_dir(TOPICS):
+        for number in segment.storage.list_dir(topic_folder(topic_id)):
             if number.isdecimal():
                 folder = partition_folder(topic_id, int(number))
                 if place_of(f"{folder}/") == place != segment.place:

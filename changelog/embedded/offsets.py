@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 from changelog.config import check_client_name
+from changelog.decoding import msgpack_decoder
 from changelog.embedded.names import CONSUMER_OFFSETS
 from changelog.embedded.partition import Partition
 from changelog.embedded.transaction_log import append_pairs, read_records
@@ -61,8 +62,8 @@ class OffsetValue(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_key = msgspec.msgpack.Decoder(tuple[str, str, int]).decode
-_decode_value = msgspec.msgpack.Decoder(OffsetValue).decode
+_decode_key = msgpack_decoder(tuple[str, str, int]).decode
+_decode_value = msgpack_decoder(OffsetValue).decode
 
 Change = tuple[int, OffsetValue | None]
 """Offset of the record that says so, and what it says."""

@@ -431,10 +431,9 @@ class Partition:
     def new_segment_name(self, base_offset: int) -> SegmentName:
         """For a segment that is to take the place of others; its number is given to nobody else."""
         with self.lock:
-            name = SegmentName(base_offset, self.manifest.next_generation)
-            following = name.generation + 1
-            self.manifest = msgspec.structs.replace(self.manifest, next_generation=following)
-        return name
+            generation = self.manifest.next_generation
+            self.manifest = msgspec.structs.replace(self.manifest, next_generation=generation + 1)
+        return SegmentName(base_offset, generation)
 
     def replace_segments(
         self,

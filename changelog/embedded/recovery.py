@@ -139,7 +139,7 @@ def _recover_tail(partition: Partition, closed_size: int | None) -> None:
     end, failure, durable_end = active.file.size(), None, active.base_offset
     for found in scan(active, end):
         if isinstance(found, Broken):
-            _check_belongs(partition, active, found)
+            _check_belongs(active, found)
             failure = cause(found.reason)
             break
         active.noted(found.frame.header, interval)
@@ -159,13 +159,13 @@ def _recover_tail(partition: Partition, closed_size: int | None) -> None:
     partition.log_end = active.end_offset
 
 
-def _check_belongs(partition: Partition, segment: Segment, found: Broken) -> None:
+def _check_belongs(segment: Segment, found: Broken) -> None:
     """Raise if what cannot be read here are good frames of another partition: they are not cut off."""
-    folder = misplaced.folder_of(partition.environment.storage, segment, found)
+    folder = misplaced.folder_of(segment, found)
     if folder is not None:
         raise CorruptLog(
-            f"{segment.path}: the frame at byte {found.position} belongs to {folder}; put both files "
-            "back where they were, or run `strandline check`"
+            f"{segment.path}: the frame at byte {found.position} belongs to {folder}; put the files "
+            f"back where they were if you can; {REPAIR}"
         )
 
 

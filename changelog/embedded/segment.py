@@ -173,6 +173,11 @@ class Segment:
         return cls(storage, folder, name, file, created_ms)
 
     @property
+    def storage(self) -> Storage:
+        """The log's files."""
+        return self._storage
+
+    @property
     def file(self) -> File:
         """The file of frames; a closed segment's is opened when it is read."""
         file = self._file

@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from changelog.arrays import binaries, int64s
+from changelog.decoding import msgpack_decoder
 from changelog.embedded.frame import encode
 from changelog.embedded.names import TRANSACTION_STATE
 from changelog.embedded.partition import Partition
@@ -55,8 +56,8 @@ class Said(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(TransactionRecord).decode
-_decode_int = msgspec.msgpack.Decoder(int).decode
+_decode = msgpack_decoder(TransactionRecord).decode
+_decode_int = msgpack_decoder(int).decode
 
 
 class TransactionLog:

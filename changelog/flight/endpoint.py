@@ -23,6 +23,7 @@ from typing import Literal
 
 import msgspec
 
+from changelog.decoding import json_decoder
 from changelog.directory import Identity
 from changelog.errors import UNREADABLE, CorruptLog, FutureFormat, StorageFailed
 from changelog.processes import DEAD, state_of
@@ -150,12 +151,12 @@ def parse(content: bytes, path: str = ENDPOINT_FILE) -> Endpoint:
     7
     """
     try:
-        version = msgspec.json.decode(content, type=_Version).version
+        version = _decode_version(content).version
         if version > VERSION:
             raise FutureFormat(
                 f"{path} has version {version}, this release reads up to {VERSION}; upgrade strandline"
             )
-        return msgspec.json.decode(content, type=Endpoint)
+        return _decode(content)
     except UNREADABLE as error:
         raise CorruptLog(
             f"{path} is not an endpoint file ({error}); if no process owns the log, delete it"
@@ -165,6 +166,9 @@ def parse(content: bytes, path: str = ENDPOINT_FILE) -> Endpoint:
 class _Version(msgspec.Struct):
     version: int = 0
 
+
+_decode_version = json_decoder(_Version).decode
+_decode = json_decoder(Endpoint).decode
 
 _UNIX = "grpc+unix://"
 _PRIVATE = "strandline-"

@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from changelog import errors
+from changelog.decoding import converter, msgpack_decoder
 from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.producer_state import EndedTransaction
 from changelog.embedded.view import View
@@ -252,13 +253,14 @@ def _from_wire(kind: type, value: Any) -> Any:
     if kind is pa.Schema and isinstance(value, bytes):
         return read_schema(value)
     if kind is AbortedTransactions:
-        return AbortedTransactions(msgspec.convert(value, list[EndedTransaction]))
+        return AbortedTransactions(_ENDED(value))
     raise ValueError(f"expected the bytes of a {kind.__name__}, got a {type(value).__name__}")
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_wire)
+_ENDED = converter(list[EndedTransaction])
 
 
 @cache
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kind, dec_hook=_from_wire)
+    return msgpack_decoder(kind, dec_hook=_from_wire)

@@ -15,6 +15,7 @@ from itertools import count
 import msgspec
 import pyarrow as pa
 
+from changelog.decoding import json_decoder
 from changelog.errors import TopicExists, UnknownTopic
 from changelog.kafka.connection import Connection
 from changelog.kafka.fetching import Fetching
@@ -38,6 +39,8 @@ class Entry(msgspec.Struct, frozen=True):
     instance: str | None = None
     """The name of a static member."""
 
+
+_decode = json_decoder(Entry).decode
 
 Roll = Mapping[str, Entry]
 """By member id, in the order in which they came."""
@@ -82,7 +85,7 @@ class Roster:
             for key, value in self._records(where):
                 said.pop(key, None)  # whoever says something else goes to the end
                 if value is not None:
-                    said[key] = msgspec.json.decode(value, type=Entry)
+                    said[key] = _decode(value)
         except UnknownTopic:
             return {}
         return said

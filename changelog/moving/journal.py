@@ -24,6 +24,7 @@ import msgspec
 from changelog.broker import Broker
 from changelog.client.producer import Producer
 from changelog.clock import Clock
+from changelog.decoding import msgpack_decoder
 from changelog.errors import UNREADABLE, CorruptLog, TopicExists, UnknownTopic
 from changelog.history import UNKNOWN_EPOCH
 from changelog.moving.digest import Digest
@@ -246,7 +247,7 @@ class Journal:
                     yield _decoded(record.value, record.offset)
 
 
-_decode: Callable[[bytes], Entry] = msgspec.msgpack.Decoder(Entry).decode
+_decode: Callable[[bytes], Entry] = msgpack_decoder(Entry).decode
 
 
 def _decoded(value: bytes, offset: int) -> Entry:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
+from changelog.decoding import json_decoder
 from changelog.flight.background import environment
 from framework.cli import output
 from framework.cli.loading import load_app
@@ -30,6 +31,9 @@ class Needs(msgspec.Struct):
     durability: Literal["fsync", "os"]
 
 
+_decode = json_decoder(Needs).decode
+
+
 def ask(target: str, options: Sequence[str] = ()) -> Needs:
     """What the app `target` needs, as a process says that imports it.
 
@@ -43,7 +47,7 @@ def ask(target: str, options: Sequence[str] = ()) -> Needs:
         output.note(f"the process that was to import {target} {ending(done.returncode, '')}")
     if done.returncode:
         raise typer.Exit(max(done.returncode, 1))
-    return msgspec.json.decode(done.stdout, type=Needs)
+    return _decode(done.stdout)
 
 
 def needs(target: Annotated[str, typer.Argument(metavar="MODULE:APP")]) -> None:

@@ -14,6 +14,7 @@ import typer
 
 from changelog.client.accumulator import RecordMetadata
 from changelog.client.columns import struct_of
+from changelog.decoding import json_decoder
 from changelog.errors import InvalidRecord, StrandlineError
 from changelog.records import TopicInfo
 from framework.cli import output
@@ -166,7 +167,7 @@ def _acknowledged(sent: Iterable[_Sent], most: int = 10_000) -> Iterator[RecordM
     yield from (one.done() for one in pending)
 
 
-_decode = msgspec.json.Decoder(Line).decode
+_decode = json_decoder(Line).decode
 
 
 def _parse(text: bytes) -> Line:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from changelog.decoding import json_decoder
 from changelog.errors import UNREADABLE
 from changelog.records import CommittedOffset, TopicPartition
 
@@ -50,6 +51,9 @@ class _Metadata(msgspec.Struct, omit_defaults=True):
     placed: dict[str, int] = {}
     windows: list[str] = []
     timers: dict[str, int] = {}
+
+
+_decode = json_decoder(_Metadata).decode
 
 
 def to_commit(
@@ -127,7 +131,7 @@ def _read(metadata: str) -> _Metadata:
     if not metadata:
         return _Metadata()
     try:
-        return _DECODER.decode(metadata)
+        return _decode(metadata)
     except UNREADABLE:
         return _Metadata()
 
@@ -137,5 +141,4 @@ def _encoded(metadata: _Metadata) -> str:
 
 
 _NOTHING = _Metadata()
-_DECODER = msgspec.json.Decoder(_Metadata)
 _ENCODER = msgspec.json.Encoder()

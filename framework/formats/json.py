@@ -25,6 +25,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changelog.decoding import json_decoder
 from changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 from framework.codecs import Codec, SerdeCodec, TypedCodec
 from framework.formats.confluent import HEADER, framed, header, schema_ids, without
@@ -193,7 +194,7 @@ def _base64(array: pa.BinaryArray) -> pa.Array:
 
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     try:
-        return msgspec.json.Decoder(kind)
+        return json_decoder(kind)
     except TypeError as error:
         raise InvalidConfig(f"{kind!r} has no form in JSON: {error}; use another serde") from error
 

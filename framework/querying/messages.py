@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from changelog.decoding import msgpack_decoder
 from changelog.errors import UNREADABLE, InvalidRequest
 from changelog.history import UNKNOWN_EPOCH
 from framework.peers import AT_ONCE, Deadline, receive
@@ -263,7 +264,7 @@ def _whole(
 
 @cache
 def _decoder(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kinds)
+    return msgpack_decoder(kinds)
 
 
 _ENCODER = msgspec.msgpack.Encoder()

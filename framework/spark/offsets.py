@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from changelog.decoding import converter
 from changelog.errors import CorruptLog, FutureFormat
 from changelog.records import ReadPosition, TopicPartition
 
@@ -68,7 +69,7 @@ def from_json(stored: Mapping[str, Any]) -> Reached:
             f"{VERSION}: upgrade it"
         )
     try:
-        document = msgspec.convert(stored, _Document, strict=False)
+        document = _converted(stored)
     except msgspec.ValidationError as error:
         raise CorruptLog(
             f"the query's checkpoint holds offsets that Strandline did not write ({error}); if "
@@ -115,3 +116,6 @@ class _Document(msgspec.Struct):
     holder: str = ""
     pinned: bool = False
     since: dict[str, _Topic] | None = None
+
+
+_converted = converter(_Document, strict=False)

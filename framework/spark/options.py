@@ -32,6 +32,7 @@ from typing import Literal
 import msgspec
 
 from changelog import location
+from changelog.decoding import json_decoder
 from changelog.errors import InvalidConfig
 from changelog.secret import masked
 
@@ -229,7 +230,7 @@ def _offsets(name: str, given: Mapping[str, str]) -> StartOrEnd | None:
     if text.lower() == "latest":
         return "latest"
     try:
-        offsets = msgspec.json.decode(text, type=dict[str, dict[int, int]])
+        offsets = _decode_offsets(text)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise InvalidConfig(
             f'{name} must be "earliest", "latest" or JSON like {{"topic": {{"0": 23}}}}, '
@@ -244,3 +245,6 @@ def _mentions(where: StartOrEnd | None, word: str, number: int) -> bool:
     if isinstance(where, Mapping):
         return any(number in each.values() for each in where.values())
     return where == word
+
+
+_decode_offsets = json_decoder(dict[str, dict[int, int]]).decode

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from changelog.decoding import json_decoder
+
 
 class Restoring(msgspec.Struct, frozen=True):
     """How far the stores have come."""
@@ -33,6 +35,9 @@ class Report(msgspec.Struct, frozen=True):
     """What it ends with, if it would end so however often it is started."""
 
 
+_decode = json_decoder(Report).decode
+
+
 def encoded(report: Report) -> bytes:
     """As it is sent."""
     return msgspec.json.encode(report) + b"\n"
@@ -41,6 +46,6 @@ def encoded(report: Report) -> bytes:
 def decoded(line: str) -> Report | None:
     """What was sent; None if a process ended within the line."""
     try:
-        return msgspec.json.decode(line, type=Report)
+        return _decode(line)
     except msgspec.MsgspecError:
         return None

@@ -82,6 +82,19 @@ def test_the_same_answers_or_an_error_that_helps(
     assert not wrong, "after an orderly end nothing may lack"
 
 
+@pytest.mark.timeout(BOUND_SECONDS)
+@pytest.mark.parametrize("state", ["closed", "killed"])
+def test_files_in_the_places_of_others(state: str, repository: Path) -> None:
+    every = 1 + EVERY // 20
+    seen = list(verdicts(ward(state, "swaps", every), repository))
+    failed = [(case, said.why) for case, said in seen if said.outcome in ("wrong", "died")]
+    assert not failed, failed[:5]
+    outcomes = Counter(said.outcome for _, said in seen)
+    assert outcomes["refused"]
+    assert outcomes["same"], "files beside a segment are made anew"
+    assert set(outcomes) == {"refused", "same"}
+
+
 def test_the_tail_cut_at_every_byte_leaves_what_was_before_it(repository: Path) -> None:
     seen = list(verdicts(ward("killed", "last frames", every=1), repository))
     assert Counter(said.outcome for _, said in seen) == {"prefix": 192}, seen[:5]

@@ -24,7 +24,7 @@ from changelog.embedded.repairing.plan import carry_out
 from changelog.errors import CorruptLog, FutureFormat, StrandlineError
 from changelog.storage import MemoryStorage
 from tests.damage.material import CLOCK_MS, Answers, Material, ask, load, make, opened
-from tests.damage.wounds import Wound, hurt, pairs, single, tails
+from tests.damage.wounds import Wound, hurt, pairs, single, swaps, tails
 
 Case = tuple[Wound, ...]
 
@@ -64,6 +64,8 @@ def select(material: Material, selection: str) -> Iterable[Case]:
         return single(files)
     if selection == "pairs":
         return pairs(files)
+    if selection == "swaps":
+        return swaps(files)
     if selection == "last frames":
         plain = min(path for path in active(files) if material.topic_of(path) == "plain")
         return (case for case in tails(files, plain, 192) if case[0].kind == "cut")

@@ -24,8 +24,12 @@ class Wound(NamedTuple):
     kind: str
     at: int = 0
     """From which byte on, or which byte."""
+    other: str = ""
+    """The file whose content it has instead."""
 
     def __str__(self) -> str:
+        if self.other:
+            return f"{self.other} in the place of {self.path}"
         return f"{self.kind} {self.path} at {self.at}"
 
     def of(self, content: bytes) -> bytes | None:
@@ -57,7 +61,7 @@ def hurt(files: Files, wounds: tuple[Wound, ...]) -> dict[str, bytes]:
     """The files with all these wounds."""
     left = dict(files)
     for wound in wounds:
-        content = wound.of(left[wound.path])
+        content = files[wound.other] if wound.other else wound.of(left[wound.path])
         if content is None:
             del left[wound.path]
         else:
@@ -85,6 +89,18 @@ def pairs(files: Files) -> Iterator[tuple[Wound, ...]]:
         for first in PAIRED:
             for second in PAIRED:
                 yield _in_the_middle(files, one, first), _in_the_middle(files, other, second)
+
+
+def swaps(files: Files) -> Iterator[tuple[Wound, ...]]:
+    """Every two files of one kind, each in the place of the other, in all partitions and topics."""
+    for one, other in combinations(sorted(files), 2):
+        if _kind(one) == _kind(other) and files[one] != files[other]:
+            yield Wound(one, "swap", other=other), Wound(other, "swap", other=one)
+
+
+def _kind(path: str) -> str:
+    name = path.rpartition("/")[2]
+    return name.partition(".")[2]
 
 
 def tails(files: Files, path: str, last: int) -> Iterator[tuple[Wound, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from changelog.embedded import offsets, transaction_log
+from changelog.embedded import misplaced, offsets, transaction_log
 from changelog.embedded.batches import batch_of
 from changelog.embedded.checking.scanned import Gap, ScannedSegment
 from changelog.embedded.format import FrameHeader, Kind, unpack_marker
@@ -58,6 +58,8 @@ def walk(
 def _is_debris(scanned: ScannedSegment, segment: Segment, found: Broken, offset: int) -> bool:
     """Whether nothing says that what was at that place had been durable (see recovery)."""
     if scanned.closed or found.position < scanned.expected_size:
+        return False
+    if misplaced.folder_of(segment, found) is not None:
         return False
     return durable_end_behind(segment, found.position) <= offset
 
