@@ -15,6 +15,7 @@ from itertools import count
 import msgspec
 import pyarrow as pa
 
+from changelog.depth import check_json
 from changelog.errors import TopicExists, UnknownTopic
 from changelog.kafka.connection import Connection
 from changelog.kafka.fetching import Fetching
@@ -82,6 +83,7 @@ class Roster:
             for key, value in self._records(where):
                 said.pop(key, None)  # whoever says something else goes to the end
                 if value is not None:
+                    check_json(value)
                     said[key] = msgspec.json.decode(value, type=Entry)
         except UnknownTopic:
             return {}

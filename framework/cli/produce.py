@@ -13,6 +13,7 @@ import typer
 
 from changelog.client.accumulator import RecordMetadata
 from changelog.client.columns import struct_of
+from changelog.depth import check_json
 from changelog.errors import InvalidRecord, StrandlineError
 from changelog.records import TopicInfo
 from framework.cli import output
@@ -170,8 +171,9 @@ _decode = msgspec.json.Decoder(Line).decode
 
 def _parse(text: bytes) -> Line:
     try:
+        check_json(text)
         return _decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRecord(
             f'{error}; a line is an object like {{"key": "AA", "value": {{"n": 1}}}}'
         ) from error

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
+from changelog.depth import check_json
 from changelog.errors import UNREADABLE
 from changelog.records import CommittedOffset, TopicPartition
 
@@ -68,6 +69,7 @@ def _tasks(metadata: str) -> dict[str, int]:
     if not metadata:
         return {}
     try:
+        check_json(metadata)
         return msgspec.json.decode(metadata, type=_Metadata).tasks
     except UNREADABLE:
         return {}

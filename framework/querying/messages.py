@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from changelog.depth import check_msgpack
 from changelog.errors import UNREADABLE, InvalidRequest
 
 WIRE_VERSION = 1
@@ -155,6 +156,7 @@ def decode(body: bytes | bytearray, kinds: Any) -> Any:
     Welcome(version=1)
     """
     try:
+        check_msgpack(body)
         return _decoder(kinds).decode(body)
     except UNREADABLE as error:
         raise InvalidRequest(f"cannot read a message of a query: {error}") from error
