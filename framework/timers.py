@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from changelog.depth import check_msgpack
 from changelog.errors import InvalidRecord, InvalidRequest
 from framework.context import ClockName
 from statestore.store import PartitionStore
@@ -91,7 +92,11 @@ def _key(name: Any, clock: ClockName) -> TimerKey:
     if clock not in ("stream", "wall"):
         raise InvalidRequest(f"a timer's clock is 'stream' or 'wall', got {clock!r}")
     try:
-        return clock, msgspec.msgpack.encode(name)
+        packed = msgspec.msgpack.encode(name)
+        check_msgpack(packed)
+        return clock, packed
+    except RecursionError as error:
+        raise InvalidRecord(f"the name of a timer: {error}") from error
     except (TypeError, msgspec.MsgspecError, OverflowError) as error:
         raise InvalidRecord(f"{name!r} cannot name a timer: {error}") from error
 

@@ -26,6 +26,7 @@ from uuid import UUID
 import msgspec
 
 from changelog.decoding import msgpack_decoder
+from changelog.depth import MAX_DEPTH, check_msgpack
 from changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 
 T = TypeVar("T")
@@ -57,12 +58,19 @@ class MessagePack:
 
     def dumps(self, value: Any, /) -> bytes:
         try:
-            return _encode(value)
+            encoded = _encode(value)
+            if len(encoded) > MAX_DEPTH:
+                check_msgpack(encoded)
+            return encoded
+        except RecursionError as error:
+            raise _too_deep(error) from error
         except (TypeError, OverflowError, ValueError) as error:
             return _big_int_or_refuse(value, error)
 
     def loads(self, data: bytes, /) -> Any:
         try:
+            if len(data) > MAX_DEPTH:
+                check_msgpack(data)
             return _decode(data)
         except UNREADABLE as error:
             raise _undecodable("MessagePack", data, error) from error
@@ -88,12 +96,19 @@ class Typed(Generic[T]):
 
     def dumps(self, value: T, /) -> bytes:
         try:
-            return _encode(value)
+            encoded = _encode(value)
+            if len(encoded) > MAX_DEPTH:
+                check_msgpack(encoded)
+            return encoded
+        except RecursionError as error:
+            raise _too_deep(error) from error
         except (TypeError, OverflowError, ValueError) as error:
             return _big_int_or_refuse(value, error)
 
     def loads(self, data: bytes, /) -> T:
         try:
+            if len(data) > MAX_DEPTH:
+                check_msgpack(data)
             return self._decode(data)
         except UNREADABLE as error:
             if self.declared is int and data[:1] in _EXTENSIONS:
@@ -257,6 +272,10 @@ def _unpack(layout: struct.Struct, what: str, data: bytes) -> Any:
 def _unencodable(expected: str, value: object, fix: str) -> InvalidRecord:
     got = f"{value!r:.80} ({type(value).__name__})"
     return InvalidRecord(f"cannot encode a value: expected {expected}, got {got}; {fix}")
+
+
+def _too_deep(error: RecursionError) -> InvalidRecord:
+    return InvalidRecord(f"cannot encode a value: {error}; make it flatter")
 
 
 def _undecodable(expected: str, data: bytes, error: Exception) -> InvalidRecord:

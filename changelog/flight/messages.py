@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from changelog import errors
 from changelog.decoding import converter, msgpack_decoder
+from changelog.depth import check_msgpack
 from changelog.embedded.aborted import AbortedTransactions
 from changelog.embedded.producer_state import EndedTransaction
 from changelog.embedded.view import View
@@ -190,6 +191,7 @@ def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE) -> Any:
             "ask for fewer partitions at a time"
         )
     try:
+        check_msgpack(view)
         return _decoder(kind).decode(view)
     except (pa.ArrowException, *UNREADABLE) as error:
         raise InvalidRequest(f"cannot read a message as {kind}: {error}") from error
@@ -198,7 +200,9 @@ def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE) -> Any:
 def check_version(hello: Any) -> Hello:
     """The Hello of a client that speaks our version; InvalidRequest for any other."""
     try:
-        version = msgspec.msgpack.decode(memoryview(hello)[:MAX_ERROR])[0]
+        start = memoryview(hello)[:MAX_ERROR]
+        check_msgpack(start)
+        version = msgspec.msgpack.decode(start)[0]
     except (LookupError, TypeError, *UNREADABLE):
         version = None
     if version != WIRE_VERSION:

@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from changelog.decoding import json_decoder
+from changelog.depth import check_json
 from changelog.errors import TopicExists, UnknownTopic
 from changelog.kafka.connection import Connection
 from changelog.kafka.fetching import Fetching
@@ -85,6 +86,7 @@ class Roster:
             for key, value in self._records(where):
                 said.pop(key, None)  # whoever says something else goes to the end
                 if value is not None:
+                    check_json(value)
                     said[key] = _decode(value)
         except UnknownTopic:
             return {}

@@ -26,6 +26,7 @@ import msgspec
 import pyarrow as pa
 
 from changelog.client.keys import encode_key
+from changelog.depth import check_json
 from changelog.errors import InvalidRecord, StrandlineError
 from statestore.serdes import MessagePack
 
@@ -167,6 +168,7 @@ def _shown_value(data: bytes, form: ValueForm) -> Any:
     if form == "text":
         return data.decode()
     if form == "json":
+        check_json(data)
         return msgspec.json.decode(data)
     if form == "msgpack":
         return plain(_msgpack.loads(data))

@@ -15,6 +15,7 @@ import typer
 from changelog.client.accumulator import RecordMetadata
 from changelog.client.columns import struct_of
 from changelog.decoding import json_decoder
+from changelog.depth import check_json
 from changelog.errors import InvalidRecord, StrandlineError
 from changelog.records import TopicInfo
 from framework.cli import output
@@ -172,8 +173,9 @@ _decode = json_decoder(Line).decode
 
 def _parse(text: bytes) -> Line:
     try:
+        check_json(text)
         return _decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRecord(
             f'{error}; a line is an object like {{"key": "AA", "value": {{"n": 1}}}}'
         ) from error

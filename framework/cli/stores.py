@@ -18,6 +18,7 @@ import msgspec
 import typer
 
 from changelog.broker import Broker
+from changelog.depth import check_json
 from changelog.errors import (
     InvalidRecord,
     InvalidRequest,
@@ -191,7 +192,8 @@ def encoded_keys(text: str) -> Iterator[bytes]:
     ['5', b'5', 5]
     """
     candidates: list[Any] = [text, text.encode(errors="surrogateescape")]
-    with contextlib.suppress(msgspec.MsgspecError):
+    with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+        check_json(text)
         candidates.append(_tuples(msgspec.json.decode(text)))
     for candidate in candidates:
         try:

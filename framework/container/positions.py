@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from changelog.decoding import json_decoder
+from changelog.depth import check_json
 from changelog.errors import UNREADABLE
 from changelog.records import CommittedOffset, TopicPartition
 
@@ -131,6 +132,7 @@ def _read(metadata: str) -> _Metadata:
     if not metadata:
         return _Metadata()
     try:
+        check_json(metadata)
         return _decode(metadata)
     except UNREADABLE:
         return _Metadata()

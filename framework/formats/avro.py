@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from changelog.depth import check_json, check_value
 from changelog.errors import InvalidConfig, InvalidRecord, MissingDependency
 from framework.codecs import Codec, SerdeCodec
 from framework.formats import avro_schema
 from framework.formats.avro_columns import decode, encode
+from framework.formats.avro_depth import DepthOf
 from framework.formats.avro_schema import MISSING, Items, Node, NotColumns, Nullable, Record
 from framework.formats.confluent import by_schema, framed, header
 from framework.formats.registry import RegisteredSchema, SchemaRegistry, chosen
@@ -191,9 +193,11 @@ class _Datums:
         fastavro = _fastavro()
         self._fastavro = fastavro
         try:
+            check_json(text)
             self._schema = fastavro.parse_schema(json.loads(text))
             own = None if reader in (None, text) else json.loads(str(reader))
             self._reader = None if own is None else fastavro.parse_schema(own)
+            self._depth = DepthOf(self._schema)
         except Exception as error:  # its own kinds, and Python's
             raise InvalidConfig(f"not an Avro schema: {error!r} in {text:.200}") from error
         if _has_arrays_of_nothing(json.loads(text)):
@@ -202,7 +206,12 @@ class _Datums:
     def dumps(self, value: Any) -> bytes:
         out = io.BytesIO()
         try:
+            if self._depth.is_recursive:
+                check_value(value)
             self._fastavro.schemaless_writer(out, self._schema, value)
+            self._depth.check(out.getvalue())
+        except RecursionError as error:
+            raise InvalidRecord(f"cannot encode a value as Avro: {error}") from error
         except Exception as error:
             raise InvalidRecord(f"{value!r:.80} is not of the Avro schema: {error!r}") from error
         return out.getvalue()
@@ -210,6 +219,7 @@ class _Datums:
     def loads(self, data: bytes) -> Any:
         stream = io.BytesIO(data)
         try:
+            self._depth.check(data)
             value = self._fastavro.schemaless_reader(stream, self._schema, self._reader)
         except Exception as error:
             raise InvalidRecord(f"not Avro of this schema: {error!r}") from error

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from changelog.depth import check_json
 from changelog.errors import InvalidConfig
 from framework.schema import RowType
 
@@ -126,6 +127,7 @@ def parse(text: str) -> Node:
     StructType(struct<n: int64 not null>)
     """
     try:
+        check_json(text)
         return _parsed(json.loads(text), {}, "")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidConfig(f"not an Avro schema: {error!r} in {text:.200}") from error

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.decoding import json_decoder
+from changelog.depth import check_all_json, check_json
 from changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 from framework.codecs import Codec, SerdeCodec, TypedCodec
 from framework.formats.confluent import HEADER, framed, header, schema_ids, without
@@ -56,8 +57,8 @@ class JsonSerde:
         self.kind = kind
         self.registry = registry
         self.schema = schema
-        self.loads = _decoder(kind).decode
-        self.dumps = msgspec.json.Encoder().encode if kind in _ANYTHING else self._checked
+        self._decode = _decoder(kind).decode
+        self._is_checked = kind not in _ANYTHING
 
     def codec(self, kind: Any, place: Place) -> Codec:
         """See `Form.codec`."""
@@ -68,9 +69,17 @@ class JsonSerde:
         schema = RegisteredSchema("JSON", self.schema or _schema_of(kind, place))
         return FramedCodec(cast("TypedCodec", _unframed(kind)), schema, place, registry)
 
-    def _checked(self, value: Any) -> bytes:
+    def loads(self, data: bytes, /) -> Any:
+        """The value of a JSON text. Raises RecursionError for one that is nested too deep."""
+        check_json(data)
+        return self._decode(data)
+
+    def dumps(self, value: Any, /) -> bytes:
+        """A value as a JSON text. Raises RecursionError for one that is nested too deep."""
         encoded = _encode(value)
-        self.loads(encoded)  # a value of another type would stop every reader
+        check_json(encoded)
+        if self._is_checked:
+            self._decode(encoded)  # a value of another type would stop every reader
         return encoded
 
 
@@ -84,7 +93,7 @@ class JsonWire(Wire):
 
     def __init__(self, rows: RowType) -> None:
         self._rows = rows
-        self._mirror = Mirror(rows, "JSON", msgspec.json.Decoder)
+        self._mirror = Mirror(rows, "JSON", msgspec.json.Decoder, check_json)
         is_class = not isinstance(rows.kind, pa.Schema)
         self._objects = _decoder(rows.kind) if is_class else None
 
@@ -104,7 +113,9 @@ class JsonWire(Wire):
 
     def _loads(self, decoder: msgspec.json.Decoder[Any], data: pa.Array) -> list[Any]:
         try:
-            return list(map(decoder.decode, data.to_pylist()))
+            texts = data.to_pylist()
+            check_all_json(texts)
+            return list(map(decoder.decode, texts))
         except UNREADABLE as error:
             raise InvalidRecord(f"not JSON of {self._rows.name}: {error}") from error
 

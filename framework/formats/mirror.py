@@ -10,6 +10,7 @@ from typing import Any, NotRequired, TypedDict
 import msgspec
 import pyarrow as pa
 
+from changelog.depth import MAX_DEPTH
 from changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 from framework.schema import RowType, hints_of, is_typed
 
@@ -17,16 +18,25 @@ from framework.schema import RowType, hints_of, is_typed
 class Mirror:
     """Reads values of a type in one form, "JSON" say, into columns. Raises InvalidConfig.
 
-    >>> mirror = Mirror(RowType(pa.schema([("n", pa.int64())])), "JSON", msgspec.json.Decoder)
+    >>> from changelog.depth import check_json
+    >>> rows = RowType(pa.schema([("n", pa.int64())]))
+    >>> mirror = Mirror(rows, "JSON", msgspec.json.Decoder, check_json)
     >>> mirror.column(pa.array([b'{"n": 1}'])).to_pylist()
     [{'n': 1}]
     """
 
-    def __init__(self, rows: RowType, form: str, decoder: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        rows: RowType,
+        form: str,
+        decoder: Callable[[Any], Any],
+        check: Callable[[bytes], None],
+    ) -> None:
         for field in rows.schema:
             _check_type(field.type, field.name, rows.name, form)
         self._rows = rows
         self._form = form
+        self._check = check
         mirror = mirror_of(rows)
         self._decode = decoder(mirror).decode
         self._mirrored = RowType(mirror)
@@ -38,7 +48,11 @@ class Mirror:
     def column(self, data: pa.Array) -> pa.Array:
         """The struct column of values that are all there. Raises InvalidRecord."""
         try:
-            rows = list(map(self._decode, data.to_pylist()))
+            texts = data.to_pylist()
+            for text in texts:
+                if len(text) > MAX_DEPTH:
+                    self._check(text)
+            rows = list(map(self._decode, texts))
         except UNREADABLE as error:
             raise InvalidRecord(f"not {self._form} of {self._rows.name}: {error}") from error
         try:

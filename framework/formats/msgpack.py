@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from changelog.depth import check_msgpack
 from framework.codecs import Codec, PackCodec, SerdeCodec
 from framework.formats.mirror import Mirror, has_plain_names
 from framework.formats.wire import ObjectCodec, Place, Wire, WireCodec, where_valid
@@ -52,7 +53,7 @@ class PackWire(Wire):
     """Columns as maps."""
 
     def __init__(self, rows: RowType) -> None:
-        self._mirror = Mirror(rows, "MessagePack", msgspec.msgpack.Decoder)
+        self._mirror = Mirror(rows, "MessagePack", msgspec.msgpack.Decoder, check_msgpack)
 
     def encode(self, column: pa.Array) -> pa.Array:
         encode = msgspec.msgpack.Encoder().encode

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from changelog.decoding import msgpack_decoder
+from changelog.depth import check_msgpack
 from changelog.errors import UNREADABLE, InvalidRequest
 from changelog.history import UNKNOWN_EPOCH
 from framework.peers import AT_ONCE, Deadline, receive
@@ -196,6 +197,7 @@ def decode(body: bytes | bytearray, kinds: Any) -> Any:
     Welcome(version=1)
     """
     try:
+        check_msgpack(body)
         return _decoder(kinds).decode(body)
     except UNREADABLE as error:
         raise InvalidRequest(f"cannot read a message of a query: {error}") from error

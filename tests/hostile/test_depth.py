@@ -1,0 +1,209 @@
+"""A value that is nested too deep is its record's fault: no decoder sees it, and no process ends by it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import strandline as sl
+from changelog.depth import MAX_DEPTH, check_json, check_msgpack
+from changelog.errors import InvalidRecord, InvalidRequest
+from changelog.flight import messages as flight
+from framework.container.positions import _tasks
+from framework.formats.avro import AvroSerde
+from framework.formats.choice import value_codec
+from framework.formats.json import JsonSerde
+from framework.formats.wire import Place
+from framework.querying import messages as queries
+from framework.testing import TestDriver
+from statestore.serdes import MessagePack, Typed
+
+STACK_BYTES = 256 << 10
+"""Of a thread. Those of gRPC have 512 KiB on macOS."""
+FAR = 20_000
+"""Containers in a value of a few kilobytes."""
+
+TREE = """{"type": "record", "name": "Tree", "fields": [
+    {"name": "kids", "type": {"type": "array", "items": "Tree"}}]}"""
+OWN = """{"type": "record", "name": "Own", "fields": [{"name": "own", "type": ["null", "Own"]}]}"""
+MAPS = """{"type": "record", "name": "M", "fields": [{"name": "m", "type": {"type": "map", "values": "M"}}]}"""
+ENDLESS = '{"type": "record", "name": "E", "fields": [{"name": "e", "type": "E"}]}'
+
+
+class Tree(msgspec.Struct):
+    kids: list[Tree] = []
+
+
+@dataclass
+class Plain:
+    n: int
+
+
+def avro(schema: str) -> Any:
+    return value_codec(dict, AvroSerde(schema, registry=False), Place("t", "value", None))
+
+
+def decoded(codec: Any, data: bytes) -> Any:
+    return codec.decode(pa.array([data], pa.binary()))
+
+
+def wired(serde: Any) -> Callable[[bytes], Any]:
+    codec = value_codec(Plain, serde, Place("t", "value", None))
+    return lambda data: decoded(codec, data)
+
+
+ARRAYS = b"\x91" * FAR + b"\xc0"
+MAPS_OF = b"\x81\x01" * FAR + b"\xc0"
+LISTS, OBJECTS = b"[" * FAR + b"]" * FAR, b'{"a":' * FAR + b"1" + b"}" * FAR
+UNKNOWN_PACKED = b"\x82\xa1n\x01\xa1x" + ARRAYS
+UNKNOWN_JSON = b'{"n": 1, "x": ' + LISTS + b"}"
+KIDS = b"\x81\xa4kids\x91" * FAR + b"\x80"
+
+POISON: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
+    "messagepack arrays": (MessagePack().loads, ARRAYS),
+    "messagepack maps": (MessagePack().loads, MAPS_OF),
+    "messagepack of a recursive type": (Typed(Tree).loads, KIDS),
+    "an unknown field in messagepack": (Typed(Plain).loads, UNKNOWN_PACKED),
+    "columns of messagepack": (wired("msgpack"), UNKNOWN_PACKED),
+    "json lists": (lambda data: decoded(_json(Any), data), LISTS),
+    "json objects": (lambda data: decoded(_json(dict), data), OBJECTS),
+    "columns of json": (wired("json"), UNKNOWN_JSON),
+    "an avro tree": (lambda data: decoded(avro(TREE), data), b"\x02" * FAR + b"\0" * (FAR + 1)),
+    "an avro list": (lambda data: decoded(avro(OWN), data), b"\x02" * FAR + b"\0"),
+    "avro maps": (
+        lambda data: decoded(avro(MAPS), data),
+        b"\x02\x02a" * FAR + b"\0" * (FAR + 1),
+    ),
+    "avro without an end": (lambda data: decoded(avro(ENDLESS), data), b""),
+    "a request of an attached process": (
+        lambda data: flight.decode(data, flight.FetchRequest),
+        ARRAYS,
+    ),
+    "a greeting": (flight.check_version, ARRAYS),
+    "a query": (lambda data: queries.decode(data, queries.Request), b"\x93\xa3Get" + ARRAYS),
+}
+
+
+def _json(kind: Any) -> Any:
+    return value_codec(kind, JsonSerde(kind), Place("t", "value", None))
+
+
+def survive() -> None:
+    """Decode every poison on a thread with a small stack, and tell what is raised."""
+
+    def work() -> None:
+        for name, (decode, data) in POISON.items():
+            try:
+                decode(data)
+            except InvalidRequest as error:  # InvalidRecord is one
+                sys.stdout.write(f"{name}: {type(error).__name__}\n")
+        assert _tasks('{"tasks": ' + "[" * FAR) == {}
+        sys.stdout.write("alive\n")
+
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_no_poison_ends_a_process_whose_threads_have_small_stacks(repository: Path) -> None:
+    code = "from tests.hostile.test_depth import survive; survive()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    told = dict(line.split(": ") for line in done.stdout.splitlines()[:-1])
+    assert done.stdout.splitlines()[-1] == "alive", done.stderr
+    assert told.keys() == POISON.keys()
+    wire = {"a request of an attached process", "a greeting", "a query"}
+    assert {name for name, kind in told.items() if kind != "InvalidRecord"} == wire
+
+
+@pytest.mark.parametrize("depth", [1, MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1])
+def test_the_depth_is_the_same_in_every_form(depth: int) -> None:
+    """What cannot be read cannot be written either."""
+    nested: Any = []
+    for _ in range(depth - 1):
+        nested = [nested]
+    tree: Any = {"kids": []}
+    for _ in range(depth // 2 - 1):
+        tree = {"kids": [tree]}
+    if depth <= MAX_DEPTH:
+        assert MessagePack().loads(MessagePack().dumps(nested)) == nested
+        assert JsonSerde().loads(JsonSerde().dumps(nested)) == nested
+        codec = avro(TREE)
+        assert decoded(codec, codec.encode([codec.item(tree)])[0].as_py()) == [tree]
+        return
+    tree = {"kids": [tree]}
+    with pytest.raises(InvalidRecord, match="more than 200 deep"):
+        MessagePack().dumps(nested)
+    with pytest.raises(InvalidRecord, match="more than 200 deep"):
+        _json(Any).item(nested)
+    with pytest.raises(InvalidRecord, match="more than 200 deep"):
+        avro(TREE).item(tree)
+
+
+values = st.recursive(
+    st.none() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(), inner, max_size=20),
+    max_leaves=60,
+)
+
+
+@given(values, st.integers(0, 240))
+def test_flat_values_pass_and_deep_ones_do_not(value: Any, wraps: int) -> None:
+    for _ in range(wraps):
+        value = [0, value, 1.5]
+    depth = _depth(value)
+    packed = msgspec.msgpack.encode(value)
+    text = msgspec.json.encode(value)
+    for check, data in ((check_msgpack, packed), (check_json, text)):
+        if depth > MAX_DEPTH:
+            with pytest.raises(RecursionError):
+                check(data)
+        else:
+            check(data)
+
+
+@given(st.binary(max_size=1_000))
+def test_any_bytes_may_be_looked_at(data: bytes) -> None:
+    for check in (check_msgpack, check_json):
+        check(data * 2)  # shorter than could be too deep, or nonsense: never another error
+
+
+def _depth(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(_depth, value.values()), default=0)
+    if isinstance(value, list):
+        return 1 + max(map(_depth, value), default=0)
+    return 0
+
+
+def test_brackets_in_text_are_no_nesting() -> None:
+    check_json(msgspec.json.encode(["[" * 1_000, '"[{\\"' * 1_000]))
+    check_msgpack(msgspec.msgpack.encode([b"\x91" * 1_000, "\x01" * 300]))
+    check_msgpack(msgspec.msgpack.encode([[[1.5]]] * 1_000))
+
+
+@pytest.mark.parametrize("on_error", ["skip", "dead_letter"])
+def test_a_poisoned_record_goes_where_the_policy_says(on_error: Any) -> None:
+    app = sl.App("app")
+    words = app.topic("words", value=dict)
+    seen: list[Any] = []
+    app.task(words, on_error=on_error, name="t")(lambda record: seen.append(record.value))
+    raw = sl.App("raw").topic("words", value=bytes)
+    driver = TestDriver(app)
+    driver._take([(raw, "k", value) for value in (b"\x81\x01\x02", ARRAYS, b"\x81\x03\x04")])
+    driver.settle()
+    assert seen == [{1: 2}, {3: 4}]
