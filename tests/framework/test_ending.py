@@ -412,8 +412,8 @@ def test_the_end_waits_for_timers_of_a_worker_that_runs_on(
     tmp_path: Path, eventually: Callable[..., None]
 ) -> None:
     with _opened(tmp_path) as log:
-        one, words, out = sessions(log=log, state_dir=tmp_path / "state", session_timeout_ms=1_000)
-        two, _, _ = sessions(log=log, state_dir=tmp_path / "state", session_timeout_ms=1_000)
+        one, words, out = sessions(log=log, state_dir=tmp_path / "state")
+        two, _, _ = sessions(log=log, state_dir=tmp_path / "state")
         words.append([(key, 1, 0) for key in "abcdefgh"])
         running = threading.Thread(target=lambda: one.run(progress=False, timeout=60), daemon=True)
         running.start()
@@ -424,8 +424,8 @@ def test_the_end_waits_for_timers_of_a_worker_that_runs_on(
         ending.start()
         eventually(lambda: len(out.to_polars()) > 0, what="the second worker's timers")
         eventually(lambda: two._worker is not None and len(two._worker.instances) == 1)
+        assert ending.is_alive(), "it has not waited for the first worker's timers"
         assert len(out.to_polars()) < 8
-        assert ending.is_alive()
         one.stop()
         running.join(30)
         ending.join(30)
