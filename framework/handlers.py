@@ -91,6 +91,10 @@ def check_finished(result: Any, what: str = "the handler") -> None:
         raise InvalidRequest(f"{what} has not run: it returned {found}")
 
 
+def no_timer(name: Any) -> None:
+    """Stand for the timer function of a task that has no timers."""
+
+
 def _unfinished(result: Any) -> str | None:
     """The kind of work that `result` stands for, and how to have it done; None if it is done."""
     if inspect.isawaitable(result):

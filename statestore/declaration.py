@@ -21,6 +21,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from changelog.decoding import json_decoder
+from changelog.depth import check_json
 from changelog.errors import UNREADABLE, CorruptLog, FutureFormat
 from statestore.key_types import key_accepts, key_from_wire, key_to_wire
 from statestore.serdes import Bytes, MessagePack, Typed, value_serde
@@ -70,6 +72,7 @@ class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
     def from_bytes(data: bytes) -> Declaration:
         """Read a recorded document. Raises FutureFormat, CorruptLog."""
         try:
+            check_json(data)
             found = _decode(data)
         except UNREADABLE as error:
             version = _format_of(data)
@@ -235,6 +238,7 @@ def _identity(serde: Any) -> str:
 def _format_of(data: bytes) -> int:
     """The format that a document says it has; 0 if it says none."""
     try:
+        check_json(data)
         found = msgspec.json.decode(data)
     except UNREADABLE:
         return 0
@@ -243,4 +247,4 @@ def _format_of(data: bytes) -> int:
 
 
 _FORMS: dict[type, Form] = {MessagePack: "messagepack", Bytes: "bytes", Typed: "typed"}
-_decode = msgspec.json.Decoder(Declaration).decode
+_decode = json_decoder(Declaration).decode

@@ -24,6 +24,8 @@ from changelog.broker import Broker
 from changelog.client.producer import Producer
 from changelog.client.standing import State
 from changelog.clock import Clock
+from changelog.decoding import json_decoder
+from changelog.depth import check_json
 from changelog.errors import (
     UNREADABLE,
     CorruptLog,
@@ -211,9 +213,10 @@ def append_at_once(
 
 def _rewritten(data: bytes) -> Rewritten:
     try:
+        check_json(data)
         return _decode(data)
     except UNREADABLE as error:
         raise CorruptLog(f"a recorded state of rewriting is damaged: {error}") from error
 
 
-_decode = msgspec.json.Decoder(Rewritten).decode
+_decode = json_decoder(Rewritten).decode

@@ -33,7 +33,7 @@ from framework.container.sampling import Sampling
 from framework.container.trial import Trial
 from framework.container.windows import WindowTimer
 from framework.context import ClockName, TaskContext
-from framework.handlers import check_finished
+from framework.handlers import check_finished, no_timer
 from framework.record import Record
 from framework.task import TaskSpec
 from framework.timers import DueTimer, Timers
@@ -93,7 +93,7 @@ class TaskInstance:
         self._process: Callable[..., Any] = (
             self._object.process if self._object is not None else spec.handler
         )
-        own_timer: Callable[[Any], Any] = getattr(self._object, "on_timer", _no_timer)
+        own_timer: Callable[[Any], Any] = getattr(self._object, "on_timer", no_timer)
         self._on_timer = spec.on_timer or own_timer
         self._windows = WindowTimer(spec.window_ms, clock)
         self._plain = not spec.is_async and self.timers is None
@@ -497,7 +497,3 @@ class TaskInstance:
     def _moment(self, at: int | None = None) -> Record[Any, Any]:
         """What is being handled when it is no record: only its time counts."""
         return Record(None, None, self._clock.now_ms() if at is None else at)
-
-
-def _no_timer(name: Any) -> None:
-    """Stands where a task without timers would have its handler."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from changelog.broker import Broker
 from changelog.clock import Clock
-from changelog.errors import OffsetOutOfRange, Retriable, StorageFailed
+from changelog.errors import Retriable, StorageFailed
 from changelog.metrics import Reading
 from changelog.records import CommittedOffset, PartitionOffsets, TopicInfo, TopicPartition
 from changelog.together import Leads
@@ -32,9 +32,10 @@ from framework.container.instance import TaskInstance
 from framework.container.metrics import WorkerCounters
 from framework.container.outage import patiently
 from framework.container.placing import Placed
-from framework.container.positions import placed_of, position_of, waiting_of
+from framework.container.positions import placed_of, waiting_of
 from framework.container.restore import OnRestore, Restoring
 from framework.container.standbys import Standbys
+from framework.container.starting import check_history, starting_offset
 from framework.container.trial import Trial
 from framework.querying.endpoint import Endpoint
 from framework.store_declarations import StoreDeclarations
@@ -331,7 +332,7 @@ class TaskManager:
             lambda: self._broker.committed(self._app, opening.partitions), lambda: opening.abandoned
         )
         ends = self._broker.offsets(opening.partitions)
-        _check_history(committed, ends)
+        check_history(committed, ends)
         changelogs = self._changelogs(opening.partitions)
         # Only now: what the last holder has recorded and written cannot change any more.
         expiry = self._declarations.confirm({changelog.topic for changelog in changelogs})
@@ -373,7 +374,7 @@ class TaskManager:
         inputs = []
         for topic in spec.inputs:
             tp = TopicPartition(topic.name, number)
-            start = _start(spec.name, tp, committed, ends[tp].log_start)
+            start = starting_offset(spec.name, tp, committed, ends[tp].log_start)
             inputs.append(Input(topic, tp, start))
         parts = Parts(spec, number, inputs, [], None)
         try:
@@ -463,34 +464,6 @@ def _release(parts: Sequence[Parts]) -> None:
     for part in parts:
         for store in part.all_stores:
             store.close()
-
-
-def _check_history(committed: Committed, ends: Ends) -> None:
-    """Raise OffsetOutOfRange for an offset of another history than its partition.
-
-    Offsets and inputs are in one log, so they can differ only if a part of the log's folder was put
-    back from a copy. What the stores have counted cannot be told then, so nothing is guessed.
-    """
-    for tp, at in committed.items():
-        now = ends[tp]
-        if at.incarnation and at.topic_id == now.topic_id and (problem := now.divergence(at)):
-            raise OffsetOutOfRange(
-                f"{tp}: the app goes on at offset {at.offset}, but {problem}. Put the whole log folder "
-                "back from one copy, or begin anew with `strandline reset`"
-            )
-
-
-def _start(task: str, tp: TopicPartition, committed: Committed, log_start: int) -> int:
-    position = position_of(task, tp, committed)
-    if position is None:
-        return log_start
-    if position < log_start:
-        _log.warning(
-            "task %s: %s begins at offset %d, records from %d on are gone (retention)",
-            *(task, tp, log_start, position),
-            extra={"task": task, "partition": str(tp), "offset": log_start},
-        )
-    return max(position, log_start)
 
 
 def _owes_window(parts: Parts, committed: Committed) -> bool:

@@ -1,0 +1,49 @@
+"""The offsets at which a worker's tasks begin."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from changelog.errors import OffsetOutOfRange
+from changelog.records import CommittedOffset, PartitionOffsets, TopicPartition
+from framework.container.positions import position_of
+
+_log = logging.getLogger("strandline")
+
+
+def check_history(
+    committed: Mapping[TopicPartition, CommittedOffset],
+    ends: Mapping[TopicPartition, PartitionOffsets],
+) -> None:
+    """Raise OffsetOutOfRange for an offset of another history than its partition.
+
+    Offsets and inputs are in one log, so they can differ only if a part of the log's folder was put
+    back from a copy. What the stores have counted cannot be told then, so nothing is guessed.
+    """
+    for tp, at in committed.items():
+        now = ends[tp]
+        if at.incarnation and at.topic_id == now.topic_id and (problem := now.divergence(at)):
+            raise OffsetOutOfRange(
+                f"{tp}: the app goes on at offset {at.offset}, but {problem}. Put the whole log folder "
+                "back from one copy, or begin anew with `strandline reset`"
+            )
+
+
+def starting_offset(
+    task: str,
+    tp: TopicPartition,
+    committed: Mapping[TopicPartition, CommittedOffset],
+    log_start: int,
+) -> int:
+    """Return the first offset that a task handles: the committed one, or the log's start."""
+    position = position_of(task, tp, committed)
+    if position is None:
+        return log_start
+    if position < log_start:
+        _log.warning(
+            "task %s: %s begins at offset %d, records from %d on are gone (retention)",
+            *(task, tp, log_start, position),
+            extra={"task": task, "partition": str(tp), "offset": log_start},
+        )
+    return max(position, log_start)
