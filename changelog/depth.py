@@ -99,6 +99,8 @@ def _walk(data: bytes) -> None:
         at += size
         if first in _OPENERS and len(left) >= MAX_DEPTH:
             raise too_deep()
+        if items and (run := _floats(data, at, items)):
+            at, items = at + run, 0
         if items:
             left.append(items)
             continue
@@ -109,6 +111,15 @@ def _walk(data: bytes) -> None:
             left.pop()
         else:
             return
+
+
+def _floats(data: bytes, at: int, items: int) -> int:
+    """How many bytes the items of a container take if all are floats of one width; else 0."""
+    first = data[at : at + 1]
+    if first not in (b"\xca", b"\xcb"):
+        return 0
+    size = _FIXED[first[0]]
+    return items * size if data[at : at + items * size : size] == first * items else 0
 
 
 def _tables() -> tuple[list[int], list[int]]:

@@ -194,6 +194,14 @@ def test_brackets_in_text_are_no_nesting() -> None:
     check_json(msgspec.json.encode(["[" * 1_000, '"[{\\"' * 1_000]))
     check_msgpack(msgspec.msgpack.encode([b"\x91" * 1_000, "\x01" * 300]))
     check_msgpack(msgspec.msgpack.encode([[[1.5]]] * 1_000))
+    check_msgpack(msgspec.msgpack.encode({"v": [n / 7 for n in range(1_000)]}))
+
+
+def test_what_is_deep_behind_many_floats_is_found() -> None:
+    floats = msgspec.msgpack.encode([n / 7 for n in range(1_000)])
+    for data in (b"\x92" + floats + ARRAYS, b"\xdc\x03\xe9" + floats[3:] + ARRAYS):
+        with pytest.raises(RecursionError):
+            check_msgpack(data)
 
 
 @pytest.mark.parametrize("on_error", ["skip", "dead_letter"])
