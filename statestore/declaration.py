@@ -23,11 +23,17 @@ import msgspec
 
 from changelog.decoding import json_decoder
 from changelog.depth import check_json
-from changelog.errors import UNREADABLE, CorruptLog, FutureFormat
+from changelog.errors import UNREADABLE, CorruptLog, FutureFormat, InvalidRequest
 from statestore.key_types import key_accepts, key_from_wire, key_to_wire
 from statestore.serdes import Bytes, MessagePack, Typed, value_serde
 from statestore.spec import AnySpec
-from statestore.value_types import TypeDescription, described_type, shown, unreadable
+from statestore.value_types import (
+    TypeDescription,
+    described_type,
+    is_well_formed,
+    shown,
+    unreadable,
+)
 from statestore.values import Expiry
 
 FORMAT = 1
@@ -81,7 +87,7 @@ class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
         else:
             version = found.format
             if version <= FORMAT:
-                return found
+                return _checked(found)
         raise FutureFormat(
             f"a store's declaration is recorded in format {version}, this version reads up to "
             f"{FORMAT}; upgrade Strandline"
@@ -233,6 +239,20 @@ def _shown_key(key: Any) -> str:
 
 def _identity(serde: Any) -> str:
     return str(getattr(serde, "identity", None) or type(serde).__qualname__)
+
+
+def _checked(found: Declaration) -> Declaration:
+    """What was read, if it can be worked with. Raises CorruptLog."""
+    try:
+        key_from_wire(found.key)
+        is_whole = (found.form == "typed") == (found.value is not None)
+    except (InvalidRequest, RecursionError):
+        is_whole = False
+    if not is_whole or (found.value is not None and not is_well_formed(found.value)):
+        raise CorruptLog("a store's recorded declaration is damaged: it describes no type")
+    if found.before is not None:
+        _checked(found.before)
+    return found
 
 
 def _format_of(data: bytes) -> int:

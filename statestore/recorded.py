@@ -32,6 +32,7 @@ from changelog.errors import (
     ProducerFenced,
     Retriable,
     TopicExists,
+    TransactionAborted,
     UnknownTopic,
 )
 from changelog.records import TopicPartition, columns_schema
@@ -43,7 +44,7 @@ from statestore.restore import READERS_WAIT_S, restore
 SUFFIX = "-declarations"
 CONFIG = {"cleanup.policy": "compact"}
 ATTEMPTS = 20
-"""How often a change is tried again after another program has written in between."""
+"""How often a change is tried again after another program has written in between, or it was aborted."""
 ASK_AGAIN = 3
 """How often a commit without an answer is repeated, each time for the delivery timeout."""
 
@@ -146,7 +147,7 @@ class DeclarationLog:
             try:
                 if changes := decide(self.read()):
                     append_at_once(producer, [(self._partition, changes_of(changes, self._clock))])
-            except ProducerFenced:
+            except (ProducerFenced, TransactionAborted):
                 if attempt == ATTEMPTS - 1:
                     raise
             finally:

@@ -21,7 +21,13 @@ import pyarrow as pa
 from changelog.broker import Broker
 from changelog.client.producer import Producer
 from changelog.clock import Clock
-from changelog.errors import InvalidConfig, InvalidRecord
+from changelog.errors import (
+    InvalidConfig,
+    InvalidRecord,
+    ProducerFenced,
+    RequestTimedOut,
+    TransactionAborted,
+)
 from changelog.records import TopicPartition
 from statestore.declaration import Declaration, compare, declaration_of
 from statestore.keys import decode_key
@@ -50,8 +56,21 @@ def rewrite(
     """Rewrite the values of a restored partition that its store's declaration still asks for.
 
     Returns how many values were rewritten. Raises InvalidConfig if the store's `upgrade` raises, or
-    gives something else than a declared value; what was rewritten before stays.
+    gives something else than a declared value; what was rewritten before stays. Raises a retriable
+    error if a transaction was aborted, or another worker has taken the partition over.
     """
+    try:
+        return _rewrite(store, changelog, log, broker, clock)
+    except (ProducerFenced, TransactionAborted) as error:
+        raise RequestTimedOut(
+            f"rewriting the values of {changelog} was interrupted: {error}; it goes on where it was when "
+            "the partition is opened again"
+        ) from error
+
+
+def _rewrite(
+    store: AnyStore, changelog: TopicPartition, log: DeclarationLog, broker: Broker, clock: Clock
+) -> int:
     producer = Producer(
         broker, transactional_id=f"{changelog.topic}-rewriting-{changelog.partition}", clock=clock
     )

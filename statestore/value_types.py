@@ -233,6 +233,31 @@ class _Comparing:
         return next(filter(None, reasons), None)
 
 
+def is_well_formed(description: TypeDescription) -> bool:
+    """Return whether a description that was read is one, so that the others here can go through it."""
+    fields = (node.get("fields") for node in description.objects.values())
+    try:
+        nodes = [field["type"] for each in fields for field in each.values()]  # type: ignore[union-attr]
+        return all(_is_node(node, description.objects) for node in [description.root, *nodes])
+    except (AttributeError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def _is_node(node: Node, objects: Mapping[str, Node]) -> bool:
+    what = node["is"]
+    if what == "object":
+        return node["name"] in objects
+    if what == "literal":
+        return isinstance(node["values"], list)
+    inner: list[Node] = [node["items"]] if "items" in node else []
+    if what in ("union", "tuple"):
+        inner = node["of" if what == "union" else "items"]
+    elif what == "dict":
+        inner = [node["keys"], node["values"]]
+    is_whole = isinstance(what, str) and (what not in _ARRAYS or "items" in node)
+    return is_whole and all(_is_node(one, objects) for one in inner)
+
+
 def misfit(description: TypeDescription, value: Any) -> str | None:
     """Return why plain MessagePack data is no value of a type; None if it is one.
 

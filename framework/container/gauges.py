@@ -118,8 +118,8 @@ def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[Reading]:
     for task in {i.spec.name: None for i in instances}:
         failed = sum(i.has_failed() for i in instances if i.spec.name == task)
         yield Reading(FAILED, (app, task), failed)
-    for topic, count in tasks.growth.unread.items():
-        yield Reading(UNREAD, (app, topic), count)
+    for topic in sorted({tp.topic for tp in tasks.every}):
+        yield Reading(UNREAD, (app, topic), tasks.growth.unread.get(topic, 0))
     yield Reading(REMAINING, (app,), tasks.remaining)
     yield from _lags(app, tasks, ends)
     for instance in instances:

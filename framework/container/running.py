@@ -30,6 +30,7 @@ from changelog.storage import LocalStorage
 from framework.container.folders import StoreFolders
 from framework.container.manager import TaskManager
 from framework.container.metrics import WorkerCounters
+from framework.container.outage import patiently
 from framework.container.place import Alone, member_of
 from framework.container.restore import OnRestore, RestoreBar
 from framework.container.seat import Seat
@@ -170,7 +171,7 @@ def worker_on(
     specs, topics = list(declared.tasks.values()), list(declared.topics.values())
     stores = [store for spec in specs for store in spec.all_stores]
     declarations = StoreDeclarations(declared.app, stores, infos, broker, clock)
-    declarations.record()
+    patiently(declarations.record)
     counters = WorkerCounters(declared.app, folders.counters)
     tasks = TaskManager(
         declared.app,

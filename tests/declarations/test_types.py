@@ -337,3 +337,23 @@ def test_a_record_of_a_later_format_is_refused_and_a_damaged_one_is_told() -> No
         Declaration.from_bytes(later)
     with pytest.raises(CorruptLog, match="damaged"):
         Declaration.from_bytes(b'{"format":1,"key":')
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"root":{}}',
+        '{"root":{"is":"list"}}',
+        '{"root":{"is":"object","name":"x"}}',
+        '{"root":{"is":"union","of":[{"is":"dict"}]}}',
+        '{"root":{"is":"int"},"objects":{"x":{}}}',
+        '{"root":{"is":"int"},"objects":{"x":{"fields":{"n":{}}}}}',
+        '{"root":{"is":["int"]}}',
+    ],
+)
+def test_a_record_that_describes_no_type_is_damaged(value: str) -> None:
+    data = f'{{"key":"str","form":"typed","value":{value}}}'.encode()
+    with pytest.raises(CorruptLog, match="damaged"):
+        Declaration.from_bytes(data)
+    with pytest.raises(CorruptLog, match="damaged"):
+        Declaration.from_bytes(b'{"key":["map"],"form":"bytes"}')

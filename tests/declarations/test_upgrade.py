@@ -12,7 +12,6 @@ import pytest
 
 import strandline as sl
 from changelog.clock import SystemClock
-from changelog.errors import ProducerFenced
 from changelog.records import TopicPartition
 from framework.spark.options import SourceOptions
 from framework.spark.tables import plan_store, read_store, store_schema
@@ -164,6 +163,21 @@ def test_nobody_reads_a_store_that_is_half_rewritten(
         }
 
 
+def test_an_aborted_transaction_is_made_again(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append, left = recorded.append_at_once, [3]
+
+    def refused(*args: Any) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise sl.TransactionAborted("timed out")
+        append(*args)
+
+    monkeypatch.setattr(rewriting, "append_at_once", refused)
+    with program(log, **NEW) as made:
+        made.run()
+        assert made.held() == EXPECTED
+
+
 def test_without_its_function_an_unfinished_store_is_refused(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +235,7 @@ def test_whoever_began_to_rewrite_and_was_overtaken_changes_nothing(
     spec = made.store.spec
     declared = StoreDeclarations("shop", [spec], infos, broker, clock)
     declared.record()
+    declared.confirm({CHANGELOG})
     partition = TopicPartition(CHANGELOG, 0)
     append = recorded.append_at_once
 
@@ -236,7 +251,7 @@ def test_whoever_began_to_rewrite_and_was_overtaken_changes_nothing(
         append(*args)
 
     monkeypatch.setattr(rewriting, "append_at_once", stalled)
-    with pytest.raises(ProducerFenced):
+    with pytest.raises(sl.Retriable, match="interrupted"):
         finish()
     made.run()
     assert made.held() == EXPECTED

@@ -100,11 +100,12 @@ class Interrupted:
             if is_it and not self._after:
                 self.point = f"before {name}"
                 self._meanwhile()
-            answer = method(*args, **options)
-            if is_it and self._after:
-                self.point = f"after {name}"
-                self._meanwhile()
-            return answer
+            try:
+                return method(*args, **options)
+            finally:  # an error is an answer too
+                if is_it and self._after:
+                    self.point = f"after {name}"
+                    self._meanwhile()
 
         return call
 
