@@ -11,11 +11,12 @@ STAMP   := $(VENV)/.installed
 PYTHON  ?=
 MINUTES ?= 5
 JOBS    ?= 2
+VERSIONS ?= 3.11 3.12 3.13
 PYTEST  := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast pictures test quick battery chaos lowest lint format types bench bench-clean bench-kafka wheel clean
+.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lint format types bench bench-clean bench-kafka wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +38,16 @@ test: $(STAMP)  ## All tests, in JOBS processes (default 2; ARGS='-k name' for s
 
 quick: $(STAMP)  ## The tests that take no JVM and no patience
 	$(PYTEST) -m 'not slow and not spark' $(ARGS)
+
+matrix:  ## The quick tests on each of VERSIONS that is installed, in an environment of its own
+	@ran=; for version in $(VERSIONS); do python=; \
+	    for candidate in "python$$version" "$$HOME"/.pyenv/versions/$$version.*/bin/python; do \
+	        "$$candidate" -c 'import sys, venv, ensurepip' 2>/dev/null && python=$$candidate && break; \
+	    done; \
+	    if [ -z "$$python" ]; then echo "Python $$version is not here: left out" >&2; continue; fi; \
+	    ran="$$ran $$version"; \
+	    $(MAKE) --no-print-directory quick VENV=.venv-$$version PYTHON="$$python" ARGS='$(ARGS)' || exit 1; \
+	done; echo "the quick tests ran on Python:$${ran:- none}"; [ -n "$$ran" ]
 
 battery: $(STAMP)  ## Every step as a crash point, and 200 processes killed (more than an hour on 2 cores)
 	$(BIN)/python -m tests.crash.battery $(ARGS)
@@ -75,7 +86,7 @@ wheel: $(STAMP)  ## Build dist/strandline-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## Remove environments, caches and what the demo left
-	rm -rf $(VENV) .cache build dist data/flights data/hello .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
+	rm -rf $(VENV) $(addprefix .venv-,$(VERSIONS)) .cache build dist data/flights data/hello .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment ---------------------------------------------------------------------------------
