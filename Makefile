@@ -14,13 +14,14 @@ MINUTES ?= 5
 JOBS    ?= 2
 LOCK    ?= requirements/dev.lock
 EXTRAS  := dev,spark,demo
+VERSIONS ?= 3.11 3.12 3.13
 PYTEST  := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast pictures test quick battery chaos lowest lock audit lint format types bench bench-clean bench-kafka wheel clean
+.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock audit lint format types bench bench-clean bench-kafka wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,7 +42,18 @@ test: $(STAMP)  ## All tests, in JOBS processes (default 2; ARGS='-k name' for s
 	$(PYTEST) -n $(JOBS) --dist loadgroup $(ARGS)
 
 quick: $(STAMP)  ## The tests that take no JVM and no patience
-	$(PYTEST) -m 'not slow and not spark' $(ARGS)
+	$(PYTEST) -n $(JOBS) --dist loadgroup -m 'not slow and not spark' $(ARGS)
+
+matrix:  ## The quick tests on each of VERSIONS that is installed, in an environment of its own
+	@ran=; for version in $(VERSIONS); do python=; \
+	    for candidate in "python$$version" "$$HOME"/.pyenv/versions/$$version.*/bin/python; do \
+	        "$$candidate" -c 'import sys, venv, ensurepip' 2>/dev/null && python=$$candidate && break; \
+	    done; \
+	    if [ -z "$$python" ]; then echo "Python $$version is not here: left out" >&2; \
+	        [ "$$CI" = true ] && exit 1; continue; fi; \
+	    ran="$$ran $$version"; \
+	    $(MAKE) --no-print-directory quick VENV=.venv-$$version PYTHON="$$python" ARGS='$(ARGS)' || exit 1; \
+	done; echo "the quick tests ran on Python:$${ran:- none}"; [ -n "$$ran" ]
 
 battery: $(STAMP)  ## Every step as a crash point, and 200 processes killed (more than an hour on 2 cores)
 	$(BIN)/python -m tests.crash.battery $(ARGS)
@@ -89,7 +101,7 @@ wheel: $(STAMP)  ## Build dist/strandline-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## Remove environments, caches and what the demo left
-	rm -rf $(VENV) .cache build dist data/flights data/hello .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
+	rm -rf $(VENV) $(addprefix .venv-,$(VERSIONS)) .cache build dist data/flights data/hello .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ transaction there is no such thread: batches go when they are full, or when they
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -75,6 +76,10 @@ class Outbox:
             return
         with self.lock:
             self._wake(hurry=True)
+            no_thread = self.waiting.size and self._thread is None
+        if no_thread:
+            self.drain()
+        with self.lock:
             if not self.lock.wait_for(self._is_idle, timeout):
                 raise RequestTimedOut(
                     f"flush: records are still on their way after {timeout:g} s; they are tried "
@@ -133,10 +138,13 @@ class Outbox:
         """Under `lock`: have the thread look at what waits."""
         self._hurry = self._hurry or hurry
         if self._thread is None and self.waiting.size:
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._send_until_idle, name="strandline-producer", daemon=True
             )
-            self._thread.start()
+            # None can be started once the interpreter is ending; then flush and close send.
+            with contextlib.suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
         self.lock.notify_all()
 
     def _send_until_idle(self) -> None:

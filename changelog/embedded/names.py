@@ -29,6 +29,7 @@ repaired/<time>/                          what `strandline repair` changed or re
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 import crc32c
@@ -160,6 +161,7 @@ def snapshot_link(path: str) -> str:
 PIN_LINK = r"^[0-9a-f]{32}-\d+-\d{20}-\d{8}\.log$"
 
 
+@lru_cache(1 << 12)
 def place_of(path: str) -> int:
     """CRC-32C of the name of the partition that a segment file belongs to, or a pin's link of one.
 

@@ -327,7 +327,11 @@ def _in_time(call: Callable[[], T], seconds: float) -> T:
         except BaseException as error:
             done.set_exception(error)
 
-    threading.Thread(target=run, name="strandline-append", daemon=True).start()
+    thread = threading.Thread(target=run, name="strandline-append", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # none can be started once the interpreter is ending
+        return call()
     try:
         return done.result(seconds + _MARGIN)
     except FutureTimeout:

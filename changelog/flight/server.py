@@ -136,6 +136,16 @@ class FlightEndpoint:
         self._closing = threading.Lock()
         self._closed = False
         fork.keep_in_child(self, self._service)
+        # Flight's shutdown waits for every client, and a stopped one must not hold up who closes. The
+        # thread for it starts now, because none can be started once the interpreter is ending.
+        self._end = threading.Event()
+        self._shutdown = threading.Thread(
+            target=_shut_down_after,
+            args=(self._end, self._service),
+            name="strandline-endpoint-close",
+            daemon=True,
+        )
+        self._shutdown.start()
 
     def say_goodbye(self) -> None:
         """Refuse new calls, and ask the clients to leave."""
@@ -148,16 +158,17 @@ class FlightEndpoint:
                 return
             self._closed = True
         self._service.say_goodbye()
-        # Flight's shutdown waits for every client; a stopped one must not hold us.
-        shutdown = threading.Thread(
-            target=self._service.shutdown, name="strandline-endpoint-close", daemon=True
-        )
-        shutdown.start()
-        shutdown.join(grace)
-        if shutdown.is_alive():
+        self._end.set()
+        self._shutdown.join(grace)
+        if self._shutdown.is_alive():
             _log.warning("closed the endpoint while some clients still had calls under way")
             # Destroying a server whose shutdown still waits would wait as well.
             fork.leave_alone(self._service)
+
+
+def _shut_down_after(end: threading.Event, service: _Service) -> None:
+    end.wait()
+    service.shutdown()
 
 
 class _Service(flight.FlightServerBase):  # type: ignore[misc]

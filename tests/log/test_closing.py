@@ -12,6 +12,7 @@ import pytest
 
 import changelog
 from changelog.closing import Closing
+from changelog.embedded.names import CLEAN
 
 
 class Thing:
@@ -82,3 +83,69 @@ Closing(thing, lambda: print("closed"))
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "closed\n"
+
+
+OWNING = """
+import sys
+import changelog
+log = changelog.open(sys.argv[1])
+log.create_topic("words", 3, config={"cleanup.policy": "compact"})
+producer = log.producer()
+for partition in range(3):
+    producer.append("words", [{"key": b"k", "value": b"a"}], partition=partition)
+"""
+ATTACHED = (
+    OWNING
+    + """
+import subprocess
+beside = (
+    "import sys, changelog; log = changelog.open(sys.argv[1]); "
+    "log.producer().append('words', [{'key': b'k', 'value': b'b'}], partition=0)"
+)
+done = subprocess.run([sys.executable, "-c", beside, sys.argv[1]], capture_output=True, text=True)
+assert (done.returncode, done.stderr) == (0, ""), done.stderr
+"""
+)
+AT_EXIT = """
+import atexit, sys
+import changelog
+log = changelog.open(sys.argv[1])
+log.create_topic("words", 1)
+producer = log.producer()
+atexit.register(lambda: (producer.send("words", b"late", key=b"k"), producer.flush(timeout=20)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "records"),
+    [(OWNING, 3), (ATTACHED, 4), (OWNING + "log.broker.clean(['words'])", 3)],
+    ids=["owning", "attached", "cleaning"],
+)
+def test_a_log_that_is_open_at_exit_is_closed_in_order_and_nothing_is_said(
+    program: str, records: int, tmp_path: Path
+) -> None:
+    """From Python 3.12 on no thread can be started once the interpreter is ending."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "log")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "log" / CLEAN).exists(), "it was closed in order"
+    with changelog.open(tmp_path / "log") as log:
+        assert sum(end.high_watermark for end in log.offsets("words").values()) >= records
+
+
+def test_what_is_sent_by_a_function_at_exit_arrives(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, str(tmp_path / "log")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with changelog.open(tmp_path / "log") as log:
+        assert log.offsets("words")[0].high_watermark == 1

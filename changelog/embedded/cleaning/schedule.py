@@ -224,7 +224,13 @@ class Cleaners:
         if self._pool is None:
             most = 64  # threads begin as they are needed
             self._pool = ThreadPoolExecutor(most, "strandline-cleaner")
-        self._pool.submit(self._run, topic, partition, course, done, asked)
+        try:
+            self._pool.submit(self._run, topic, partition, course, done, asked)
+        except RuntimeError:  # no thread can be started once the interpreter is ending
+            self._stopping.set()
+            with self._lock:
+                course.running = None
+                self._busy -= 1
 
     def _run(
         self, topic: Topic, partition: Partition, course: _Course, done: Pass, asked: int
