@@ -8,13 +8,15 @@ thread for ever, and `Deadline` is what waits go by here.
 from __future__ import annotations
 
 import socket
+import ssl
+import struct
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from changelog.clock import SystemClock
 
+SLACK_S = 0.05
+"""How much later than its deadline one call may end: a timeout that is there is not set anew for less."""
 AT_ONCE = 64 << 10
 """Bytes that are read or sent at a time."""
 
@@ -38,10 +40,33 @@ class Deadline:
         return left
 
 
+def bounded(connection: socket.socket, receive_s: float, send_s: float) -> bool:
+    """Let the kernel end each call that takes longer; whether it does, which it cannot for TLS.
+
+    A call costs one look into the kernel then, where a timeout of Python's costs two. What takes more
+    than one call still needs a `Deadline`.
+    """
+    if isinstance(connection, ssl.SSLSocket):
+        return False
+    connection.settimeout(None)
+    for option, seconds in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
+        whole = int(seconds)
+        value = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, option, value)
+    return True
+
+
+def within(connection: socket.socket, deadline: Deadline) -> None:
+    """Let the next call end at the deadline, or a little later. Raises TimeoutError."""
+    left, now = deadline.left, connection.gettimeout()
+    if now is None or not 0.8 * left <= now <= left + SLACK_S:
+        connection.settimeout(left)
+
+
 def receive(source: socket.socket, most: int, deadline: Deadline | None) -> bytes:
     """Return some bytes, at most `most`; none if the peer has closed. Raises OSError."""
     if deadline is not None:
-        source.settimeout(deadline.left)
+        within(source, deadline)
     return source.recv(min(most, AT_ONCE))
 
 
@@ -49,7 +74,7 @@ def send_all(target: socket.socket, data: bytes, deadline: Deadline) -> None:
     """Send all of `data`. Raises OSError."""
     view = memoryview(data)
     while view:
-        target.settimeout(deadline.left)
+        within(target, deadline)
         view = view[target.send(view[:AT_ONCE]) :]
 
 
@@ -82,26 +107,29 @@ class Budget:
     """A number of bytes, or of other things, that are shared. Thread-safe."""
 
     def __init__(self, total: int) -> None:
-        self._total = total
+        self.total = total
         self._left = total
+        self._waiting = 0
         self._changed = threading.Condition()
 
-    @contextmanager
-    def taken(self, count: int, deadline: Deadline) -> Iterator[None]:
-        """Take `count` for the block, waiting for it until the deadline. Raises TimeoutError.
-
-        More than there is in all is given when nobody else has any.
-        """
-        count = min(count, self._total)
+    def take(self, count: int, within_s: float) -> None:
+        """Take `count`, at most `total`, until `give`, waiting for it. Raises TimeoutError."""
         with self._changed:
+            deadline = None
             while self._left < count:
-                self._changed.wait(deadline.left)
+                deadline = deadline or Deadline(within_s)
+                self._waiting += 1
+                try:
+                    self._changed.wait(deadline.left)
+                finally:
+                    self._waiting -= 1
             self._left -= count
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._left += count
+
+    def give(self, count: int) -> None:
+        """What was taken is free."""
+        with self._changed:
+            self._left += count
+            if self._waiting:
                 self._changed.notify_all()
 
 

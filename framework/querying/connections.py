@@ -68,7 +68,7 @@ class Connections:
         return sockets.is_reachable(url)
 
     def ask(self, url: str, request: Request, answer: Any, timeout: float) -> Any:
-        """A worker's answer, of type `answer`, within `timeout` seconds, and what its size takes.
+        """A worker's answer, of type `answer`, beginning within `timeout` seconds.
 
         Raises OwnerUnavailable when the worker is gone, RequestTimedOut, and what the worker raised.
         """
@@ -162,9 +162,13 @@ class Connections:
 def _exchange(url: str, connection: socket.socket, request: Wire, kind: Any, timeout: float) -> Any:
     """Send a request and read its answer; without one the connection is closed."""
     try:
-        deadline = Deadline(timeout)
-        send_all(connection, encode(request), deadline)
-        frame = read_frame(connection, MAX_ANSWER, deadline)
+        if connection.gettimeout() != timeout:
+            connection.settimeout(timeout)
+        data = encode(request)
+        sent = connection.send(data)
+        if sent < len(data):
+            send_all(connection, data[sent:], Deadline(timeout))
+        frame = read_frame(connection, MAX_ANSWER, idle_s=timeout)
         if frame is None:
             raise OwnerUnavailable(f"the worker at {url} closed the connection")
         return decode(frame, _or_failure(kind))

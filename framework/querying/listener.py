@@ -25,7 +25,7 @@ from changelog.errors import (
     Unauthenticated,
 )
 from changelog.flight.messages import failure_of
-from framework.peers import Admission, Budget, Deadline, send_all
+from framework.peers import AT_ONCE, Admission, Budget, Deadline, bounded, send_all
 from framework.querying import proofs, sockets
 from framework.querying.messages import (
     MAX_HELLO,
@@ -81,7 +81,7 @@ class Limits:
     request_bytes: int
     """Of requests that are being received or answered."""
     answer_bytes: int
-    """Of answers that are being made or sent."""
+    """Of answers that are being sent, beyond a page for each."""
 
 
 HERE = Limits(256, 256, 256, 256, requests=32, request_bytes=64 << 20, answer_bytes=256 << 20)
@@ -170,8 +170,8 @@ class Listener:
                 with self._until_known(address):
                     client = self._wrapped(client, end)
                     is_known = not self._closed.is_set() and self._is_welcome(client)
-                while is_known and self._serve_one(client):
-                    pass
+                if is_known:
+                    self._serve_all(client)
 
     @contextmanager
     def _until_known(self, address: str) -> Iterator[None]:
@@ -231,35 +231,62 @@ class Listener:
             raise Unauthenticated("the worker does not accept this token")
         return proofs.proof(self._key, b"worker", nonce, ours)
 
+    def _serve_all(self, client: socket.socket) -> None:
+        """Answer requests, one after another, until the client is to go."""
+        plain = bounded(client, IDLE_SECONDS, SEND_SECONDS)
+        while self._serve_one(client):
+            if plain and client.gettimeout() is not None:
+                client.settimeout(None)
+
     def _serve_one(self, client: socket.socket) -> bool:
         """Answer the next request; False if the client is to go."""
-        with ExitStack() as held:
+        taken: list[int] = []
 
-            def take(size: int) -> None:
-                held.enter_context(self._request_bytes.taken(size, Deadline(REQUEST_SECONDS)))
+        def take(size: int) -> None:
+            self._request_bytes.take(size, REQUEST_SECONDS)
+            taken.append(size)
 
-            try:
-                frame = read_frame(client, MAX_REQUEST, idle_s=IDLE_SECONDS, taking=take)
-            except InvalidRequest as error:
-                _send(client, _failed(error))
-                return False
-            if frame is None:
-                return False
-            self._reply(client, frame)
-            return True
+        try:
+            frame = read_frame(client, MAX_REQUEST, idle_s=IDLE_SECONDS, taking=take)
+            if frame is not None:
+                self._reply(client, frame)
+            return frame is not None
+        except InvalidRequest as error:
+            _send(client, _failed(error))
+            return False
+        finally:
+            for size in taken:
+                self._request_bytes.give(size)
 
     def _reply(self, client: socket.socket, frame: bytes | bytearray) -> None:
-        deadline = Deadline(REQUEST_SECONDS)
-        with ExitStack() as held:
-            try:
-                held.enter_context(self._requests.taken(1, deadline))
-                held.enter_context(self._answer_bytes.taken(PAGE_BYTES, deadline))
-                answer = encode(self._answered(frame))
-                beyond = max(0, len(answer) - PAGE_BYTES)
-                held.enter_context(self._answer_bytes.taken(beyond, deadline))
-            except TimeoutError:
-                answer = encode(_failed(_BUSY))
+        """Answer; each of the requests at work has room for a page, what is more is counted."""
+        try:
+            self._requests.take(1, REQUEST_SECONDS)
+        except TimeoutError:
+            _send(client, _failed(_BUSY))
+            return
+        try:
+            answer = encode(self._answered(frame))
+            if len(answer) <= AT_ONCE:
+                sent = client.send(answer)
+                if sent < len(answer):
+                    _send_bytes(client, answer[sent:])
+                return
+            self._reply_long(client, answer)
+        finally:
+            self._requests.give(1)
+
+    def _reply_long(self, client: socket.socket, answer: bytes) -> None:
+        beyond = min(max(0, len(answer) - PAGE_BYTES), self._answer_bytes.total)
+        try:
+            self._answer_bytes.take(beyond, REQUEST_SECONDS)
+        except TimeoutError:
+            _send(client, _failed(_BUSY))
+            return
+        try:
             _send_bytes(client, answer)
+        finally:
+            self._answer_bytes.give(beyond)
 
     def _answered(self, frame: bytes | bytearray) -> Answer | Failure:
         try:

@@ -27,7 +27,7 @@ HEAD = 4
 MAX_HELLO = 4_096
 """Bytes of what a client that is not known yet may send."""
 REQUEST_SECONDS = 10.0
-"""How long a request may take to come, from its first byte on."""
+"""How long a request, or an answer, may take to come, from its first byte on."""
 SLOWEST = 1 << 20
 """Bytes a second that a large message must come with, or be taken with."""
 MAX_REQUEST = 4 << 20
@@ -226,8 +226,11 @@ def read_frame(
         OSError: The connection has failed; TimeoutError, if it took too long.
     """
     if idle_s is not None:
-        source.settimeout(idle_s)
+        if source.gettimeout() not in (None, idle_s):
+            source.settimeout(idle_s)  # with None the kernel sees to it
         first = source.recv(AT_ONCE)
+        if HEAD <= len(first) == HEAD + int.from_bytes(first[:HEAD], "big") <= HEAD + limit:
+            return first[HEAD:]  # as it mostly is
         deadline = Deadline(REQUEST_SECONDS)
     else:
         first = receive(

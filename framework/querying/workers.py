@@ -251,6 +251,8 @@ class AtWorkers:
             for number, part in told.items():
                 self._saw(number, part.at)
                 found.setdefault(number, []).extend(part.values)
+            if not (done or got.full) and len(request.keys) == len(keys):
+                break  # as it mostly is: all of it came at once
             looked_at = _looked_at(got, some)
             rest = [
                 number
@@ -323,6 +325,8 @@ class AtWorkers:
 
 def _that_fit(keys: Sequence[bytes], start: int) -> list[bytes]:
     """The keys from `start` on that one request may have."""
+    if len(keys) == 1:
+        return list(keys)
     size, end = 0, start
     while end < len(keys) and (end == start or size + len(keys[end]) <= KEY_BYTES):
         size += len(keys[end])
