@@ -21,8 +21,8 @@ import msgspec
 import pyarrow as pa
 
 from changelog.broker import Broker
+from changelog.client.asking_again import commit_until_known
 from changelog.client.producer import Producer
-from changelog.client.standing import State
 from changelog.clock import Clock
 from changelog.decoding import json_decoder
 from changelog.depth import check_json
@@ -30,7 +30,6 @@ from changelog.errors import (
     UNREADABLE,
     CorruptLog,
     ProducerFenced,
-    Retriable,
     TopicExists,
     TransactionAborted,
     UnknownTopic,
@@ -45,8 +44,6 @@ SUFFIX = "-declarations"
 CONFIG = {"cleanup.policy": "compact"}
 ATTEMPTS = 20
 """How often a change is tried again after another program has written in between, or it was aborted."""
-ASK_AGAIN = 3
-"""How often a commit without an answer is repeated, each time for the delivery timeout."""
 
 Changes = Mapping[str, bytes | None]
 """Records to write, by key; None removes one."""
@@ -202,14 +199,7 @@ def append_at_once(
     """Append columns to partitions in one transaction, and commit it. Raises what the producer does."""
     producer.begin_transaction()
     producer.append_batches([(tp, columns, 0) for tp, columns in appends])
-    for _ in range(ASK_AGAIN):
-        try:
-            producer.commit_transaction()
-            return
-        except Retriable:
-            if producer.state is not State.IN_DOUBT:
-                raise
-    producer.commit_transaction()
+    commit_until_known(producer)
 
 
 def _rewritten(data: bytes) -> Rewritten:

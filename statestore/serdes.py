@@ -48,6 +48,19 @@ class Serde(Protocol[T]):
         ...
 
 
+def _packed(value: Any, /) -> bytes:
+    """The bytes of `value` as MessagePack. Raises InvalidRecord if it has none."""
+    try:
+        encoded = _encode(value)
+        if len(encoded) > MAX_DEPTH:
+            check_msgpack(encoded)
+        return encoded
+    except RecursionError as error:
+        raise _too_deep(error) from error
+    except (TypeError, OverflowError, ValueError) as error:
+        return _big_int_or_refuse(value, error)
+
+
 class MessagePack:
     """MessagePack without a type: dicts, lists, scalars; tuples come back as lists.
 
@@ -56,16 +69,7 @@ class MessagePack:
     {'n': 1, 'at': [2, 3]}
     """
 
-    def dumps(self, value: Any, /) -> bytes:
-        try:
-            encoded = _encode(value)
-            if len(encoded) > MAX_DEPTH:
-                check_msgpack(encoded)
-            return encoded
-        except RecursionError as error:
-            raise _too_deep(error) from error
-        except (TypeError, OverflowError, ValueError) as error:
-            return _big_int_or_refuse(value, error)
+    dumps = staticmethod(_packed)
 
     def loads(self, data: bytes, /) -> Any:
         try:
@@ -94,16 +98,7 @@ class Typed(Generic[T]):
                 "use a dataclass, a msgspec.Struct, a scalar, or pass serde="
             ) from error
 
-    def dumps(self, value: T, /) -> bytes:
-        try:
-            encoded = _encode(value)
-            if len(encoded) > MAX_DEPTH:
-                check_msgpack(encoded)
-            return encoded
-        except RecursionError as error:
-            raise _too_deep(error) from error
-        except (TypeError, OverflowError, ValueError) as error:
-            return _big_int_or_refuse(value, error)
+    dumps = staticmethod(_packed)
 
     def loads(self, data: bytes, /) -> T:
         try:

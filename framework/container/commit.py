@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from changelog.broker import Broker
+from changelog.client.asking_again import commit_until_known
 from changelog.client.producer import BatchMetadata, Producer
-from changelog.client.standing import State
-from changelog.errors import Retriable
 from changelog.groups import GroupMember
 from changelog.records import CommittedOffset, TopicInfo, TopicPartition
 from framework.columns import Outgoing, outgoing
@@ -32,9 +31,6 @@ from framework.container.positions import Progress, to_commit
 from framework.options import Guarantee
 from framework.topic import Topic
 from statestore.store import AnyStore
-
-ASK_AGAIN = 3
-"""How often a commit without an answer is repeated, each time for the delivery timeout."""
 
 
 @dataclass
@@ -62,7 +58,7 @@ def exactly_once(work: Committing, instances: Sequence[TaskInstance]) -> None:
     # 5 input offsets into the transaction
     work.producer.send_offsets_to_transaction(offsets_of(instances), work.member)
     # 6 commit
-    _commit_transaction(work.producer)
+    commit_until_known(work.producer)
     # 7 apply to the overlay
     _apply(work, appended, instances)
 
@@ -131,7 +127,7 @@ def _append_alone(
     work.producer.begin_transaction()
     appended = _append(work, batches)
     work.producer.send_offsets_to_transaction({}, work.member)
-    _commit_transaction(work.producer)
+    commit_until_known(work.producer)
     return appended
 
 
@@ -142,18 +138,6 @@ def _commit_offsets(
     member = work.member
     offsets = offsets_of(instances, placed=placed)
     work.broker.commit_offsets(member.group, offsets, member_id=member.member_id)
-
-
-def _commit_transaction(producer: Producer) -> None:
-    """Commit, asking again while the log does not say whether it did."""
-    for _ in range(ASK_AGAIN):
-        try:
-            producer.commit_transaction()
-            return
-        except Retriable:
-            if producer.state is not State.IN_DOUBT:
-                raise
-    producer.commit_transaction()
 
 
 def offsets_of(

@@ -26,4 +26,5 @@ def said(done: int, total: int) -> None:
     print(done, total, flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -26,7 +26,7 @@ def main() -> None:
     log, state, guarantee, *care = sys.argv[1:]
     if care == ["careless"]:
         PartitionOffsets.must_start_over = lambda *_: False  # type: ignore[method-assign]
-    doom_before("_commit_transaction" if guarantee == "exactly_once" else "_commit_offsets")
+    doom_before("commit_until_known" if guarantee == "exactly_once" else "_commit_offsets")
     work(log, guarantee, recent=True, state_dir=state)
 
 
@@ -39,10 +39,10 @@ def doom_before(step: str) -> None:
         nonlocal doomed
         doomed = True
 
-    def taken(*arguments: Any) -> None:
+    def taken(*arguments: Any, **named: Any) -> None:
         if doomed:
             os.kill(os.getpid(), signal.SIGKILL)
-        take(*arguments)
+        take(*arguments, **named)
 
     setattr(commit, step, taken)
     signal.signal(signal.SIGUSR1, doom)

@@ -332,6 +332,8 @@ def request_seeds() -> list[bytes]:
         "HoldPin": [["q", "a", "b"], {tp: ["0" * 32, 0, 5]}, 10_000],
         "UsePin": [["q", "a", "b"]],
         "ReleasePins": ["q", "b"],
+        "TakeSnapshot": [],
+        "ReleaseSnapshot": ["a" * 16],
         "InitProducer": ["tx", 10_000],
         "AddOffsets": [[7, 0], "g", {tp: [5, "m", ""]}],
         "EndTransaction": [[7, 0], True],

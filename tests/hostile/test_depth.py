@@ -20,7 +20,7 @@ import strandline as sl
 from changelog.depth import MAX_DEPTH, check_json, check_msgpack
 from changelog.errors import InvalidRecord, InvalidRequest
 from changelog.flight import messages as flight
-from framework.container.positions import _tasks
+from framework.container.positions import _read
 from framework.formats.avro import AvroSerde
 from framework.formats.choice import value_codec
 from framework.formats.json import JsonSerde
@@ -108,7 +108,7 @@ def survive() -> None:
                 decode(data)
             except InvalidRequest as error:  # InvalidRecord is one
                 sys.stdout.write(f"{name}: {type(error).__name__}\n")
-        assert _tasks('{"tasks": ' + "[" * FAR) == {}
+        assert _read('{"tasks": ' + "[" * FAR).tasks == {}
         sys.stdout.write("alive\n")
 
     threading.stack_size(STACK_BYTES)
