@@ -156,7 +156,7 @@ def read_document(kind: str, type_: Any, after: Callable[[Any], object] = id) ->
 
     def read(data: bytes) -> None:
         storage = MemoryStorage()
-        storage.create("d").append(pack(kind, data))
+        storage.create("d").append(pack(kind, data, "d"))
         after(document.load(storage, "d", kind, type_))
 
     return Target(read, [body for name, body in bodies().items() if name.startswith(kind + " ")])
@@ -203,7 +203,7 @@ def read_pin() -> Target:
 
     def read(data: bytes) -> None:
         storage.unlink(file)
-        storage.create(file).append(pack(PIN_KIND, data))
+        storage.create(file).append(pack(PIN_KIND, data, file))
         reader = PinReader(storage)
         for tp, span in Pin.load(storage, name).ranges().items():
             with contextlib.suppress(FileNotFoundError):  # a link that it names
@@ -221,7 +221,7 @@ def open_with(name: str) -> Target:
     kind = header.split()[1].decode()
 
     def read(data: bytes) -> None:
-        storage = load({**material().files, path: pack(kind, data)})
+        storage = load({**material().files, path: pack(kind, data, path)})
         owner = Owner(storage, clock=ManualClock(CLOCK_MS), background=False)
         try:
             ask(owner)
@@ -559,7 +559,7 @@ def targets() -> dict[str, Target]:
         "offset": Target(read_offset, offset_seeds()),
         "request": Target(read_request, request_seeds()),
         "query": Target(read_query, query_seeds()),
-        "hello": Target(read_hello, [messages.encode(messages.Hello(1, 7, "x"))]),
+        "hello": Target(read_hello, [messages.encode(messages.Hello(messages.WIRE_VERSION, 7, "x"))]),
         "error": Target(read_error, [messages.encode(messages.Failure("DiskFull", "full"))]),
         "small-append": Target(read_small_append, small_append_seeds()),
         "stream-batch": Target(
