@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "upstream.md"
-PROGRAM = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PROGRAM = re.search(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
 DIRECT = "msgspec.json.decode(DATA, type=kind)"
 WAYS = {
     "json": "json_decoder(kind).decode(DATA)",

@@ -134,7 +134,10 @@ class Cleaners:
             if now - self._looked_ms < self._settings.backoff_ms or self._stopping.is_set():
                 return
             self._looked_ms = now
-            while self._busy < self._settings.threads and (found := self._filthiest(now)):
+            while self._busy < self._settings.threads and not self._stopping.is_set():
+                found = self._filthiest(now)
+                if found is None:
+                    return
                 self._begin(*found)
 
     def request(self, topics: Collection[str] | None) -> None:
