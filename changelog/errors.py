@@ -14,6 +14,7 @@
     │   ├── InvalidTxnState           the call does not fit the transaction's state
     │   ├── NotInTask                 a store or topic used outside a running handler
     │   ├── Unauthenticated           a remote log asks for a (different) token
+    │   ├── NotAuthorized             the token lacks a right; use another one
     │   └── MissingDependency         an optional package, or Java, is not there
     ├── Fenced                    someone else has taken this client's place; reopen
     │   └── ProducerFenced · MemberFenced
@@ -136,6 +137,10 @@ class NotInTask(InvalidRequest):
 
 class Unauthenticated(InvalidRequest):
     """The owner of a remote log asks for a token, or does not accept this one."""
+
+
+class NotAuthorized(InvalidRequest):
+    """The client's token does not have the right that a call needs; use a token that has it."""
 
 
 class MissingDependency(InvalidRequest):

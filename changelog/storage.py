@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from changelog.directory import Directory, Identity, is_folder, is_link, open_folder
+from changelog.directory import Directory, Identity, inode_of, is_folder, is_link, open_folder
 from changelog.errors import LogLocked, from_failed_sync, from_os_error
 from changelog.local_file import Bytes, LocalFile, allow_many_files, sync_folder
 from changelog.lock import FileLock
@@ -112,6 +112,10 @@ class Storage(Protocol):
 
     def links(self, path: str) -> int:
         """Number of names of a file; FileNotFoundError if there is none."""
+        ...
+
+    def stamp(self, path: str) -> object:
+        """Value that another one follows when `path` is replaced; None if there is no file."""
         ...
 
     def sync_dir(self, path: str) -> None:
@@ -296,6 +300,15 @@ class LocalStorage:
         with self._translated("look at", path, passing), self._parent(path) as (parent, name):
             return os.stat(name, dir_fd=parent, follow_symlinks=False).st_nlink
 
+    def stamp(self, path: str) -> object:
+        with self._translated("look at", path), self._parent(path) as (parent, name):
+            try:
+                found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            except FileNotFoundError:
+                return None
+            # An inode's number is given again once its file is gone, so it does not do alone.
+            return (*inode_of(found), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
     def sync_dir(self, path: str) -> None:
         try:
             with self._directory.folder(path, readable=True) as folder:
@@ -398,6 +411,10 @@ class MemoryStorage:
 
     def links(self, path: str) -> int:
         return sum(content is self._files[path] for content in self._files.values())
+
+    def stamp(self, path: str) -> object:
+        found = self._files.get(path)
+        return None if found is None else (id(found), len(found))
 
     def sync_dir(self, path: str) -> None:
         pass

@@ -6,6 +6,7 @@ owner.json  owner-<hex>.sock    where the owner listens (changelog/flight)
 owner.log                       what background owners have said
 topics.meta                     the catalog: topics, their configs and schemas
 config.meta                     the settings of the log as a whole; missing while there are none
+tokens.meta  tokens.lock        verifiers and rights of tokens (changelog/flight); lock of its writers
 clean                           how the log was closed, in order; removed at opening
 topics/<topic id>/topic.meta    the topic's entry of the catalog once more, for repair
 topics/<topic id>/<partition>/
@@ -40,6 +41,8 @@ FOLDER_META = "strandline.meta"
 LOCK = "lock"
 CATALOG = "topics.meta"
 LOG_CONFIG = "config.meta"
+TOKENS = "tokens.meta"
+TOKENS_LOCK = "tokens.lock"
 CLEAN = "clean"
 TOPICS = "topics"
 TOPIC = "topic.meta"

@@ -22,6 +22,11 @@
     greeting.py     one peer's way through TLS and hello
     hello.py        both sides prove that they know the token
     clients.py      the authenticated connections
+    tokens.py       tokens with fewer rights than all: made and revoked in the log's folder
+    authority.py    which tokens a served log accepts
+    rights.py       what a token may do
+    authorization.py  which right each call needs
+    grants.py       a client acts on the producers and members that it opened
     budgets.py      what these have in flight, each and together
     http2.py        counts their calls and messages before gRPC sees them
     answers.py      fetches over TCP: read in parts, counted until they are sent

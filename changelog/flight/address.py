@@ -22,6 +22,7 @@ from changelog.flight.client import DEADLINE, FlightBroker
 from changelog.flight.connection import Target
 from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.flight.failover import FailoverBroker, Link
+from changelog.flight.grants import Grants
 from changelog.hosts import bracketed
 from changelog.location import SERVED, options_of
 from changelog.secret import masked
@@ -73,8 +74,12 @@ def connect(
     if token is not None:
         target = replace(target, token=token)
 
+    grants = Grants()
+
     def connect_once(seconds: float) -> Link:
-        broker = FlightBroker(target, deadline=deadline, connect_within=max(seconds, 0.1))
+        broker = FlightBroker(
+            target, deadline=deadline, connect_within=max(seconds, 0.1), grants=grants
+        )
         return Link(broker, lambda: broker.lost, broker.close)
 
     return FailoverBroker(connect_once, deadline=deadline, name=target.name, clock=clock)

@@ -22,6 +22,7 @@ from changelog.flight import requests
 from changelog.flight.connection import Connection, Target
 from changelog.flight.files import FileReader
 from changelog.flight.fork import keep_in_child
+from changelog.flight.grants import Grants
 from changelog.flight.messages import FetchRequest
 from changelog.flight.pins import FlightPins
 from changelog.flight.requests import Request
@@ -50,6 +51,7 @@ class FlightBroker:
     Raises OwnerUnavailable when there is nobody, or no answer within `deadline` seconds (to
     connecting, within `connect_within`, which is the same unless given);
     Unauthenticated for a wrong token; InvalidRequest for another version of the protocol.
+    `grants`: what earlier connections to a log over TCP were granted.
     """
 
     def __init__(
@@ -59,9 +61,12 @@ class FlightBroker:
         deadline: float = DEADLINE,
         connect_within: float | None = None,
         clock: Clock | None = None,
+        grants: Grants | None = None,
     ) -> None:
         within = deadline if connect_within is None else connect_within
-        self._connection = Connection(target, deadline=deadline, connect_within=within)
+        self._connection = Connection(
+            target, deadline=deadline, connect_within=within, grants=grants
+        )
         self._reader: FileReader | Connection = self._connection
         storage = None
         if target.folder is not None and self._connection.session.welcome.locates:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+from changelog.flight.grants import Granting
 from changelog.flight.hello import Verifier
+from changelog.flight.rights import NONE, Holder, Rights
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,31 @@ class Caller:
 
     name: str
     verifier: Verifier
+    token_id: str = ""
+    """Part of the token; "" for the admin token."""
+    rights: Rights = NONE
+
+    @property
+    def holder(self) -> Holder:
+        """The token as its rights are checked."""
+        return Holder(self.name, self.token_id, self.rights)
+
+
+class Authority(Protocol):
+    """What the server knows of tokens."""
+
+    @property
+    def granting(self) -> Granting:
+        """Makes and checks grants."""
+        ...
+
+    def authenticate(self, token_id: str) -> Caller | None:
+        """Return what is known of a token id ("" for the admin token); None if there is no such token."""
+        ...
+
+    def is_valid(self, caller: Caller) -> bool:
+        """Return whether a token that was authenticated has not been revoked since."""
+        ...
 
 
 Authenticate = Callable[[str], Caller | None]
@@ -57,9 +85,14 @@ class Client:
 
 
 class Clients:
-    """All authenticated connections of one listener."""
+    """All authenticated connections of one listener.
 
-    def __init__(self) -> None:
+    Args:
+        is_valid: Tells whether a token still counts. Without it there are no clients that call.
+    """
+
+    def __init__(self, is_valid: Callable[[Caller], bool] = lambda _caller: False) -> None:
+        self._is_valid = is_valid
         self._lock = threading.Lock()
         self._by_credential: dict[str, Client] = {}
 
@@ -72,8 +105,12 @@ class Clients:
             return sum(one.network == network for one in self._by_credential.values())
 
     def find(self, credential: str) -> Client | None:
-        """Return the client that shows this credential."""
-        return self._by_credential.get(credential)
+        """Return the client that shows this credential; None also if its token was revoked."""
+        client = self._by_credential.get(credential)
+        if client is None or self._is_valid(client.caller):
+            return client
+        client.drop()
+        return None
 
     def add(self, client: Client) -> None:
         """Register an authenticated connection."""
@@ -85,6 +122,14 @@ class Clients:
         with self._lock:
             self._by_credential.pop(client.credential, None)
         client.ended.set()
+
+    def drop_revoked(self) -> None:
+        """End the connections of tokens that were revoked, without waiting for the peers."""
+        with self._lock:
+            clients = list(self._by_credential.values())
+        for client in clients:
+            if not self._is_valid(client.caller):
+                client.drop()
 
     def drop_all(self) -> None:
         """End all connections, without waiting for the peers."""

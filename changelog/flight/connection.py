@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
@@ -26,6 +26,14 @@ from changelog.errors import OwnerUnavailable, RecordTooLarge, StrandlineError
 from changelog.flight.batches import ROW_SCHEMA, append_rows, read_fetched, rows_of, small_append
 from changelog.flight.endpoint import Endpoint
 from changelog.flight.fork import ForkGuard
+from changelog.flight.grants import (
+    GRANTS_HEADER,
+    Grants,
+    Subject,
+    opened_by,
+    producers_of,
+    subjects_of,
+)
 from changelog.flight.limits import LARGE_APPEND, MAX_REMOTE_APPEND
 from changelog.flight.messages import (
     APPEND,
@@ -81,10 +89,18 @@ class Connection:
     """Calls to the owner at `target`, each answered within `deadline` seconds or OwnerUnavailable.
 
     Raises OwnerUnavailable, Unauthenticated, InvalidRequest for another version of the protocol, and
-    Fenced in a forked child.
+    Fenced in a forked child. `grants` has what earlier connections to the same log were granted.
     """
 
-    def __init__(self, target: Target, *, deadline: float, connect_within: float) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        deadline: float,
+        connect_within: float,
+        grants: Grants | None = None,
+    ) -> None:
+        self._grants = grants or Grants()
         self._fork = ForkGuard()
         self._target = target
         self._deadline = deadline
@@ -101,18 +117,32 @@ class Connection:
     def ask(self, request: Request, longer: float = 0.0) -> Any:
         """The answer to a request, which may take so many seconds longer than others."""
         kind = type(request)
-        return self._act(kind.__name__, request, kind.answer, longer)
+        subjects = subjects_of(request) if self.session.relayed else ()
+        answer, granted = self._act(kind.__name__, request, kind.answer, longer, subjects)
+        opened = opened_by(request, answer) if granted else None
+        if opened is not None:
+            self._grants.keep(opened, granted[0])
+        return answer
 
     def locate(self, request: FetchRequest) -> Located:
         """Where a fetch would find its records; may take the fetch's timeout longer."""
-        located: Located = self._act(LOCATE, request, Located, request.timeout)
+        located: Located = self._act(LOCATE, request, Located, request.timeout)[0]
         return located
 
-    def _act(self, kind: str, body: Wire, answer: Any, longer: float = 0.0) -> Any:
+    def _act(
+        self,
+        kind: str,
+        body: Wire,
+        answer: Any,
+        longer: float = 0.0,
+        subjects: Collection[Subject] = (),
+    ) -> tuple[Any, list[bytes]]:
+        """Return the answer to an action, and the grants that came with it."""
         with self._errors_translated(kind):
             action = flight.Action(kind, encode(body))
-            (result,) = self._client.do_action(action, self._options(longer))
-        return decode(result.body, answer)
+            options = self._options(longer, subjects)
+            result, *granted = self._client.do_action(action, options)
+        return decode(result.body, answer), [bytes(one.body) for one in granted]
 
     def fetch(self, request: FetchRequest) -> dict[TopicPartition, Fetched]:
         """The answer to a fetch, which may take its own timeout longer."""
@@ -133,7 +163,8 @@ class Connection:
                 answer = self._append_afar(appends, size)
             elif size <= MAX_SMALL_APPEND:
                 action = flight.Action(SMALL_APPEND, encode(small_append(appends)))
-                (result,) = self._client.do_action(action, self._options())
+                producers = producers_of(appends) if self.session.relayed else ()
+                (result,) = self._client.do_action(action, self._options(subjects=producers))
                 answer = result.body
             else:
                 answer = _in_time(lambda: self._send(appends), self._deadline)
@@ -150,7 +181,8 @@ class Connection:
 
         def send() -> bytes:
             action = flight.Action(REMOTE_APPEND, encode(small_append(appends)))
-            (result,) = self._client.do_action(action, self._options())
+            options = self._options(subjects=producers_of(appends))
+            (result,) = self._client.do_action(action, options)
             return bytes(result.body)
 
         # Several large ones at a time could be more than one client may have in flight.
@@ -169,8 +201,13 @@ class Connection:
             # Closing raises why the owner stopped reading, which a failed write does not know.
             writer.close()
 
-    def _options(self, longer: float = 0.0) -> flight.FlightCallOptions:
-        return flight.FlightCallOptions(timeout=self._deadline + longer, headers=self._headers)
+    def _options(
+        self, longer: float = 0.0, subjects: Collection[Subject] = ()
+    ) -> flight.FlightCallOptions:
+        headers = self._headers
+        if subjects and (presented := self._grants.presented(subjects)):
+            headers = [*headers, (GRANTS_HEADER.encode(), presented)]
+        return flight.FlightCallOptions(timeout=self._deadline + longer, headers=headers)
 
     @contextlib.contextmanager
     def _errors_translated(self, call: str) -> Iterator[None]:

@@ -93,8 +93,10 @@ class Front:
         if self._closed.is_set():
             return
         self._closed.set()
-        self._waker.send(b"\0")
+        with contextlib.suppress(OSError):  # it may have noticed by itself
+            self._waker.send(b"\0")
         self._thread.join()
+        self._waker.close()
         self._clients.drop_all()
 
     def _run(self) -> None:
@@ -107,7 +109,7 @@ class Front:
             for greeting in list(self._pending.values()):
                 self._forget(greeting)
             self._selector.close()
-            for one in (self._listener, self._waker, self._woken):
+            for one in (self._listener, self._woken):
                 one.close()
 
     def _handle(self, key: selectors.SelectorKey) -> None:

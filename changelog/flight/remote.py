@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import ssl
+import threading
 
 from changelog.broker import Broker
 from changelog.clock import Clock
 from changelog.errors import InvalidConfig
 from changelog.flight.budgets import Budgets
-from changelog.flight.clients import Authenticate, Clients
+from changelog.flight.clients import Authority, Clients
 from changelog.flight.front import Front
 from changelog.flight.limits import Limits
 from changelog.flight.private import private_socket, remove_private
 from changelog.flight.server import FlightEndpoint
+
+REVOKED_WITHIN_S = 0.5
+"""Seconds after which a connection has ended whose token was revoked. Its calls are refused at once."""
 
 
 class RemoteEndpoint:
@@ -22,7 +26,7 @@ class RemoteEndpoint:
     Args:
         broker: The log.
         address: Host and port to listen at; port 0 takes a free one.
-        authenticate: Returns what is known of a token id, or None.
+        authority: Knows the tokens.
         tls: Context of the server's side of TLS; None for connections in clear.
         limits: What peers may take.
         clock: Measures deadlines.
@@ -36,13 +40,13 @@ class RemoteEndpoint:
         self,
         broker: Broker,
         address: tuple[str, int],
-        authenticate: Authenticate,
+        authority: Authority,
         *,
         tls: ssl.SSLContext | None = None,
         limits: Limits | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.clients = Clients()
+        self.clients = Clients(authority.is_valid)
         allowed = limits or Limits()
         budgets = Budgets(allowed)
         self._backend = private_socket("front.sock")
@@ -54,6 +58,7 @@ class RemoteEndpoint:
                 clock=clock,
                 clients=self.clients,
                 budgets=budgets,
+                granting=authority.granting,
             )
         except BaseException:
             remove_private(self._backend)
@@ -62,7 +67,7 @@ class RemoteEndpoint:
             self._front = Front(
                 address,
                 self._backend,
-                authenticate,
+                authority.authenticate,
                 self.clients,
                 budgets,
                 tls=tls,
@@ -72,6 +77,14 @@ class RemoteEndpoint:
         except BaseException:
             self._close_server()
             raise
+        self._closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="strandline-tokens", daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        """End connections whose tokens are revoked, also those that make no call."""
+        while not self._closed.wait(REVOKED_WITHIN_S):
+            self.clients.drop_revoked()
 
     @property
     def port(self) -> int:
@@ -88,9 +101,11 @@ class RemoteEndpoint:
 
     def close(self) -> None:
         """Send the clients away, and listen no more. Waits for no peer; harmless when repeated."""
+        self._closed.set()
         self._endpoint.say_goodbye()
         self._front.close()
         self._close_server()
+        self._watcher.join()
 
     def _close_server(self) -> None:
         self._endpoint.close()

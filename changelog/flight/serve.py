@@ -12,17 +12,17 @@ import pyarrow as pa
 from changelog.clock import Clock
 from changelog.embedded.environment import Durability
 from changelog.errors import InvalidConfig
-from changelog.flight import hello
 from changelog.flight.address import host_port
 from changelog.flight.attach import attach_or_own
+from changelog.flight.authority import TokenAuthority
 from changelog.flight.client import DEADLINE
-from changelog.flight.clients import Authenticate, Caller
 from changelog.flight.failover import FailoverBroker
 from changelog.flight.limits import Limits, limits_from
 from changelog.flight.metrics import CLIENTS
 from changelog.flight.remote import RemoteEndpoint, server_context
 from changelog.hosts import is_loopback
 from changelog.metrics import Reading
+from changelog.storage import LocalStorage
 
 MIN_TOKEN = 16
 """Characters; a shorter one could be guessed."""
@@ -77,8 +77,8 @@ def serve(
     Args:
         path: The log's folder, made if it is not there.
         listen: Where to listen.
-        token: The admin token, which clients must know; without one a fresh one is made, see
-            `Served.token`. At least 16 characters.
+        token: The admin token, whose clients may do everything; without one a fresh one is made,
+            see `Served.token`. At least 16 characters. `strandline tokens` makes tokens with fewer rights.
         tls_certificate: Path of the server's certificate chain, PEM.
         tls_key: Path of its private key, PEM.
         client_ca: Path of the authorities of which clients must show a certificate, PEM; None asks
@@ -93,6 +93,7 @@ def serve(
 
     Raises:
         InvalidConfig: An argument is wrong, or the address cannot be listened at.
+        CorruptLog: The log's tokens cannot be read (FutureFormat: a later version wrote them).
         StrandlineError: What opening the log raises.
     """
     address = host_port(listen)
@@ -109,10 +110,11 @@ def serve(
     broker = attach_or_own(path, durability=durability, clock=clock, deadline=DEADLINE)
     host, _, port = address.rpartition(":")
     try:
+        authority = TokenAuthority(LocalStorage(path), shown)
         endpoint = RemoteEndpoint(
             broker,
             (host.strip("[]"), int(port)),
-            _knowing(shown),
+            authority,
             tls=tls,
             limits=allowed,
             clock=clock,
@@ -124,12 +126,6 @@ def serve(
         raise
     url = f"strandline{'+tls' if tls else ''}://{host}:{endpoint.port}"
     return Served(broker, endpoint, url, shown)
-
-
-def _knowing(admin_token: str) -> Authenticate:
-    """Return what authenticates clients: by the admin token, which has no id."""
-    admin = Caller("admin", hello.verifier_of(admin_token))
-    return lambda token_id: None if token_id else admin
 
 
 def _tls(

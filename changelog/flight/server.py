@@ -29,6 +29,7 @@ from changelog.embedded.view import View
 from changelog.errors import InvalidRequest, StrandlineError, Unauthenticated
 from changelog.flight import fork
 from changelog.flight.answers import Answer
+from changelog.flight.authorization import Permit
 from changelog.flight.batches import (
     Row,
     claimed_by,
@@ -40,6 +41,7 @@ from changelog.flight.batches import (
 )
 from changelog.flight.budgets import Budgets
 from changelog.flight.clients import Client, Clients
+from changelog.flight.grants import GRANTS_HEADER, Granting, presented_in
 from changelog.flight.limits import MAX_REMOTE_APPEND, Limits
 from changelog.flight.messages import (
     APPEND,
@@ -112,6 +114,7 @@ class FlightEndpoint:
         clock: Measures waiting times.
         clients: The connections that a front has authenticated, if it serves one.
         budgets: What these have in flight.
+        granting: Makes and checks the grants of these; without it their calls are refused.
         locate: Serves clients that see the log's files; without it all get records.
     """
 
@@ -124,6 +127,7 @@ class FlightEndpoint:
         clock: Clock | None = None,
         clients: Clients | None = None,
         budgets: Budgets | None = None,
+        granting: Granting | None = None,
         locate: Locate | None = None,
     ) -> None:
         self.sessions = Sessions(broker, clock or SystemClock())
@@ -133,6 +137,7 @@ class FlightEndpoint:
         )
         self._service.bind(broker, self.sessions, clock or SystemClock(), locate)
         self._service.budgets = budgets or Budgets(Limits())
+        self._service.granting = granting
         self._closing = threading.Lock()
         self._closed = False
         fork.keep_in_child(self, self._service)
@@ -175,6 +180,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
     """Flight's side of it; every method runs in a thread of the server's pool."""
 
     budgets: Budgets
+    granting: Granting | None
 
     def bind(self, broker: Broker, sessions: Sessions, clock: Clock, locate: Locate | None) -> None:
         self._broker = broker
@@ -220,13 +226,13 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 check_version(action.body)
                 return []
             session = self._session(context)
-            client = context.get_middleware(_GATE).client
+            caller = context.get_middleware(_GATE)
             if action.type == SMALL_APPEND:
                 sent: SmallAppend = decode(action.body, SmallAppend)
-                return [encode(self._append_from(client, session, sent))]
-            if action.type == REMOTE_APPEND and client is not None:
+                return [encode(self._append_from(caller, session, sent))]
+            if action.type == REMOTE_APPEND and caller.client is not None:
                 sent = decode(action.body, SmallAppend, MAX_REMOTE_APPEND + MAX_MESSAGE)
-                return [encode(self._append_from(client, session, sent))]
+                return [encode(self._append_from(caller, session, sent))]
             if action.type == LOCATE and self._locate is not None:
                 wanted: FetchRequest = decode(action.body, FetchRequest)
                 return [encode(self._waited(context, wanted, self._locate, _has_pieces))]
@@ -234,7 +240,12 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             if kind is None:
                 raise InvalidRequest(f"the log's owner has no call named {action.type!r}")
             request: Request = decode(action.body, kind)
-            return [encode(self._run(session, request))]
+            permit = self._permit(caller)
+            if permit is None:
+                return [encode(self._run(session, request))]
+            permit.check(request)
+            answer = self._run(session, permit.own(request))
+            return [encode(permit.visible(request, answer)), *permit.grants(request, answer)]
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _failures_sent():
@@ -248,9 +259,12 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         with _failures_sent():
             self._session(context)
             request: FetchRequest = decode(ticket.ticket, FetchRequest)
-            client = context.get_middleware(_GATE).client
-            if client is not None:
-                return stream_of(_with_failures_sent(self._answered(context, client, request)))
+            caller = context.get_middleware(_GATE)
+            permit = self._permit(caller)
+            if permit is not None:
+                permit.check(request)
+                answer = self._answered(context, caller.client, permit.own(request))
+                return stream_of(_with_failures_sent(answer))
             if request.pin is not None:
                 fetched = self._pinned(request, request.pin)
             else:
@@ -263,6 +277,14 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             tp: fetch(pin, tp, offset, max_bytes=max_bytes)
             for tp, offset in request.positions.items()
         }
+
+    def _permit(self, caller: _Caller) -> Permit | None:
+        """What a client of the front may do in this call; None for a process of the same user."""
+        if caller.client is None:
+            return None
+        if self.granting is None:
+            raise InvalidRequest("this endpoint serves no clients over TCP")
+        return Permit(caller.client.caller.holder, self.granting, presented_in(caller.grants))
 
     def _session(self, context: Any) -> Session:
         if self._closing:
@@ -310,12 +332,12 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         finally:
             answer.sent()
 
-    def _append_from(
-        self, client: Client | None, session: Session, sent: SmallAppend
-    ) -> AppendAnswer:
-        if client is None:
+    def _append_from(self, caller: _Caller, session: Session, sent: SmallAppend) -> AppendAnswer:
+        permit = self._permit(caller)
+        if permit is None or caller.client is None:
             return self._append(session, read_small_append(sent))
-        with self.budgets.requests.taken(client, claimed_by(sent)):
+        permit.check(sent)
+        with self.budgets.requests.taken(caller.client, claimed_by(sent)):
             return self._append(session, read_small_append(sent))
 
     def _append(self, session: Session, appends: list[Append]) -> AppendAnswer:
@@ -356,7 +378,7 @@ class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         self._clients = clients
 
     def start_call(self, info: Any, headers: dict[str, list[str]]) -> _Caller:
-        shown = str(next(iter(headers.get("authorization", [])), ""))
+        shown = _header(headers, "authorization")
         credential = shown.removeprefix("Bearer ")
         client = self._clients.find(credential)
         local = bool(self._token) and hmac.compare_digest(credential.encode(), self._token)
@@ -367,16 +389,23 @@ class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
                 else "the log's owner asks for a token; give it as token=… or in STRANDLINE_TOKEN"
             )
             raise flight.FlightUnauthenticatedError("refused", encode(failure_of(refusal)))
-        return _Caller(str(next(iter(headers.get(SESSION_HEADER, [])), "")), client)
+        return _Caller(_header(headers, SESSION_HEADER), client, _header(headers, GRANTS_HEADER))
 
 
 class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
     """Who calls, for the time of the call."""
 
-    def __init__(self, session: str, client: Client | None) -> None:
+    def __init__(self, session: str, client: Client | None, grants: str) -> None:
         self.session = session
+        self.grants = grants
+        """What the client presents in order to act on producers and members."""
         self.client = client
         """The front's connection on which the call came; None for a process of the same user."""
+
+
+def _header(headers: dict[str, list[str]], name: str) -> str:
+    """Return the first value of a header; "" if there is none."""
+    return str(next(iter(headers.get(name, [])), ""))
 
 
 class _Goodbye:

@@ -40,6 +40,7 @@ from framework.cli import (
     segments,
     serve,
     stores,
+    tokens,
     topics,
 )
 from framework.terminal import printable
@@ -66,6 +67,7 @@ def strandline() -> typer.Typer:
     application.command("run")(run.run)
     application.command("needs", hidden=True)(needs.needs)
     application.command("serve")(serve.serve)
+    application.add_typer(tokens.commands, name="tokens")
     application.add_typer(topics.commands, name="topics")
     application.add_typer(config.commands, name="config")
     application.command("produce")(produce.produce)

@@ -35,7 +35,8 @@ def serve(
         typer.Option(
             "--token",
             envvar="STRANDLINE_TOKEN",
-            help="What clients must show; a fresh one is made and printed if there is none.",
+            help="Token of clients that may do everything; a fresh one is made and printed if there is "
+            "none. `strandline tokens` makes those that may do less.",
         ),
     ] = None,
     tls_cert: Annotated[

@@ -9,7 +9,15 @@ from typing import Any
 import changelog
 import framework
 import statestore
-from changelog.errors import CorruptLog, Fenced, StorageFailed, TaskFailed, TransactionAborted
+from changelog.errors import (
+    CorruptLog,
+    Fenced,
+    NotAuthorized,
+    StorageFailed,
+    TaskFailed,
+    TransactionAborted,
+    Unauthenticated,
+)
 from changelog.records import Headers
 from framework.record import Record
 
@@ -18,6 +26,8 @@ NOT_THE_RECORD: tuple[type[BaseException], ...] = (
     CorruptLog,
     Fenced,
     TransactionAborted,
+    NotAuthorized,
+    Unauthenticated,
     MemoryError,
 )
 """Errors that say nothing about the record: another one would have met them as well."""

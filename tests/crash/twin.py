@@ -341,6 +341,9 @@ class PowerStorage:
     def links(self, path: str) -> int:
         return sum(inode is self._names[path] for inode in self._names.values())
 
+    def stamp(self, path: str) -> object:
+        return id(self._names[path]) if path in self._names else None
+
     def sync_dir(self, path: str) -> None:
         self._check_folder(path)
         if self.announce("sync_dir", path):

@@ -559,7 +559,9 @@ def targets() -> dict[str, Target]:
         "offset": Target(read_offset, offset_seeds()),
         "request": Target(read_request, request_seeds()),
         "query": Target(read_query, query_seeds()),
-        "hello": Target(read_hello, [messages.encode(messages.Hello(messages.WIRE_VERSION, 7, "x"))]),
+        "hello": Target(
+            read_hello, [messages.encode(messages.Hello(messages.WIRE_VERSION, 7, "x"))]
+        ),
         "error": Target(read_error, [messages.encode(messages.Failure("DiskFull", "full"))]),
         "small-append": Target(read_small_append, small_append_seeds()),
         "stream-batch": Target(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pyarrow import flight
 from changelog.embedded.owner import Owner
 from changelog.flight.batches import ROW_SCHEMA, Row
 from changelog.flight.connection import Connection, Target
+from changelog.flight.grants import Subject
 from changelog.flight.messages import (
     APPEND,
 )
@@ -27,11 +28,12 @@ class Stranger:
     def __init__(self, target: Target) -> None:
         self.connection = Connection(target, deadline=30, connect_within=30)
 
-    def act(self, kind: str, body: bytes) -> bytes:
-        """The answer to an action. Raises what the owner answers."""
+    def act(self, kind: str, body: bytes, subjects: Collection[Subject] = ()) -> bytes:
+        """Return the answer to an action for which the grants of `subjects` are presented."""
         with self.connection._errors_translated(kind):
             action = flight.Action(kind, body)
-            (result,) = self.connection._client.do_action(action, self.connection._options())
+            options = self.connection._options(subjects=subjects)
+            result, *_grants = self.connection._client.do_action(action, options)
             return bytes(result.body)
 
     def get(self, ticket: bytes) -> Any:

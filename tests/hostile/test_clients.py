@@ -261,7 +261,7 @@ def test_batches_count_as_what_they_become(tmp_path: Path) -> None:
         sent = SmallAppend([schema], [(header(producer), packed)] * 2)
         for kind in (REMOTE_APPEND, "SmallAppend"):
             with pytest.raises(QuotaExceeded, match="bytes of requests"):
-                stranger.act(kind, encode(sent))
+                stranger.act(kind, encode(sent), [producer])
         stranger.connection.close()
         goes_on(served)
 

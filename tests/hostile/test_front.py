@@ -22,6 +22,7 @@ from changelog.flight import front, hello
 from changelog.flight.address import connect
 from changelog.flight.greeting import HTTP2_PREFACE
 from changelog.flight.limits import Limits, limits_from
+from changelog.flight.messages import WIRE_VERSION, Hello, encode
 from changelog.flight.serve import Served, serve
 
 TOKEN = "sixteen-or-more-characters"
@@ -190,7 +191,7 @@ def test_a_credential_dies_with_its_connection(tmp_path: Path, eventually: Event
         backend = f"grpc+unix://{served._endpoint._backend}"
         client = flight.connect(backend)
         headers = [(b"authorization", f"Bearer {credential}".encode())]
-        action = flight.Action("Hello", b"\x93\x01\x01\xa1p")
+        action = flight.Action("Hello", encode(Hello(WIRE_VERSION, 1, "p")))
         list(client.do_action(action, flight.FlightCallOptions(timeout=30, headers=headers)))
         peer.close()
         eventually(lambda: not served._endpoint.clients.find(credential))

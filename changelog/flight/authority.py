@@ -1,0 +1,95 @@
+"""The tokens that a served log accepts: the admin token, and those of the document in its folder."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import NamedTuple
+
+from changelog.embedded.names import TOKENS
+from changelog.errors import InvalidConfig, StrandlineError
+from changelog.flight import hello, tokens
+from changelog.flight.clients import Caller
+from changelog.flight.grants import Granting
+from changelog.flight.rights import ALL
+from changelog.storage import Storage
+
+_log = logging.getLogger("strandline")
+
+ADMIN_NAME = "admin"
+
+
+class _Known(NamedTuple):
+    """The tokens of the document, as it was when it had this stamp."""
+
+    stamp: object
+    callers: dict[str, Caller]
+
+
+class TokenAuthority:
+    """Implements Authority. Thread-safe.
+
+    The document is looked at (`stat`) for each hello and each call, and read when it was replaced. While
+    it cannot be read no token in it has access; the admin token, which is not in it, keeps its own.
+
+    Args:
+        storage: The log's folder.
+        admin_token: The token that was given to `strandline serve`.
+
+    Raises:
+        InvalidConfig: The admin token has the form of the tokens that `strandline tokens` makes.
+        CorruptLog: The document is damaged. FutureFormat: A later version wrote it.
+    """
+
+    def __init__(self, storage: Storage, admin_token: str) -> None:
+        if hello.token_id(admin_token):
+            raise InvalidConfig(
+                "the token of `serve` has the form of one that `strandline tokens` makes, which has an id; "
+                "give another one (--token, STRANDLINE_TOKEN), or none: then one is made"
+            )
+        self._storage = storage
+        self._admin = Caller(ADMIN_NAME, hello.verifier_of(admin_token), "", ALL)
+        self._granting = Granting(tokens.grant_key(storage))
+        self._lock = threading.Lock()
+        stamp = storage.stamp(TOKENS)
+        self._known = _Known(stamp, self._read())
+
+    @property
+    def granting(self) -> Granting:
+        """Makes and checks grants."""
+        return self._granting
+
+    def authenticate(self, token_id: str) -> Caller | None:
+        """Return what is known of a token id ("" for the admin token); None if there is no such token."""
+        return self._callers().get(token_id) if token_id else self._admin
+
+    def is_valid(self, caller: Caller) -> bool:
+        """Return whether a token that was authenticated has not been revoked since."""
+        return caller is self._admin or self._callers().get(caller.token_id) == caller
+
+    def _callers(self) -> dict[str, Caller]:
+        try:
+            stamp = self._storage.stamp(TOKENS)
+        except StrandlineError as error:
+            _log.error("no token made by `strandline tokens` has access: %s", error)
+            return {}
+        known = self._known
+        if stamp == known.stamp:
+            return known.callers
+        with self._lock:
+            if stamp != self._known.stamp:
+                self._known = _Known(stamp, self._read_if_sound())
+            return self._known.callers
+
+    def _read_if_sound(self) -> dict[str, Caller]:
+        try:
+            return self._read()
+        except StrandlineError as error:
+            _log.error("no token made by `strandline tokens` has access: %s", error)
+            return {}
+
+    def _read(self) -> dict[str, Caller]:
+        return {
+            one.id: Caller(one.name, one.verifier, one.id, one.rights)
+            for one in tokens.stored_tokens(self._storage)
+        }

@@ -1,0 +1,186 @@
+"""Which right each call of a client over TCP needs. A call without an entry here is refused.
+
+Processes on the log's own Unix socket run as the user to whom the files belong, and are not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from changelog.errors import NotAuthorized
+from changelog.flight import requests as r
+from changelog.flight.grants import Granting, Subject, opened_by, subjects_of
+from changelog.flight.messages import FetchRequest, SmallAppend
+from changelog.flight.rights import Holder
+from changelog.pins import PinName
+
+Need = Callable[[Holder, Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """One call of a client: its token, and the grants that it presents."""
+
+    holder: Holder
+    granting: Granting
+    presented: bytes = b""
+
+    def check(self, message: Any) -> None:
+        """Raise unless the client may make this call.
+
+        Raises:
+            NotAuthorized: Its token lacks a right, which the error names.
+            ProducerFenced: It acts for a producer that it has not opened.
+            MemberFenced: It speaks for a member that it has not opened.
+        """
+        need = NEEDED.get(type(message))
+        if need is None:
+            raise NotAuthorized(f"{type(message).__name__} is no call for clients over TCP")
+        need(self.holder, message)
+        self.granting.check(self.holder.token_id, self.presented, subjects_of(message))
+
+    def visible(self, request: r.Request, answer: Any) -> Any:
+        """Return the part of an answer that the client may see."""
+        select = VISIBLE.get(type(request))
+        if select is None or self.holder.rights.admin:
+            return answer
+        return [one for one in answer if select(self.holder, one)]
+
+    def grants(self, request: r.Request, answer: Any) -> list[bytes]:
+        """Return what goes with an answer: the grant for what the request has opened, if anything."""
+        opened: Subject | None = opened_by(request, answer)
+        return [] if opened is None else [self.granting.grant(self.holder.token_id, opened)]
+
+    def own(self, message: Any) -> Any:
+        """Return a message that names pins of the client's token: each token has its own names.
+
+        One with the right `admin` names all pins, by the names that the log has for them.
+        """
+        if self.holder.rights.admin:
+            return message
+        if isinstance(message, r.HoldPin | r.UsePin):
+            return msgspec.structs.replace(message, name=self._own_pin(message.name))
+        if isinstance(message, r.ReleasePins):
+            return msgspec.structs.replace(message, holder=self._own_holder(message.holder))
+        if isinstance(message, FetchRequest) and message.pin is not None:
+            return msgspec.structs.replace(message, pin=self._own_pin(message.pin))
+        return message
+
+    def _own_pin(self, name: PinName) -> PinName:
+        return name._replace(holder=self._own_holder(name.holder))
+
+    def _own_holder(self, holder: str) -> str:
+        return self.granting.pin_holder(self.holder.token_id, holder)
+
+
+def _topics(kind: str, names: Callable[[Any], Iterable[str]]) -> Need:
+    def need(holder: Holder, message: Any) -> None:
+        for name in {*names(message)}:
+            holder.need_topic(kind, name)
+
+    return need
+
+
+def _seen(names: Callable[[Any], Iterable[str]]) -> Need:
+    def need(holder: Holder, message: Any) -> None:
+        for name in {*names(message)}:
+            holder.need_to_see(name)
+
+    return need
+
+
+def _admin(holder: Holder, _message: Any) -> None:
+    holder.need_admin()
+
+
+def _anybody(_holder: Holder, _message: Any) -> None:
+    """The answer is only what the token may see (VISIBLE), or grants decide alone."""
+
+
+def _create_topic(holder: Holder, message: r.CreateTopic) -> None:
+    holder.need_topic("produce", message.name)
+    if message.internal:
+        holder.need_admin()
+
+
+def _alter_topic(holder: Holder, message: r.AlterTopic) -> None:
+    """Nullable fields may be added by all that produce; settings and partitions change the past."""
+    if message.config is not None or message.partitions is not None:
+        holder.need_admin()
+    holder.need_topic("produce", message.name)
+
+
+def _init_producer(holder: Holder, message: r.InitProducer) -> None:
+    holder.need_any("produce")
+    if message.transactional_id is not None:
+        holder.need("transaction", message.transactional_id)
+
+
+def _offsets_of_group(holder: Holder, message: r.AddOffsets | r.CommitOffsets) -> None:
+    holder.need("group", message.group)
+    for topic in {tp.topic for tp in message.offsets}:
+        holder.need_topic("read", topic)
+
+
+def _join_group(holder: Holder, message: r.JoinGroup) -> None:
+    holder.need("group", message.group)
+    wanted = message.subscription
+    for topic in {*wanted.topics, *(name for names in wanted.together for name in names)}:
+        holder.need_topic("read", topic)
+
+
+def _group(holder: Holder, message: r.Committed | r.DescribeGroup) -> None:
+    holder.need("group", message.group)
+
+
+def _member(holder: Holder, message: r.BeatGroup | r.LeaveGroup) -> None:
+    holder.need("group", message.member.group)
+
+
+def _pinned(holder: Holder, _message: r.UsePin | r.ReleasePins) -> None:
+    holder.need_any("read")
+
+
+NEEDED: Mapping[type[Any], Need] = {
+    FetchRequest: _topics("read", lambda m: (tp.topic for tp in m.positions)),
+    SmallAppend: _topics("produce", lambda m: (header.topic for header, _ in m.batches)),
+    r.CreateTopic: _create_topic,
+    r.DeleteTopic: _admin,
+    r.AlterTopic: _alter_topic,
+    r.Topics: _anybody,
+    r.Topic: _seen(lambda m: [m.name]),
+    r.Offsets: _seen(lambda m: (tp.topic for tp in m.partitions)),
+    r.OffsetForTime: _topics("read", lambda m: [m.partition.topic]),
+    r.DeleteRecords: _admin,
+    r.Clean: _admin,
+    r.Cleaning: _anybody,
+    r.HoldPin: _topics("read", lambda m: (tp.topic for tp in m.ranges)),
+    r.UsePin: _pinned,
+    r.ReleasePins: _pinned,
+    r.TakeSnapshot: _admin,
+    r.ReleaseSnapshot: _admin,
+    r.InitProducer: _init_producer,
+    r.AddOffsets: _offsets_of_group,
+    r.EndTransaction: _anybody,
+    r.CommitOffsets: _offsets_of_group,
+    r.Committed: _group,
+    r.Groups: _anybody,
+    r.DescribeGroup: _group,
+    r.JoinGroup: _join_group,
+    r.BeatGroup: _member,
+    r.LeaveGroup: _member,
+    r.DescribeConfig: _admin,
+    r.AlterConfig: _admin,
+}
+"""By the type of the message, what raises NotAuthorized if a right is missing."""
+
+VISIBLE: Mapping[type[r.Request], Callable[[Holder, Any], bool]] = {
+    r.Topics: lambda holder, info: holder.sees(info.name),
+    r.Cleaning: lambda holder, status: holder.sees(status.topic),
+    r.Groups: lambda holder, group: holder.rights.may("group", group),
+}
+"""By the type of the request, which items of its answer a token may see."""

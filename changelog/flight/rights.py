@@ -1,0 +1,157 @@
+"""Rights of a token: topics that it may read and produce to, groups, and transactional ids.
+
+A right is given for a name, or for all names that begin with a prefix ("shop-*").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from changelog.errors import InvalidConfig, NotAuthorized
+
+RESERVED = "__"
+"""Beginning of the names of the log's own topics."""
+MAX_PATTERNS = 1_000
+"""Names of one kind of right of one token."""
+_PATTERN = re.compile(r"[^\s*,\x00-\x1f\x7f]{0,1000}\*?")
+ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What a token may do.
+
+    Args:
+        read: Topics whose records it may read.
+        produce: Topics that it may create and append to.
+        group: Consumer groups that it may join, and whose offsets it may read and commit.
+        transaction: Transactional ids that its producers may take.
+        admin: Whether it may do everything. Patterns have no meaning then.
+    """
+
+    read: Sequence[str] = ()
+    produce: Sequence[str] = ()
+    group: Sequence[str] = ()
+    transaction: Sequence[str] = ()
+    admin: bool = False
+
+    def named(self) -> list[str]:
+        """Return each right as errors and lists name it.
+
+        >>> Rights(read=["sales"], produce=["shop-*"]).named()
+        ['read:sales', 'produce:shop-*']
+        """
+        if self.admin:
+            return [ADMIN]
+        return [f"{kind}:{pattern}" for kind in KINDS for pattern in getattr(self, kind)]
+
+    def check(self) -> None:
+        """Raise InvalidConfig for what are no rights: no pattern at all, or one that cannot be."""
+        for kind in KINDS:
+            patterns = getattr(self, kind)
+            if len(patterns) > MAX_PATTERNS:
+                raise InvalidConfig(
+                    f"{len(patterns)} names to {kind}, at most {MAX_PATTERNS} are possible; use a "
+                    "prefix with * at its end"
+                )
+            for pattern in patterns:
+                if not pattern or _PATTERN.fullmatch(pattern) is None:
+                    raise InvalidConfig(
+                        f"{kind}:{pattern!r} is no right; give a name, or the beginning of names with "
+                        "* at its end (shop-*)"
+                    )
+        if not self.named():
+            raise InvalidConfig(
+                f"a token needs a right: {', '.join(f'{kind}:NAME' for kind in KINDS)}, or {ADMIN}"
+            )
+
+    def may(self, kind: str, name: str) -> bool:
+        """Return whether a right of this kind is given for a name."""
+        return self.admin or matches(getattr(self, kind), name)
+
+    def may_on_topic(self, kind: str, topic: str) -> bool:
+        """Return whether `kind` is allowed on a topic; reserved names must be meant expressly."""
+        patterns = getattr(self, kind)
+        if topic.startswith(RESERVED):
+            patterns = [pattern for pattern in patterns if pattern.startswith(RESERVED)]
+        return self.admin or matches(patterns, topic)
+
+
+KINDS = tuple(field.name for field in fields(Rights) if field.name != ADMIN)
+"""The kinds of rights that are for names."""
+NONE, ALL = Rights(), Rights(admin=True)
+
+
+def rights_of_app(app: str, reads: Iterable[str], produces: Iterable[str]) -> Rights:
+    """Return the rights that a worker of an app needs.
+
+    Args:
+        app: Name of the app. Its group, and the prefix of its internal topics and transactional ids.
+        reads: Its input topics.
+        produces: Its output topics.
+
+    >>> rights_of_app("shop", ["sales"], ["late"]).named()[:3]
+    ['read:sales', 'read:shop-*', 'produce:late']
+    """
+    own = f"{app}-*"
+    return Rights([*reads, own], [*produces, own], [app], [own])
+
+
+def matches(patterns: Iterable[str], name: str) -> bool:
+    """Return whether a name is one of the patterns, or begins with one that ends with "*".
+
+    >>> matches(["shop-*", "sales"], "shop-late"), matches(["sales"], "sales-2")
+    (True, False)
+    """
+    return any(
+        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+        for pattern in patterns
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A token as its rights are checked: raises NotAuthorized with its name and the missing right."""
+
+    name: str
+    token_id: str
+    rights: Rights
+
+    def need(self, kind: str, name: str) -> None:
+        """Raise NotAuthorized unless the token has a right of this kind for a name."""
+        if not self.rights.may(kind, name):
+            raise self.lacks(f"{kind}:{name}")
+
+    def need_topic(self, kind: str, topic: str) -> None:
+        """Raise NotAuthorized unless the token has a right of this kind for a topic."""
+        if not self.rights.may_on_topic(kind, topic):
+            raise self.lacks(f"{kind}:{topic}")
+
+    def need_any(self, kind: str) -> None:
+        """Raise NotAuthorized unless the token has some right of this kind."""
+        if not (self.rights.admin or getattr(self.rights, kind)):
+            raise self.lacks(f"{kind}:NAME for some name")
+
+    def need_admin(self) -> None:
+        """Raise NotAuthorized unless the token may do everything."""
+        if not self.rights.admin:
+            raise self.lacks(ADMIN)
+
+    def sees(self, topic: str) -> bool:
+        """Return whether the token may know that a topic is there."""
+        return any(self.rights.may_on_topic(kind, topic) for kind in ("read", "produce"))
+
+    def need_to_see(self, topic: str) -> None:
+        """Raise NotAuthorized unless the token may know that a topic is there."""
+        if not self.sees(topic):
+            raise self.lacks(f"read:{topic} or produce:{topic}")
+
+    def lacks(self, right: str) -> NotAuthorized:
+        """Return the error for a missing right."""
+        whose = f"{self.name!r} (id {self.token_id})" if self.token_id else repr(self.name)
+        return NotAuthorized(
+            f"the token {whose} lacks the right {right}; use a token that has it, or make one on the "
+            "machine of the log with `strandline tokens create`"
+        )
