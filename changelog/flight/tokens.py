@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from changelog.clock import Clock, SystemClock
+from changelog.decoding import json_decoder
 from changelog.embedded import document
 from changelog.embedded.folder import lock_note
 from changelog.embedded.names import TOKENS, TOKENS_LOCK
@@ -64,7 +65,7 @@ class TokensDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tokens: list[StoredToken] = []
 
 
-_DECODER = msgspec.json.Decoder(TokensDocument)
+_DECODER = json_decoder(TokensDocument)
 
 
 class MadeToken(msgspec.Struct):
