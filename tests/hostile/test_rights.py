@@ -37,7 +37,7 @@ from changelog.flight.address import connect
 from changelog.flight.authorization import NEEDED, VISIBLE, Permit
 from changelog.flight.failover import FailoverBroker
 from changelog.flight.grants import Granting, Grants
-from changelog.flight.rights import KINDS, NONE, Holder, Rights
+from changelog.flight.rights import KINDS, NONE, Holder, Rights, rights_of_app
 from changelog.flight.serve import Served, serve
 from changelog.groups import GroupMember, Subscription
 from changelog.log import Log
@@ -282,8 +282,6 @@ def test_the_single_token_has_all_rights(clients: Clients) -> None:
 def test_an_app_needs_its_own_names_and_its_inputs_and_outputs(
     served: Served, clients: Clients, tmp_path: Path
 ) -> None:
-    from changelog.flight.rights import rights_of_app
-
     served.broker.create_topic("sales", 2)
     rights = rights_of_app("shop", ["sales"], ["late"])
     made = tokens.create(clients.storage, "worker", rights)
@@ -305,6 +303,25 @@ def test_an_app_needs_its_own_names_and_its_inputs_and_outputs(
     assert app.query(totals).to_dict() == {"1": 1, "2": 4}
     before = {info.name for info in served.broker.topics() if not info.internal}
     assert {"late", "shop-by-value-repartition"} <= before
+
+
+def test_a_missing_right_is_not_the_records_fault(
+    served: Served, clients: Clients, tmp_path: Path
+) -> None:
+    rights = rights_of_app("shop", ["mine"], [])
+    made = tokens.create(clients.storage, "worker", rights)
+    url = f"{served.url}?token={made.token}"
+    app = sl.App("shop", log=url, state_dir=tmp_path / "state", commit_interval_ms=10)
+    mine = app.topic("mine", key=bytes, value=bytes)
+
+    @app.task(mine, on_error="skip")
+    def send(record: Any) -> None:
+        with changelog.open(url) as log:
+            log.append("others", [{"value": b"x"}])
+
+    with pytest.raises(NotAuthorized, match="'worker'.*others"):
+        app.run(until="idle")
+    assert MINE not in served.broker.committed("shop")
 
 
 # A client acts on what it has opened -----------------------------------------------------------
