@@ -320,6 +320,8 @@ class TaskInstance:
             if box.keys:
                 box.clear()
         self.changed = False
+        for source in self.inputs:
+            source.stable = False  # the commit may have written to it: only a later fetch can tell
         self._windows.committed()
         self._start_counts = self.is_started
 

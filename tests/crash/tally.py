@@ -28,6 +28,7 @@ from framework.options import Options
 from statestore.engine import Column, Entry, Position
 from statestore.spec import StoreLimits, StoreSpec
 from statestore.store import PartitionStore, open_store
+from statestore.values import Expiry
 from tests.crash.oracle import check, records
 from tests.crash.twin import read_all
 from tests.log.kit import START_MS
@@ -189,10 +190,14 @@ class TwinFolders(StoreFolders):
     storage: Storage
 
     def open(
-        self, spec: StoreSpec[Any, Any], partition: int, lock_timeout: float = 0.0
+        self,
+        spec: StoreSpec[Any, Any],
+        partition: int,
+        lock_timeout: float = 0.0,
+        expiry: Expiry | None = None,
     ) -> PartitionStore[Any, Any]:
         engine = SnapshotEngine(self.storage, f"{STATE}/{APP}/{spec.name}/{partition}")
-        return open_store(spec, clock=self.clock, engine=engine)
+        return open_store(spec, clock=self.clock, engine=engine, expiry=expiry)
 
 
 class Runner:

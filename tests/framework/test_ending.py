@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from changelog.clock import ManualClock
 from changelog.log import Log
+from framework.container.worker import Worker
 from framework.testing import CRASH, TestDriver
 
 HOUR = 3_600_000
@@ -47,6 +49,36 @@ def test_a_run_until_idle_calls_a_window_that_is_not_due_yet(tmp_path: Path) -> 
         words.append([("a", 1), ("a", 2)])
         assert app.run(until="idle", progress=False) == 2
         assert ("a", 3) in sent(app, out)
+
+
+def test_a_run_until_idle_handles_what_its_own_last_commit_has_sent(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit comes right after a fetch that found nothing, in the same round."""
+    app = sl.App("app", log=tmp_path, clock=clock)
+    words, more = app.topic("words", value=int), app.topic("more", value=int)
+    seen: list[int] = []
+
+    @app.task(words)
+    def forward(record: sl.Record[str, int]) -> None:
+        more.send(record.key, record.value)
+
+    @app.task(more)
+    def note(record: sl.Record[str, int]) -> None:
+        seen.append(record.value)
+
+    feed = Worker._feed
+
+    def feed_and_let_time_pass(worker: Worker, wait: float) -> None:
+        feed(worker, wait)
+        if not any(instance.has_input for instance in worker.instances):
+            clock.advance(worker.options.commit_interval_ms)
+
+    monkeypatch.setattr(Worker, "_feed", feed_and_let_time_pass)
+    with app:
+        words.append([("a", 1), ("a", 2)])
+        app.run(until="idle", progress=False)
+    assert seen == [1, 2]
 
 
 def test_a_window_is_called_once_for_what_was_handled(tmp_path: Path) -> None:

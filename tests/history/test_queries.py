@@ -66,7 +66,7 @@ def read(store: AtWorkers) -> list[bytes | None]:
 
 def seen(worker: Worker) -> AtWorkers:
     """A client to which the worker has answered."""
-    store = AtWorkers(worker, "totals", ["sales"], 1)  # type: ignore[arg-type]
+    store = AtWorkers(worker, "totals", ["sales"])  # type: ignore[arg-type]
     assert read(store) == [b"v"]
     return store
 

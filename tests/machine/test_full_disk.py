@@ -553,7 +553,7 @@ def test_an_fsync_that_fails_ends_the_partition_even_if_it_is_for_want_of_room(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:
-        patched.setattr("changelog.storage._sync_descriptor", fails)
+        patched.setattr("changelog.local_file._sync_descriptor", fails)
         with pytest.raises(StorageFailed, match=r"\.log: .*open the log again") as caught:
             client.append(b"b")
     assert not isinstance(caught.value, DiskFull)
