@@ -29,6 +29,10 @@ REBUILT = "rebuilt"
 """Stands for the incarnations of an epoch whose manifest was lost, and rebuilt from the frames. They
 name the leader epoch only, so there a position is told from another history by that alone."""
 
+LOST = "lost"
+"""Stands for the incarnations of offsets whose records a repair found to be gone. No record is there,
+so a reader that had read further goes on behind them; what was built from them is built anew."""
+
 MOST_EPOCHS = 2_000
 """Maximum number of epochs listed for a partition. A position of an older one is not trusted. With
 an opening every minute, each of which appends to the partition, the list reaches back 33 hours."""

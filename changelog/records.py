@@ -20,6 +20,7 @@ import pyarrow as pa
 from changelog.arrays import int64_range
 from changelog.config import TopicConfig
 from changelog.history import (
+    LOST,
     UNKNOWN_EPOCH,
     Epoch,
     Epochs,
@@ -283,6 +284,27 @@ class PartitionOffsets:
                 f"which the log has only to {end}"
             )
         return ""
+
+    def reading_divergence(self, position: LogPosition) -> str:
+        """Return why a reader must not go on at `position`; empty if it may.
+
+        Unlike what was built from records, a reader may go on among offsets that a repair found
+        lost: it passes over no record there.
+
+        >>> epochs = (Epoch(0, 0, "a"), Epoch(1, 40, LOST), Epoch(2, 90, "b"))
+        >>> log = PartitionOffsets(0, 95, 95, "t", 2, epochs=epochs)
+        >>> log.divergence(ReadPosition(60, "t", 0, "a"))
+        'it reaches to offset 60 of leader epoch 0, which the log has only to 40'
+        >>> log.reading_divergence(ReadPosition(60, "t", 0, "a"))
+        ''
+        """
+        problem = self.divergence(position)
+        if not problem or not self.epochs or position.offset > self.high_watermark:
+            return problem
+        epoch = epoch_before(self.epochs, position.offset)
+        # Not by incarnation: one of which no record is left is not listed any more.
+        is_before = epoch.incarnation == LOST and position.leader_epoch < epoch.number
+        return "" if is_before else problem
 
     def _other_log(self, position: LogPosition) -> str:
         """Why a position is of another topic, or another cluster; empty if it is not."""

@@ -87,7 +87,7 @@ class Beginning:
         return [
             tp
             for tp, at in committed.items()
-            if at.offset <= ends[tp].high_watermark and ends[tp].divergence(at)
+            if at.offset <= ends[tp].high_watermark and ends[tp].reading_divergence(at)
         ]
 
     def end(self, ends: PartitionOffsets) -> int:

@@ -23,7 +23,11 @@ def check_history(
     """
     for tp, at in committed.items():
         now = ends[tp]
-        if at.incarnation and at.topic_id == now.topic_id and (problem := now.divergence(at)):
+        if (
+            at.incarnation
+            and at.topic_id == now.topic_id
+            and (problem := now.reading_divergence(at))
+        ):
             raise OffsetOutOfRange(
                 f"{tp}: the app goes on at offset {at.offset}, but {problem}. Put the whole log folder "
                 "back from one copy, or begin anew with `strandline reset`"

@@ -163,6 +163,8 @@ _KINDS = {
     "recovery.create.topic_copy": "create append fsync rename",
     "recovery.create.topic_folder": "make_dir sync_dir",
     "recovery.create.topics": "create append fsync rename unlink",
+    "epoch.folder": "sync_dir",
+    "epoch.manifest": "create append fsync rename",
     "recovery.epoch.folder": "sync_dir",
     "recovery.epoch.manifest": "create append fsync rename",
     "recovery.folder.root": "sync_dir",

@@ -44,7 +44,9 @@ def check_groups(report: Report, partitions: Partitions, facts: GroupFacts) -> d
                 way_out="reset the group (`strandline groups reset`), or run `strandline repair`, "
                 "which lets the partition go on behind that offset",
             )
-        elif value.incarnation and (problem := partitions[place].offsets().divergence(value)):
+        elif value.incarnation and (
+            problem := partitions[place].offsets().reading_divergence(value)
+        ):
             report.add(
                 Severity.REPAIRABLE,
                 "group offset",

@@ -27,7 +27,7 @@ from changelog.embedded.scanning import NO_LIMIT, Whole
 from changelog.embedded.segment import Segment, SparseIndex
 from changelog.embedded.topic import TopicMeta
 from changelog.errors import CorruptLog, FutureFormat, cause
-from changelog.history import REBUILT, Epochs, epoch_of, is_cut_short
+from changelog.history import LOST, REBUILT, Epochs, epoch_of, is_cut_short
 from changelog.schema import ValueSchemas
 from changelog.storage import Storage
 
@@ -116,7 +116,7 @@ def _epochs_inconsistency(manifest: Manifest) -> str | None:
         for earlier, later in pairwise(epochs)
     ):
         return f"has leader epochs that do not ascend: {_listed(epochs)}"
-    named = [one.incarnation for one in epochs if one.incarnation not in ("", REBUILT)]
+    named = [one.incarnation for one in epochs if one.incarnation not in ("", REBUILT, LOST)]
     if len(set(named)) < len(named):
         return f"has two leader epochs of one incarnation: {_listed(epochs)}"
     if any(earlier.incarnation and not later.incarnation for earlier, later in pairwise(epochs)):

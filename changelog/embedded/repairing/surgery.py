@@ -24,7 +24,7 @@ from changelog.embedded.partition import RESERVATION
 from changelog.embedded.repairing.plan import Plan, remove
 from changelog.embedded.scanning import CHUNK
 from changelog.embedded.segment import Segment
-from changelog.history import epoch_of, with_epoch
+from changelog.history import LOST, epoch_of, with_epoch
 from changelog.records import ProducerIdentity
 from changelog.storage import Storage
 
@@ -208,7 +208,8 @@ class _Operation:
         """The log goes on far above, in a new leader epoch, with what must be added to it."""
         surgery, manifest = self._surgery, self._manifest
         base, end = surgery.goes_on_at, self._scanned.end
-        manifest.epochs = with_epoch(manifest.epochs, end, self._incarnation, 0)
+        lost = with_epoch(manifest.epochs, end, LOST, 0)
+        manifest.epochs = with_epoch(lost, base, self._incarnation, 0)
         if entries and entries[-1].size == STILL_OPEN:
             entries = [*entries[:-1], *self._closed(entries[-1])]
         active = self._new_segment(base, self._now)
