@@ -132,8 +132,8 @@ def test_a_checkpoint_without_room_counts_nothing_twice(
             raise DiskFull("cannot write the state: No space left on device")
         write(engine, *args)
 
-    monkeypatch.setattr(MemoryEngine, "write", without_room)
     driver = made(app)
+    monkeypatch.setattr(MemoryEngine, "write", without_room)
     put(driver, GIVEN)
     driver.settle()
     assert left == [0]

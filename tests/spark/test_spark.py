@@ -163,10 +163,11 @@ def test_a_store_is_read_as_its_latest_state(log: Log, read: Read) -> None:
     write_store(log.broker, topic, str, [("AA", {"n": 2, "mean": 0.75}), ("DL", None)])
     write_store(log.broker, topic, str, [("B6", {"n": 7, "mean": None})], partition=1)
     frame = read(store="app/totals")
-    assert frame.dtypes == [("key", "string"), ("value", "struct<n:bigint,mean:double>")]
+    value = "struct<n:bigint,mean:double>"
+    assert frame.dtypes == [("key", "string"), ("value", value), ("partition", "int")]
     rows = frame.select("key", "value.*").orderBy("key").collect()
     assert [tuple(r) for r in rows] == [("AA", 2, 0.75), ("B6", 7, None)]
-    told = read("value struct<n: int, mean: float>", store="app/totals").collect()
+    told = read("value struct<n: int, mean: float>, partition int", store="app/totals").collect()
     assert sorted(r.value.n for r in told) == [2, 7]
 
 
