@@ -320,16 +320,13 @@ class TaskInstance:
             if box.keys:
                 box.clear()
         self.changed = False
-        for source in self.inputs:
-            source.stable = False  # the commit may have written to it: only a later fetch can tell
+        for source in self.inputs:  # the commit may have written to it: a later fetch can tell
+            source.stable = False
         self._windows.committed()
         self._start_counts = self.is_started
 
     def close(self, loop: EventLoop) -> None:
-        """Call `close` of a class task, on `loop` if the task is async, and close the stores.
-
-        Raises what `close` does.
-        """
+        """Call `close` of a class task, on `loop` if async, and close the stores. Raises what it does."""
         try:
             close = getattr(self._object, "close", None)
             result = None if close is None else close()

@@ -68,8 +68,8 @@ def to_commit(
     >>> views = TopicPartition("views", 0)
     >>> to_commit([Progress("a", views, 5), Progress("b", views, 7)])[views].metadata
     '{"tasks":{"a":5,"b":7}}'
-    >>> to_commit([Progress("a", views, 5), Progress("b", views, 5, owes_window=True)])[views]
-    CommittedOffset(offset=5, metadata='{"windows":["b"]}')
+    >>> to_commit([Progress("a", views, 5), Progress("b", views, 5, owes_window=True)])[views].metadata
+    '{"windows":["b"]}'
     """
     by_partition: dict[TopicPartition, list[Progress]] = {}
     for one in progress:

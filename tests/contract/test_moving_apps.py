@@ -137,7 +137,7 @@ def test_it_goes_on_over_there_and_back_here(kafka: str, name: str, tmp_path: Pa
     first.app.close()
     report = moved(name, urls[0], urls[1])
     assert [topic.name for topic in report.topics] == [
-        f"{name}-{kind}" for kind in ("out", "seen-changelog", "words")
+        f"{name}-{kind}" for kind in ("declarations", "out", "seen-changelog", "words")
     ]
 
     second = logs[1]

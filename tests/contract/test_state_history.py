@@ -83,7 +83,7 @@ def test_on_kafka_a_state_without_the_last_record_before_its_position_is_replaye
     system: System, log: Log, changelog: TopicPartition, engine: MemoryEngine
 ) -> None:
     if system.name != "kafka":
-        pytest.skip("a folder lists its epochs")
+        return  # a folder lists its epochs, so nothing of a record has to be compared
     position = engine.position()
     assert position is not None
     for key in [key for key, _ in engine.scan(b"\x01", None, reverse=False)]:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.clock import ManualClock
 from changelog.log import Log
 from framework.container.worker import Worker
 from framework.testing import CRASH, TestDriver
@@ -52,10 +51,10 @@ def test_a_run_until_idle_calls_a_window_that_is_not_due_yet(tmp_path: Path) -> 
 
 
 def test_a_run_until_idle_handles_what_its_own_last_commit_has_sent(
-    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit comes right after a fetch that found nothing, in the same round."""
-    app = sl.App("app", log=tmp_path, clock=clock)
+    app = sl.App("app", log=tmp_path)
     words, more = app.topic("words", value=int), app.topic("more", value=int)
     seen: list[int] = []
 
@@ -72,7 +71,7 @@ def test_a_run_until_idle_handles_what_its_own_last_commit_has_sent(
     def feed_and_let_time_pass(worker: Worker, wait: float) -> None:
         feed(worker, wait)
         if not any(instance.has_input for instance in worker.instances):
-            clock.advance(worker.options.commit_interval_ms)
+            worker._next_commit = 0.0  # as if the commit interval had passed meanwhile
 
     monkeypatch.setattr(Worker, "_feed", feed_and_let_time_pass)
     with app:

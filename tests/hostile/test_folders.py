@@ -8,7 +8,8 @@ import os
 import shutil
 import socket
 import stat
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -194,7 +195,15 @@ def test_state_is_not_removed_through_links(tmp_path: Path, outside: Path) -> No
     assert content(outside)
 
 
-def test_sockets_of_queries_are_in_the_log(folder: Path, outside: Path) -> None:
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path leaves room for the name of a socket, wherever the tests run."""
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+def test_sockets_of_queries_are_in_the_log(short_folder: Path, outside: Path) -> None:
+    folder = short_folder
     outside.chmod(0o755)
     (outside / "mine.sock").write_text("mine")
     in_place_of(folder / "queries", outside)
