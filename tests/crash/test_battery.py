@@ -168,8 +168,11 @@ def test_the_whole_of_it_names_what_it_leaves_out() -> None:
 
 def test_it_finds_out_a_bit_that_has_changed() -> None:
     image = image_at(visited(), "roll.manifest.rename")
-    closed = image.storage.paths("topics", ".log")[0]
-    image.storage.flip(closed, 200)
+    first, *others = image.storage.paths("topics", ".log")
+    partition = first.rpartition("/")[0]
+    for path in (first, *others):  # cleaning may have replaced any of them by another
+        if path.startswith(partition) and image.storage.open(path).size():
+            image.storage.flip(path, 200)
     score = Score()
     judge(score, image, KILL)
     assert set(score.broken) == {"check"}
