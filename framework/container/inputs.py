@@ -27,8 +27,8 @@ class Input:
     """The next offset to handle: what a commit writes down."""
     ahead: int = -1
     """The next offset to fetch."""
-    stable: bool = False
-    """Whether the last fetch reached the end, with no transaction open there."""
+    stable: bool | None = None
+    """True if the last fetch reached the end, with no transaction open there; None if a fetch is to tell."""
     read_to_end: bool = False
     """True if the last fetch found the end of the visible records."""
     batches: deque[Batch] = field(default_factory=deque)
@@ -80,7 +80,7 @@ class Input:
         self.batches.clear()
         self.chunks.clear()
         self.position = self.ahead = position
-        self.stable = self.read_to_end = False
+        self.stable, self.read_to_end = None, False
 
     def _decode_some(self, tombstones: bool) -> None:
         batch = self.batches[0]

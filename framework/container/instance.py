@@ -321,7 +321,7 @@ class TaskInstance:
                 box.clear()
         self.changed = False
         for source in self.inputs:  # the commit may have written to it: a later fetch can tell
-            source.stable = False
+            source.stable = None
         self._windows.committed()
         self._start_counts = self.is_started
 

@@ -296,9 +296,9 @@ class Worker:
             waits.append(self._next_commit - self._clock.monotonic())
         now = self._clock.now_ms()
         waits += [(due - now) / 1000 for i in self.instances if (due := i.due_at()) is not None]
-        is_stable = all(s.stable for i in self.instances for s in i.inputs)
+        is_open = any(source.stable is False for i in self.instances for source in i.inputs)
         others_come = self._completion.others_are_busy or self._tasks.is_opening
-        if bounded and self.instances and is_stable and not others_come:
+        if bounded and self.instances and not is_open and not others_come:
             return 0.0
         return max(0.0, min(waits))
 
