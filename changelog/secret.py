@@ -65,10 +65,12 @@ class Secret:
 def is_secret(name: str) -> bool:
     """Whether the value of a property of that name is a secret.
 
-    >>> is_secret("sasl.password"), is_secret("ssl.key.pem"), is_secret("ssl.key.location")
-    (True, True, False)
+    >>> is_secret("sasl.password"), is_secret("ssl.key.pem"), is_secret("token")
+    (True, True, True)
+    >>> is_secret("ssl.key.location"), is_secret("token-file")
+    (False, False)
     """
-    return _NAMES.search(name.replace("_", ".")) is not None
+    return _NAMES.search(re.sub("[_-]", ".", name)) is not None
 
 
 def masked(text: str, secrets: Collection[Secret | str] = ()) -> str:
@@ -92,8 +94,8 @@ def _without_value(found: re.Match[str]) -> str:
 
 
 _NAMES = re.compile(
-    r"password|passphrase|secret|token|jaas|\.pem$|user\.info|oauthbearer\.config|credential",
+    r"password|passphrase|secret|token(?!.file$)|jaas|\.pem$|user\.info|oauthbearer\.config|credential",
     re.IGNORECASE,
 )
 _USER = re.compile(r"(://|^)[^\s/@'\"?]+@")
-_OPTION = re.compile(r"([?&])([\w.]+)=([^\s&'\"]*)")
+_OPTION = re.compile(r"([?&])([\w.-]+)=([^\s&'\"]*)")

@@ -5,7 +5,8 @@
         &cert=/path/cert.pem&key=/path/key.pem    with a certificate of the client's own
     grpc://…  grpc+tcp://…  grpc+tls://…          the same, by Flight's names
 
-The token comes as `token=…` in the query, or from the environment variable STRANDLINE_TOKEN.
+The token comes from the environment (`credentials`), as `token-file=/path` in the query, or as `token=…`
+there, where whoever sees the URL sees it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from changelog.clock import Clock
+from changelog.credentials import read_token, token_of
 from changelog.errors import InvalidConfig, from_os_error
 from changelog.flight.client import DEADLINE, FlightBroker
 from changelog.flight.connection import Target
-from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.flight.failover import FailoverBroker, Link
 from changelog.flight.grants import Grants
 from changelog.hosts import bracketed
@@ -39,7 +40,7 @@ def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Target:
     place, _, query = url.partition("?")  # a token may have any character, "#" too
     parts = urlsplit(place)
     options = options_of(query)
-    token = options.pop("token", "") or environment.get(TOKEN_VARIABLE, "")
+    token, file = options.pop("token", ""), options.pop("token-file", "")
     ca, certificate, key = (options.pop(name, None) for name in ("ca", "cert", "key"))
     try:
         location = f"{SERVED[parts.scheme]}://{host_port(parts.netloc)}"
@@ -49,11 +50,14 @@ def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Target:
     misplaced = [] if location.startswith("grpc+tls") else [n for n, v in of_tls.items() if v]
     if options or parts.path.strip("/") or misplaced:
         raise InvalidConfig(
-            f"expected {parts.scheme}://host:port?token=…, with ca=…, cert=… and key=… for TLS "
+            f"expected {parts.scheme}://host:port?token-file=…, with ca=…, cert=… and key=… for TLS "
             f"(strandline+tls://); got path {parts.path!r} and options {[*sorted(options), *misplaced]}"
         )
     if key and not certificate:
         raise InvalidConfig("key=… is the private key of a certificate; give cert=… too")
+    if token and file:
+        raise InvalidConfig("the URL has both token=… and token-file=…; give one of them")
+    token = token or (read_token(file) if file else token_of(environment))
     name = f"{parts.scheme}://{parts.netloc}"
     trusted = read_pem(ca) if ca else None
     return Target(location, token, name, ca=trusted, certificate=certificate, key=key)

@@ -45,7 +45,7 @@ class TokenAuthority:
         if hello.token_id(admin_token):
             raise InvalidConfig(
                 "the token of `serve` has the form of one that `strandline tokens` makes, which has an id; "
-                "give another one (--token, STRANDLINE_TOKEN), or none: then one is made"
+                "give another one (STRANDLINE_TOKEN, --token-file), or none: then one is made"
             )
         self._storage = storage
         self._admin = Caller(ADMIN_NAME, hello.verifier_of(admin_token), "", ALL)

@@ -32,8 +32,6 @@ from changelog.storage import LocalStorage
 ENDPOINT_FILE = "owner.json"
 MAX_BYTES = 1 << 16
 """Of the endpoint file; a longer one is none."""
-TOKEN_VARIABLE = "STRANDLINE_TOKEN"  # noqa: S105
-"""The environment variable with what others ask for: logs at URLs, workers for queries."""
 VERSION = 1
 MAX_SOCKET_PATH = 100
 """Bytes; the kernel's limit is 107 on Linux, 103 on macOS."""

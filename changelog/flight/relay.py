@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass
 
 from changelog.clock import SystemClock
+from changelog.credentials import HOW_TO_GIVE_ONE
 from changelog.errors import (
     UNREADABLE,
     InvalidConfig,
@@ -170,9 +171,7 @@ class Relay:
     def _greeted(self, peer: socket.socket, token: str) -> str:
         """Authenticate both sides, and return the connection's credential."""
         if not token:
-            raise Unauthenticated(
-                f"the log {self._name} asks for a token; give it as token=… or in STRANDLINE_TOKEN"
-            )
+            raise Unauthenticated(f"the log {self._name} asks for a token; {HOW_TO_GIVE_ONE}")
         opening = hello.pack_opening(
             hello.Opening(hello.token_id(token), secrets.token_bytes(hello.NONCE_BYTES))
         )

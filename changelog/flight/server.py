@@ -25,6 +25,7 @@ from pyarrow import flight
 
 from changelog.broker import Broker
 from changelog.clock import Clock, SystemClock
+from changelog.credentials import HOW_TO_GIVE_ONE
 from changelog.embedded.view import View
 from changelog.errors import InvalidRequest, StrandlineError, Unauthenticated
 from changelog.flight import fork
@@ -386,7 +387,7 @@ class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             refusal = Unauthenticated(
                 "the log's owner does not accept this token"
                 if shown
-                else "the log's owner asks for a token; give it as token=… or in STRANDLINE_TOKEN"
+                else f"the log's owner asks for a token; {HOW_TO_GIVE_ONE}"
             )
             raise flight.FlightUnauthenticatedError("refused", encode(failure_of(refusal)))
         return _Caller(_header(headers, SESSION_HEADER), client, _header(headers, GRANTS_HEADER))

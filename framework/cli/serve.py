@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from changelog import signals
+from changelog.credentials import read_token, token_of
 from changelog.embedded.environment import Durability
 from changelog.errors import InvalidConfig
 from changelog.location import check, check_exists, is_url, shown
@@ -18,88 +19,97 @@ from framework.cli.metrics import MetricsOption, serving_metrics
 from framework.cli.options import JsonOption
 from framework.metrics import Collect
 
+ListenOption = Annotated[
+    str | None,
+    typer.Option(
+        "--listen",
+        metavar="HOST:PORT",
+        help="Also over TCP; port 0 takes a free one. Without it, for this machine only.",
+    ),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="Holds the token of clients that may do everything. Default: STRANDLINE_TOKEN, "
+        "STRANDLINE_TOKEN_FILE, or a fresh one that is printed. `strandline tokens` makes those that "
+        "may do less.",
+    ),
+]
+CertificateOption = Annotated[
+    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain, PEM.")
+]
+KeyOption = Annotated[
+    Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.")
+]
+ClientCaOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--client-ca",
+        metavar="FILE",
+        help="Clients must show a certificate of these authorities too, PEM.",
+    ),
+]
+PlaintextOption = Annotated[
+    bool, typer.Option("--plaintext", help="Without TLS even beyond this machine.")
+]
+ConnectionsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-connections", min=1, help="Clients over TCP at a time.", show_default="128"
+    ),
+]
+ConnectionsPerAddressOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-connections-per-address",
+        min=1,
+        help="Clients from one address at a time.",
+        show_default="64",
+    ),
+]
+HelloTimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--hello-timeout",
+        min=0.01,
+        metavar="SECONDS",
+        help="In which a client must have proven its token.",
+        show_default="10",
+    ),
+]
+DurabilityOption = Annotated[
+    Durability,
+    typer.Option("--durability", help="fsync: survives a power cut; os: survives kill -9."),
+]
+CreateOption = Annotated[
+    bool, typer.Option("--create", help="Make the log if the folder holds none.")
+]
+
 
 def serve(
-    context: typer.Context,
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="The log's folder; made if absent.")],
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            "--listen",
-            metavar="HOST:PORT",
-            help="Also over TCP; port 0 takes a free one. Without it, for this machine only.",
-        ),
-    ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token",
-            envvar="STRANDLINE_TOKEN",
-            help="Token of clients that may do everything; a fresh one is made and printed if there is "
-            "none. `strandline tokens` makes those that may do less.",
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", metavar="FILE", help="Certificate chain, PEM.")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM.")
-    ] = None,
-    client_ca: Annotated[
-        Path | None,
-        typer.Option(
-            "--client-ca",
-            metavar="FILE",
-            help="Clients must show a certificate of these authorities too, PEM.",
-        ),
-    ] = None,
-    max_connections: Annotated[
-        int | None,
-        typer.Option(
-            "--max-connections", min=1, help="Clients over TCP at a time.", show_default="128"
-        ),
-    ] = None,
-    max_connections_per_address: Annotated[
-        int | None,
-        typer.Option(
-            "--max-connections-per-address",
-            min=1,
-            help="Clients from one address at a time.",
-            show_default="64",
-        ),
-    ] = None,
-    hello_timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--hello-timeout",
-            min=0.01,
-            metavar="SECONDS",
-            help="In which a client must have proven its token.",
-            show_default="10",
-        ),
-    ] = None,
-    plaintext: Annotated[
-        bool, typer.Option("--plaintext", help="Without TLS even beyond this machine.")
-    ] = False,
-    durability: Annotated[
-        Durability,
-        typer.Option("--durability", help="fsync: survives a power cut; os: survives kill -9."),
-    ] = "fsync",
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The log's folder.")],
+    listen: ListenOption = None,
+    token_file: TokenFileOption = None,
+    tls_cert: CertificateOption = None,
+    tls_key: KeyOption = None,
+    client_ca: ClientCaOption = None,
+    max_connections: ConnectionsOption = None,
+    max_connections_per_address: ConnectionsPerAddressOption = None,
+    hello_timeout: HelloTimeoutOption = None,
+    plaintext: PlaintextOption = False,
+    durability: DurabilityOption = "fsync",
     metrics: MetricsOption = None,
-    create: Annotated[
-        bool, typer.Option("--create", help="Make the log if the folder holds none.")
-    ] = False,
+    create: CreateOption = False,
     json: JsonOption = False,
 ) -> None:
     """Serve a log until Ctrl-C or SIGTERM. Clients open the URL it prints, with the token."""
     _check_folder(folder)
     if listen is None:
-        # A token in the environment is for those that are served elsewhere.
-        source = context.get_parameter_source("token")
-        given = token and source is not None and source.name == "COMMANDLINE"
-        if given or tls_cert or tls_key or client_ca or plaintext:
+        if token_file or tls_cert or tls_key or client_ca or plaintext:
             raise typer.BadParameter(
-                "--token, --tls-…, --client-ca and --plaintext need --listen HOST:PORT"
+                "--token-file, --tls-…, --client-ca and --plaintext need --listen HOST:PORT"
             )
         _check_log(folder, create)
         return _serve_here(folder, durability, metrics, json=json)
@@ -111,6 +121,7 @@ def serve(
             f"{listen} is seen from other machines, and the data would go there in "
             "clear; give --tls-cert and --tls-key, or --plaintext on a network that you trust"
         )
+    token = (read_token(token_file) if token_file else token_of()) or None
     _check_log(folder, create)
     log = flight.serve(
         folder,

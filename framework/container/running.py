@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from changelog.broker import Broker
 from changelog.clock import Clock
+from changelog.credentials import token_of
 from changelog.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -23,7 +24,6 @@ from changelog.errors import (
     UnknownTopic,
     out_of_memory,
 )
-from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.location import is_encrypted, is_url
 from changelog.metrics import Reading, measured
 from changelog.storage import LocalStorage
@@ -126,7 +126,7 @@ def worker_for(app: App, *, progress: bool | OnRestore = False) -> Worker:
     """A worker for all tasks of the app, not started yet. Raises InvalidConfig."""
     check_tasks(app)
     broker, folders = app.broker, StoreFolders(state_root(app), app.clock)
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token = token_of()
     queries = Endpoint(
         *(_folder_of(app), app.options.application_server, token),
         encrypted=isinstance(app.log, str | os.PathLike) and is_encrypted(app.log),

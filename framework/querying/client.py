@@ -17,8 +17,8 @@ from typing import Any, Generic, Self, TypeVar, overload
 import changelog
 from changelog.broker import Broker
 from changelog.clock import Clock, SystemClock
+from changelog.credentials import token_of
 from changelog.errors import InvalidRequest, UnknownTopic
-from changelog.flight.endpoint import TOKEN_VARIABLE
 from changelog.location import is_encrypted, is_served
 from changelog.log import Log
 from framework.parts import partitions_asked
@@ -59,10 +59,10 @@ def connect(
     """
     from changelog.flight import address  # it imports Flight
 
-    workers = Connections(token or os.environ.get(TOKEN_VARIABLE, ""))
+    workers = Connections(token or token_of())
     if isinstance(log, str | os.PathLike):
         encrypted = is_encrypted(log)
-        workers = Connections(token or os.environ.get(TOKEN_VARIABLE, ""), encrypted=encrypted)
+        workers = Connections(token or token_of(), encrypted=encrypted)
         if is_served(os.fspath(log)):
             served = address.parse_url(os.fspath(log))
             workers = Connections(token or served.token, served.ca, encrypted=encrypted)

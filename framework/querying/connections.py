@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from changelog.clock import SystemClock
+from changelog.credentials import HOW_TO_GIVE_ONE
 from changelog.errors import Fenced, OwnerUnavailable, RequestTimedOut, Unauthenticated
 from changelog.flight import messages as log_messages
 from changelog.rarely import Rarely
@@ -124,9 +125,7 @@ class Connections:
             _no_failure(_exchange(url, connection, Hello(WIRE_VERSION), Welcome, timeout))
             return
         if not self._token:
-            raise Unauthenticated(
-                f"the worker at {url} asks for a token; give it as token=… or in STRANDLINE_TOKEN"
-            )
+            raise Unauthenticated(f"the worker at {url} asks for a token; {HOW_TO_GIVE_ONE}")
         nonce = proofs.new_nonce()
         key = proofs.key_of(self._token.reveal(), url, sockets.certificate_of(connection))
         hello = Hello(WIRE_VERSION, nonce=nonce)

@@ -195,7 +195,8 @@ def _path(path: str | None) -> str:
     if masked(path) != path:
         _log.warning(
             "the URL %s has secrets in it, and Spark shows options in its event log and its pages; put "
-            "them into the environment of driver and executors: STRANDLINE_TOKEN, or %s",
+            "them into the environment of driver and executors (STRANDLINE_TOKEN, or %s), or into a file "
+            "there (token-file=…)",
             *(masked(path), location.KAFKA_VARIABLE),
         )
     return path if location.is_url(path) else os.path.abspath(path)

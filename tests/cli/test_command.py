@@ -131,6 +131,27 @@ def test_served_over_tcp_and_used_by_its_url(
         stop(process)
 
 
+def test_the_token_of_a_served_log_is_in_a_file_and_in_no_process_title(
+    folder: Path, strandline: Command, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("sixteen-or-more-characters\n")
+    process = started(
+        *("serve", str(folder), "--create", "--listen", "127.0.0.1:0", "--json"),
+        *("--token-file", str(file)),
+    )
+    try:
+        assert process.stdout is not None
+        served = msgspec.json.decode(process.stdout.readline())
+        assert served["token"] is None
+        remote = ("--log", f"{served['url']}?token-file={file}")
+        assert strandline("topics", "create", "orders", *remote).code == 0
+        outcome = strandline("topics", "list", "--log", f"{served['url']}?token=wrong")
+        assert "Unauthenticated" in outcome.err
+    finally:
+        stop(process)
+
+
 def test_served_to_this_machine(
     folder: Path, strandline: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +190,7 @@ def test_signals_that_come_together_end_it_like_one() -> None:
 
 
 def test_serving_options_need_an_address(strandline: Command, folder: Path) -> None:
-    assert strandline("serve", str(folder), "--token", "x" * 20).code == 2
+    assert strandline("serve", str(folder), "--token-file", "token").code == 2
     outcome = strandline("serve", str(folder), "--listen", "0.0.0.0:0")
     assert (outcome.code, "--tls-cert" in outcome.err) == (2, True)
 

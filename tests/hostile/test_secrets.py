@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 import strandline as sl
-from changelog.errors import InvalidConfig
+from changelog.credentials import read_token, token_of
+from changelog.errors import InvalidConfig, StorageFailed
 from changelog.flight import address
 from changelog.flight.endpoint import new_endpoint
 from changelog.kafka.address import parse_url
@@ -83,6 +84,35 @@ def test_a_token_may_have_any_printable_character() -> None:
     with pytest.raises(InvalidConfig, match="option token of the URL is not UTF-8") as met:
         address.parse_url("strandline://127.0.0.1:1?token=%FF" + HIDDEN, {})
     assert HIDDEN not in str(met.value)
+
+
+def test_a_token_may_be_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{HIDDEN}\n")
+    url = f"strandline://127.0.0.1:1?token-file={file}"
+    assert address.parse_url(url, {}).token == HIDDEN
+    assert address.parse_url(url, {"STRANDLINE_TOKEN": "another"}).token == HIDDEN
+    assert masked(url) == url
+    assert token_of({"STRANDLINE_TOKEN_FILE": str(file)}) == HIDDEN
+    assert token_of({"STRANDLINE_TOKEN_FILE": str(file), "STRANDLINE_TOKEN": "this"}) == "this"
+    assert token_of({}) == ""
+    with pytest.raises(InvalidConfig, match="give one of them"):
+        address.parse_url(f"{url}&token=x", {})
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n \n", b"\xff" + HIDDEN.encode(), f"{HIDDEN}\n2".encode(), b"a" * 70_000]
+)
+def test_a_file_without_a_token_is_refused_and_not_shown(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    with pytest.raises(InvalidConfig, match="holds no token") as met:
+        read_token(file)
+    assert HIDDEN not in str(met.value)
+    with pytest.raises(InvalidConfig, match="there is no file"):
+        read_token(tmp_path / "none")
+    with pytest.raises(StorageFailed, match="read"):
+        read_token(tmp_path)
 
 
 def test_where_a_log_is_shows_no_secret(tmp_path: Path) -> None:

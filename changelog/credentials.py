@@ -1,0 +1,61 @@
+"""The token that this process shows, or asks for.
+
+    STRANDLINE_TOKEN         the token itself
+    STRANDLINE_TOKEN_FILE    the path of a file that holds nothing else, if the former is not set
+
+A file or a variable, and no argument of a command: the arguments of a process can be read by every
+user of its machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from changelog.errors import InvalidConfig, from_os_error
+
+TOKEN_VARIABLE = "STRANDLINE_TOKEN"  # noqa: S105
+TOKEN_FILE_VARIABLE = "STRANDLINE_TOKEN_FILE"  # noqa: S105
+HOW_TO_GIVE_ONE = f"give it in {TOKEN_VARIABLE}, {TOKEN_FILE_VARIABLE} or as token=…"
+MAX_TOKEN_FILE_BYTES = 1 << 16
+
+
+def token_of(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the token of the environment; empty if there is none.
+
+    Raises:
+        InvalidConfig: The file that is named there holds no token.
+        StorageFailed: The file cannot be read.
+
+    >>> token_of({"STRANDLINE_TOKEN": "open sesame"})
+    'open sesame'
+    """
+    path = environment.get(TOKEN_FILE_VARIABLE, "")
+    return environment.get(TOKEN_VARIABLE, "") or (read_token(path) if path else "")
+
+
+def read_token(path: str | os.PathLike[str]) -> str:
+    """Return the token in the file at `path`, without white space around it.
+
+    Raises:
+        InvalidConfig: There is no such file, or it holds no token.
+        StorageFailed: It cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_TOKEN_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise InvalidConfig(f"there is no file {path}; write the token into one") from None
+    except OSError as error:
+        raise from_os_error(error, "read", str(path)) from error
+    try:
+        token = content.decode().strip()
+    except UnicodeDecodeError:
+        token = ""
+    if not token or len(content) > MAX_TOKEN_FILE_BYTES or "\n" in token:
+        # What was read may be a secret, so it is not repeated.
+        raise InvalidConfig(
+            f"{path} holds no token; one line of UTF-8 with nothing else is expected"
+        )
+    return token
