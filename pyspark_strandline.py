@@ -6,6 +6,6 @@ Spark imports every installed module whose name begins with `pyspark_`, and regi
 
 from __future__ import annotations
 
-from framework.spark.source import StrandlineSource as DefaultSource
+from strandline.framework.spark.source import StrandlineSource as DefaultSource
 
 __all__ = ["DefaultSource"]

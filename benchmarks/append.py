@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import Figure, Stopwatch, compare, folder
-from changelog.embedded.owner import Owner
-from changelog.records import Append
-from changelog.storage import LocalStorage
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.records import Append
+from strandline.changelog.storage import LocalStorage
 
 PARTITIONS = 4
 RECORD = 100

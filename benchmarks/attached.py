@@ -21,15 +21,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-import changelog
 from benchmarks.harness import Figure, Stopwatch, compare, folder
-from changelog.clock import SystemClock
-from changelog.embedded.environment import Durability
-from changelog.flight import endpoint as endpoints
-from changelog.flight.client import FlightBroker
-from changelog.flight.connection import Target
-from changelog.log import Log
-from changelog.records import TopicPartition, columns_schema
+from strandline import changelog
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.embedded.environment import Durability
+from strandline.changelog.flight import endpoint as endpoints
+from strandline.changelog.flight.client import FlightBroker
+from strandline.changelog.flight.connection import Target
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition, columns_schema
 
 PARTITIONS = 4
 CALL_BYTES = 8 << 20

@@ -42,8 +42,8 @@ from benchmarks.dirty_log import MEMORY, ROCKSDB, check_cleaned, fill, restore_s
 from benchmarks.harness import Figure, compare, folder, of_pairs, report
 from benchmarks.kafka_cleaner import DEDUPE_BUFFER, KafkaCleaner, kafka_cleaner
 from benchmarks.keyed_records import KeyedRecords
-from changelog.clock import SystemClock
-from changelog.embedded.cleaning.offset_map import OVERHEAD
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.embedded.cleaning.offset_map import OVERHEAD
 
 FASTER_THAN_KAFKA = 4.0
 SLOWER_WHEN_LARGE = 1.25

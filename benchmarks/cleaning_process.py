@@ -21,8 +21,8 @@ import pyarrow as pa
 from benchmarks.dirty_log import CHANGELOG, check_cleaned, fill
 from benchmarks.harness import Stopwatch, folder, pinned
 from benchmarks.keyed_records import BATCH, KeyedRecords
-from changelog.embedded.owner import Owner
-from changelog.storage import LocalStorage
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.storage import LocalStorage
 
 BOUND_SECONDS = 3600.0
 

@@ -16,11 +16,11 @@ from functools import partial
 
 import numpy as np
 
-import changelog
 from benchmarks.harness import Figure, Stopwatch, folder, of_pairs
 from benchmarks.keyed_records import KeyedRecords
-from changelog.client.producer import Producer
-from changelog.log import Log
+from strandline import changelog
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.log import Log
 
 TOPIC, DIRTY = "commits", "dirty"
 PARTITIONS = 4

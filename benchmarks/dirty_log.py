@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-import changelog
 from benchmarks.harness import Stopwatch, folder
 from benchmarks.keyed_records import SEGMENT_BYTES, SEGMENT_MS, KeyedRecords
-from changelog.broker import Broker
-from changelog.embedded.names import partition_folder
-from changelog.records import Batch, TopicPartition
-from statestore import StoreSpec, open_store
-from statestore.serdes import Bytes
-from statestore.spec import changelog_topic
+from strandline import changelog
+from strandline.changelog.broker import Broker
+from strandline.changelog.embedded.names import partition_folder
+from strandline.changelog.records import Batch, TopicPartition
+from strandline.statestore import StoreSpec, open_store
+from strandline.statestore.serdes import Bytes
+from strandline.statestore.spec import changelog_topic
 
 STORE = "latest"
 CHANGELOG = TopicPartition(changelog_topic("cleaning", STORE), 0)

@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import changelog
 from benchmarks.harness import Figure, folder, of_pairs, report
 from benchmarks.kafka_broker import ALONE, VERSION, cluster
 from benchmarks.servers import cached, copy_jars, java
-from changelog.clock import SystemClock
+from strandline import changelog
+from strandline.changelog.clock import SystemClock
 
 PARTITIONS = 4
 USERS = 100_000

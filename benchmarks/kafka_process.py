@@ -14,8 +14,8 @@ import tempfile
 import time
 
 import strandline as sl
-from framework.container.restore import RestoreProgress
-from statestore.serdes import Long
+from strandline.framework.container.restore import RestoreProgress
+from strandline.statestore.serdes import Long
 
 PARTITIONS = 4
 

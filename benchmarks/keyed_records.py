@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from changelog.records import columns_schema
+from strandline.changelog.records import columns_schema
 
 Numbers = npt.NDArray[np.int64]
 

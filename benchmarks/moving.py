@@ -15,12 +15,12 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-import changelog
 from benchmarks.harness import Figure, Stopwatch, compare, folder
 from benchmarks.kafka_broker import broker
-from changelog.log import Log
-from changelog.moving import Place, move
-from changelog.records import Batch, TopicPartition, columns_schema
+from strandline import changelog
+from strandline.changelog.log import Log
+from strandline.changelog.moving import Place, move
+from strandline.changelog.records import Batch, TopicPartition, columns_schema
 
 PARTITIONS = 4
 BATCH = 10_000

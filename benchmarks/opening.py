@@ -13,10 +13,10 @@ import shutil
 import threading
 from pathlib import Path
 
-import changelog
 from benchmarks.harness import Figure, Stopwatch, compare, folder
-from changelog.log import Log
-from changelog.records import CommittedOffset, TopicPartition
+from strandline import changelog
+from strandline.changelog.log import Log
+from strandline.changelog.records import CommittedOffset, TopicPartition
 
 TOPIC = "events"
 

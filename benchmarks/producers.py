@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-import changelog
 from benchmarks.harness import Figure, compare, folder, of_pairs
-from changelog.clock import SystemClock
-from changelog.log import Log
-from changelog.records import columns_schema
+from strandline import changelog
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.log import Log
+from strandline.changelog.records import columns_schema
 
 MANY = 8
 BATCH = 1_000

@@ -24,10 +24,10 @@ from typing import Any
 
 import rocksdict
 
-import changelog
 import strandline as sl
 from benchmarks.harness import Figure, Stopwatch, compare, folder
-from framework.querying.messages import read_frame
+from strandline import changelog
+from strandline.framework.querying.messages import read_frame
 
 KEYS = 100_000
 PARTITIONS = 4

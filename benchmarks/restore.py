@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 import rocksdict
 
-import changelog
 from benchmarks.harness import Figure, Stopwatch, compare, folder
-from changelog.broker import Broker
-from changelog.clock import SystemClock
-from changelog.log import Log
-from changelog.records import TopicPartition
-from statestore import ChangelogBatch, StoreSpec, key_codec, open_store, value_serde
+from strandline import changelog
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition
+from strandline.statestore import ChangelogBatch, StoreSpec, key_codec, open_store, value_serde
 
 TRANSACTION_RECORDS = 50_000
 REPEATS = 10

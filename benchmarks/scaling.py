@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import changelog
 import strandline as sl
 from benchmarks.harness import Figure, Stopwatch, compare, folder
 from benchmarks.standard_job import PARTITIONS, USERS
-from changelog.clock import SystemClock
-from changelog.log import Log
-from changelog.records import TopicPartition
+from strandline import changelog
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition
 
 WORK_SECONDS = 50e-6
 BOUND_SECONDS = 300.0

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import changelog
 from benchmarks.harness import Figure, Stopwatch, compare, folder
-from framework.spark.sessions import session
+from strandline import changelog
+from strandline.framework.spark.sessions import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

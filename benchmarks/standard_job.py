@@ -25,11 +25,11 @@ import msgpack
 import msgspec
 import pyarrow as pa
 
-import changelog
 import strandline as sl
 from benchmarks.harness import Figure, Stopwatch, compare, folder
-from changelog.clock import SystemClock
-from changelog.records import Batch, TopicPartition
+from strandline import changelog
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.records import Batch, TopicPartition
 
 PARTITIONS = 4
 USERS = 100_000

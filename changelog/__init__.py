@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from changelog import errors, location
-from changelog.errors import MissingDependency, StrandlineError
-from changelog.records import (
+from strandline.changelog import errors, location
+from strandline.changelog.errors import MissingDependency, StrandlineError
+from strandline.changelog.records import (
     Batch,
     CommittedOffset,
     ConsumerRecord,
@@ -21,14 +21,12 @@ from changelog.records import (
 )
 
 if TYPE_CHECKING:
-    from changelog.backups import BackupReport, RestoreReport
-    from changelog.broker import Broker
-    from changelog.clock import Clock
-    from changelog.embedded.environment import Durability
-    from changelog.flight.attach import Role
-    from changelog.log import Log
-
-__strandline__ = True
+    from strandline.changelog.backups import BackupReport, RestoreReport
+    from strandline.changelog.broker import Broker
+    from strandline.changelog.clock import Clock
+    from strandline.changelog.embedded.environment import Durability
+    from strandline.changelog.flight.attach import Role
+    from strandline.changelog.log import Log
 
 __all__ = [
     "Batch",
@@ -77,7 +75,7 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
     ...     log.read("greetings")["value"].to_pylist()
     [b'hello']
     """
-    from changelog.log import Log
+    from strandline.changelog.log import Log
 
     text = os.fspath(url)
     location.check(text)
@@ -85,7 +83,7 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
         location.check_exists(text)
     if location.is_kafka(text):
         return Log(_kafka(text, clock), clock=clock)
-    from changelog.flight import address, attach
+    from strandline.changelog.flight import address, attach
 
     if location.is_served(text):
         return Log(address.connect(text, token=token, clock=clock), clock=clock)
@@ -111,7 +109,7 @@ def backup(log: str | os.PathLike[str], to: str | os.PathLike[str]) -> BackupRep
         LogLocked: Another process works in `to`.
         StorageFailed: A disk failed or is full, or the owner of the log ended; back up again.
     """
-    from changelog import backups
+    from strandline.changelog import backups
 
     return backups.backup(log, to)
 
@@ -136,14 +134,14 @@ def restore(
         CorruptLog: The backup is damaged; nothing was made.
         StorageFailed: A disk failed or is full; nothing was made.
     """
-    from changelog.backups import restoring
+    from strandline.changelog.backups import restoring
 
     return restoring.restore(backups, to, name=name)
 
 
 def _kafka(url: str, clock: Clock | None) -> Broker:
     try:
-        from changelog.kafka.broker import connect
+        from strandline.changelog.kafka.broker import connect
     except ModuleNotFoundError as error:
         raise MissingDependency(
             "a log on a Kafka cluster needs the package confluent-kafka: "

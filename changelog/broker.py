@@ -12,10 +12,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from changelog.cleaning import CleaningStatus
-from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
-from changelog.pins import Pins
-from changelog.records import (
+from strandline.changelog.cleaning import CleaningStatus
+from strandline.changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from strandline.changelog.pins import Pins
+from strandline.changelog.records import (
     Append,
     Appended,
     CommittedOffset,
@@ -26,7 +26,7 @@ from changelog.records import (
     TopicInfo,
     TopicPartition,
 )
-from changelog.snapshots import Snapshots
+from strandline.changelog.snapshots import Snapshots
 
 
 class Broker(Protocol):

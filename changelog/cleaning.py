@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from changelog.config import TopicConfig
-from changelog.errors import InvalidTopic
+from strandline.changelog.config import TopicConfig
+from strandline.changelog.errors import InvalidTopic
 
 CleaningState = Literal["idle", "waiting", "requested", "running", "failed"]
 

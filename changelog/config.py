@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from changelog.errors import InvalidConfig, InvalidTopic
-from changelog.settings import INT_MAX, LONG_MAX, LONGEST_MS, Range, Settings
+from strandline.changelog.errors import InvalidConfig, InvalidTopic
+from strandline.changelog.settings import INT_MAX, LONG_MAX, LONGEST_MS, Range, Settings
 
 CleanupPolicy = Literal["delete", "compact", "compact,delete"]
 TimestampType = Literal["CreateTime", "LogAppendTime"]

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from changelog.errors import InvalidConfig, from_os_error
+from strandline.changelog.errors import InvalidConfig, from_os_error
 
 TOKEN_VARIABLE = "STRANDLINE_TOKEN"  # noqa: S105
 TOKEN_FILE_VARIABLE = "STRANDLINE_TOKEN_FILE"  # noqa: S105

@@ -17,8 +17,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from changelog.errors import FolderLost
-from changelog.trust import check_trusted
+from strandline.changelog.errors import FolderLost
+from strandline.changelog.trust import check_trusted
 
 _FOLDER = os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _STEP = _FOLDER | getattr(os, "O_PATH", os.O_RDONLY)

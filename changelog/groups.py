@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from changelog.records import TopicPartition
+from strandline.changelog.records import TopicPartition
 
 Assignor = Literal["cooperative-sticky", "range", "roundrobin"]
 

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from changelog.errors import from_failed_sync, from_os_error, out_of_memory
-from changelog.trust import check_trusted
+from strandline.changelog.errors import from_failed_sync, from_os_error, out_of_memory
+from strandline.changelog.trust import check_trusted
 
 Bytes = bytes | bytearray | memoryview
 

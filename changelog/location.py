@@ -16,8 +16,8 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-from changelog.embedded.names import FOLDER_META
-from changelog.errors import InvalidConfig
+from strandline.changelog.embedded.names import FOLDER_META
+from strandline.changelog.errors import InvalidConfig
 
 KAFKA = "kafka"
 KAFKA_VARIABLE = "STRANDLINE_KAFKA"

@@ -9,10 +9,10 @@ import re
 import threading
 from pathlib import Path
 
-from changelog.directory import Directory, Inode, inode_of
-from changelog.errors import FolderLost, LogLocked
-from changelog.processes import DEAD, state_of
-from changelog.trust import check_trusted
+from strandline.changelog.directory import Directory, Inode, inode_of
+from strandline.changelog.errors import FolderLost, LogLocked
+from strandline.changelog.processes import DEAD, state_of
+from strandline.changelog.trust import check_trusted
 
 NOTE_BYTES = 200
 UNKNOWN = "it is not known which"

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.broker import Broker
-from changelog.client.consumer import Consumer
-from changelog.client.producer import BatchMetadata, Producer
-from changelog.clock import Clock, SystemClock
-from changelog.errors import InvalidRequest
-from changelog.log_config import LogConfig
-from changelog.records import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.consumer import Consumer
+from strandline.changelog.client.producer import BatchMetadata, Producer
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.log_config import LogConfig
+from strandline.changelog.records import (
     HEADERS_TYPE,
     Batch,
     Isolation,
@@ -24,7 +24,7 @@ from changelog.records import (
     TopicInfo,
     TopicPartition,
 )
-from changelog.schema import upgrade, value_type
+from strandline.changelog.schema import upgrade, value_type
 
 if TYPE_CHECKING:
     import polars as pl
@@ -86,7 +86,8 @@ class Log:
     def alter_config(self, changes: Mapping[str, str | None]) -> LogConfig:
         """Change them, durably and at once; None takes one back. Raises InvalidConfig.
 
-        >>> import changelog, tempfile
+        >>> import tempfile
+        >>> from strandline import changelog
         >>> with tempfile.TemporaryDirectory() as folder, changelog.open(folder) as log:
         ...     _ = log.alter_config({"log.retention.hours": "24"})
         ...     log.create_topic("t").effective.retention_ms

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
 
-from changelog.config import TopicConfig, topic_settings
-from changelog.errors import InvalidConfig
-from changelog.settings import (
+from strandline.changelog.config import TopicConfig, topic_settings
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.settings import (
     LONG_MAX,
     LONGEST_MS,
     Range,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from changelog.errors import UnknownPin
-from changelog.history import UNKNOWN_EPOCH
-from changelog.records import Fetched, TopicPartition
+from strandline.changelog.errors import UnknownPin
+from strandline.changelog.history import UNKNOWN_EPOCH
+from strandline.changelog.records import Fetched, TopicPartition
 
 MAX_TIMEOUT_MS = 30 * 24 * 60 * 60 * 1000
 """The longest that a pin may be kept unused."""

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from changelog.errors import StorageFailed
+from strandline.changelog.errors import StorageFailed
 
 DEAD = "ZX"
 """States of a process that has ended, whether or not its parent has taken note."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from changelog.clock import Clock
+from strandline.changelog.clock import Clock
 
 EVERY_SECONDS = 10.0
 
@@ -15,7 +15,7 @@ class Rarely:
 
     Thread-safe.
 
-    >>> from changelog.clock import ManualClock
+    >>> from strandline.changelog.clock import ManualClock
     >>> clock, said = ManualClock(), []
     >>> log = logging.Logger("doctest")
     >>> log.addFilter(lambda record: said.append(record.getMessage()))

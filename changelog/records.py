@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from changelog.arrays import int64_range
-from changelog.config import TopicConfig
-from changelog.history import (
+from strandline.changelog.arrays import int64_range
+from strandline.changelog.config import TopicConfig
+from strandline.changelog.history import (
     LOST,
     UNKNOWN_EPOCH,
     Epoch,
@@ -30,7 +30,7 @@ from changelog.history import (
     is_listed,
     shared_end,
 )
-from changelog.settings import Setting
+from strandline.changelog.settings import Setting
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 Headers = Sequence[tuple[str, bytes | None]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from changelog.errors import REPAIR, UNREADABLE, CorruptLog, SchemaMismatch
+from strandline.changelog.errors import REPAIR, UNREADABLE, CorruptLog, SchemaMismatch
 
 BYTES = 0
 """The schema id of values that are bytes."""

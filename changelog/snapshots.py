@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from changelog.errors import InvalidRequest
+from strandline.changelog.errors import InvalidRequest
 
 
 class Snapshots(Protocol):

@@ -18,10 +18,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from changelog.directory import Directory, Identity, inode_of, is_folder, is_link, open_folder
-from changelog.errors import LogLocked, from_failed_sync, from_os_error
-from changelog.local_file import Bytes, LocalFile, allow_many_files, sync_folder
-from changelog.lock import FileLock
+from strandline.changelog.directory import (
+    Directory,
+    Identity,
+    inode_of,
+    is_folder,
+    is_link,
+    open_folder,
+)
+from strandline.changelog.errors import LogLocked, from_failed_sync, from_os_error
+from strandline.changelog.local_file import Bytes, LocalFile, allow_many_files, sync_folder
+from strandline.changelog.lock import FileLock
 
 
 class File(Protocol):

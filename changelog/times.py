@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.errors import InvalidRecord
+from strandline.changelog.errors import InvalidRecord
 
 SECONDS_OF_1980 = 315_532_800
 MS_OF_1980 = 1_000 * SECONDS_OF_1980

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from changelog.records import TopicPartition
+from strandline.changelog.records import TopicPartition
 
 
 class Leads:

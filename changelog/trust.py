@@ -12,7 +12,7 @@ import os
 import pwd
 import stat
 
-from changelog.errors import UntrustedFolder
+from strandline.changelog.errors import UntrustedFolder
 
 TRUST_VARIABLE = "STRANDLINE_TRUST"
 """The environment variable that turns the rule off when it is "1"."""

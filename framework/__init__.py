@@ -1,3 +1,1 @@
 """What users write: apps, topics, tasks, stores, and what runs and tests them."""
-
-__strandline__ = True

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from framework.parts import Merge
-from framework.store import Store
-from statestore.aggregates import Aggregates, counter_spec
-from statestore.spec import UNSET
+from strandline.framework.parts import Merge
+from strandline.framework.store import Store
+from strandline.statestore.aggregates import Aggregates, counter_spec
+from strandline.statestore.spec import UNSET
 
 if TYPE_CHECKING:
-    from framework.app import App
+    from strandline.framework.app import App
 
 K = TypeVar("K")
 

@@ -11,30 +11,30 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
-from changelog import location
-from changelog.broker import Broker
-from changelog.clock import Clock, SystemClock
-from changelog.closing import Closing
-from framework.aggregates import Counter, Grouped
-from framework.container import running
-from framework.container.worker import Worker
-from framework.declaring import Declarations
-from framework.formats.choice import AnySerde, Name
-from framework.formats.registry import SchemaRegistry, registry_of
-from framework.formats.wire import Form
-from framework.options import Guarantee, Options
-from framework.record import Record
-from framework.runnable import Runnable
-from framework.store import Store, StoreSettings
-from framework.task import OnError, TaskSpec, check_stores, dead_letter_topic
-from framework.topic import Topic
-from statestore.aggregates import Aggregate, Aggregates
-from statestore.serdes import Serde
-from statestore.spec import UNSET, StoreSpec
+from strandline.changelog import location
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.closing import Closing
+from strandline.framework.aggregates import Counter, Grouped
+from strandline.framework.container import running
+from strandline.framework.container.worker import Worker
+from strandline.framework.declaring import Declarations
+from strandline.framework.formats.choice import AnySerde, Name
+from strandline.framework.formats.registry import SchemaRegistry, registry_of
+from strandline.framework.formats.wire import Form
+from strandline.framework.options import Guarantee, Options
+from strandline.framework.record import Record
+from strandline.framework.runnable import Runnable
+from strandline.framework.store import Store, StoreSettings
+from strandline.framework.task import OnError, TaskSpec, check_stores, dead_letter_topic
+from strandline.framework.topic import Topic
+from strandline.statestore.aggregates import Aggregate, Aggregates
+from strandline.statestore.serdes import Serde
+from strandline.statestore.spec import UNSET, StoreSpec
 
 if TYPE_CHECKING:
-    from changelog.client.producer import Producer
-    from framework.query import StoreView
+    from strandline.changelog.client.producer import Producer
+    from strandline.framework.query import StoreView
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -392,7 +392,7 @@ class App(Runnable):
         `key` is a column of the value, or a function of the record, whose results are of
         `key_type` (default: str). The topic is `<app>-<name>-repartition`.
         """
-        from framework.repartition import declare
+        from strandline.framework.repartition import declare
 
         return declare(self, topic, key, name, key_type, partitions)
 
@@ -424,7 +424,7 @@ class App(Runnable):
 
     def producer(self, transactional_id: str | None = None) -> Producer:
         """A producer of bytes and columns, for use outside of tasks."""
-        from changelog.client.producer import Producer
+        from strandline.changelog.client.producer import Producer
 
         self.prepare()
         return Producer(self.broker, transactional_id=transactional_id, clock=self.clock)
@@ -442,7 +442,7 @@ class App(Runnable):
             InvalidRequest: There is no such partition.
             RequestTimedOut: A transaction stays open before something that was committed.
         """
-        from framework.query import view_of
+        from strandline.framework.query import view_of
 
         self.prepare()
         return view_of(self, store, partition)

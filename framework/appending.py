@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from changelog.client.columns import to_batches
-from changelog.client.producer import Producer
-from changelog.errors import InvalidRecord, SchemaMismatch
-from changelog.records import columns_schema
-from changelog.times import to_ms
-from framework.codecs import UNENCODABLE, TypedCodec
-from framework.columns import batch_of, one_record, outgoing
-from framework.formats.wire import conform
-from framework.topic import Topic
+from strandline.changelog.client.columns import to_batches
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.errors import InvalidRecord, SchemaMismatch
+from strandline.changelog.records import columns_schema
+from strandline.changelog.times import to_ms
+from strandline.framework.codecs import UNENCODABLE, TypedCodec
+from strandline.framework.columns import batch_of, one_record, outgoing
+from strandline.framework.formats.wire import conform
+from strandline.framework.topic import Topic
 
 PIECE = 65_536
 """Records whose columns are built at a time."""

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from changelog.decoding import msgpack_decoder
-from changelog.errors import UNREADABLE, InvalidRecord, StrandlineError
-from framework.schema import Row, RowType
-from statestore.packing import pack_ints
-from statestore.serdes import Serde, Typed, value_serde
+from strandline.changelog.decoding import msgpack_decoder
+from strandline.changelog.errors import UNREADABLE, InvalidRecord, StrandlineError
+from strandline.framework.schema import Row, RowType
+from strandline.statestore.packing import pack_ints
+from strandline.statestore.serdes import Serde, Typed, value_serde
 
 UNENCODABLE = (InvalidRecord, pa.ArrowException, OverflowError, ValueError, TypeError)
 """What building a column raises if one of its items cannot be stored.

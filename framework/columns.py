@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from changelog.client.partitioner import partitions_for
-from changelog.errors import InvalidRecord, SchemaMismatch
-from changelog.records import (
+from strandline.changelog.client.partitioner import partitions_for
+from strandline.changelog.errors import InvalidRecord, SchemaMismatch
+from strandline.changelog.records import (
     HEADERS_TYPE,
     Headers,
     TopicInfo,
     TopicPartition,
     columns_schema,
 )
-from changelog.schema import upgrade, value_type
-from framework.codecs import UNENCODABLE
-from framework.topic import Topic
+from strandline.changelog.schema import upgrade, value_type
+from strandline.framework.codecs import UNENCODABLE
+from strandline.framework.topic import Topic
 
 Outgoing = tuple[TopicPartition, pa.RecordBatch, int]
 """A partition, columns for it, and the id of their schema."""

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
-from changelog.errors import InvalidRequest, NotInTask
-from changelog.times import to_ms
-from framework.record import Record
+from strandline.changelog.errors import InvalidRequest, NotInTask
+from strandline.changelog.times import to_ms
+from strandline.framework.record import Record
 
 if TYPE_CHECKING:
-    from framework.timers import Timers
+    from strandline.framework.timers import Timers
 
 ClockName = Literal["stream", "wall"]
 

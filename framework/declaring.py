@@ -7,17 +7,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from changelog.broker import Broker
-from changelog.config import check_topic_name
-from changelog.errors import InvalidConfig, SchemaMismatch, TopicExists, UnknownTopic
-from changelog.records import TopicInfo
-from changelog.schema import extends
-from framework.options import Options
-from framework.store import Store
-from framework.task import TaskSpec, timer_store
-from framework.topic import Topic
-from statestore.recorded import declarations_topic
-from statestore.spec import StoreSpec
+from strandline.changelog.broker import Broker
+from strandline.changelog.config import check_topic_name
+from strandline.changelog.errors import InvalidConfig, SchemaMismatch, TopicExists, UnknownTopic
+from strandline.changelog.records import TopicInfo
+from strandline.changelog.schema import extends
+from strandline.framework.options import Options
+from strandline.framework.store import Store
+from strandline.framework.task import TaskSpec, timer_store
+from strandline.framework.topic import Topic
+from strandline.statestore.recorded import declarations_topic
+from strandline.statestore.spec import StoreSpec
 
 _log = logging.getLogger("strandline")
 

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from changelog.errors import InvalidConfig, InvalidRequest
+from strandline.changelog.errors import InvalidConfig, InvalidRequest
 
 OPTIONAL_METHODS = ("init", "window", "on_timer", "close")
 """Methods that a class task may have besides `process`."""

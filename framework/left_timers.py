@@ -6,13 +6,13 @@ one, which is empty, while its position in the input goes on: its timers would n
 
 from __future__ import annotations
 
-from changelog.broker import Broker
-from changelog.errors import InvalidConfig
-from framework.context import ClockName
-from framework.declaring import Declarations
-from framework.looking import committed_batches
-from framework.timers import TimerKey
-from statestore.keys import key_codec
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import InvalidConfig
+from strandline.framework.context import ClockName
+from strandline.framework.declaring import Declarations
+from strandline.framework.looking import committed_batches
+from strandline.framework.timers import TimerKey
+from strandline.statestore.keys import key_codec
 
 _CLOCKS: tuple[ClockName, ...] = ("stream", "wall")
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.errors import InvalidRecord, MissingDependency
-from changelog.records import Batch, TopicPartition
-from changelog.schema import upgrade
-from framework.codecs import Codec, TypedCodec
-from framework.topic import Topic
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import InvalidRecord, MissingDependency
+from strandline.changelog.records import Batch, TopicPartition
+from strandline.changelog.schema import upgrade
+from strandline.framework.codecs import Codec, TypedCodec
+from strandline.framework.topic import Topic
 
 if TYPE_CHECKING:
     import polars as pl

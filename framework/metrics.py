@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from changelog.errors import InvalidConfig
-from changelog.hosts import bracketed
-from changelog.metrics import CONTENT_TYPE, Reading, exposition
-from changelog.secret import masked
-from framework.peers import Admission, Deadline, receive, send_all
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.hosts import bracketed
+from strandline.changelog.metrics import CONTENT_TYPE, Reading, exposition
+from strandline.changelog.secret import masked
+from strandline.framework.peers import Admission, Deadline, receive, send_all
 
 _log = logging.getLogger("strandline")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from changelog.errors import InvalidConfig
-from changelog.groups import MAX_STANDBY_REPLICAS
-from changelog.settings import INT_MAX, check_number
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.groups import MAX_STANDBY_REPLICAS
+from strandline.changelog.settings import INT_MAX, check_number
 
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 Until = Literal["idle", "end"]

@@ -15,7 +15,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
-from changelog.errors import InvalidRequest, KeyInSeveralPartitions
+from strandline.changelog.errors import InvalidRequest, KeyInSeveralPartitions
 
 V = TypeVar("V")
 

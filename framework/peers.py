@@ -13,7 +13,7 @@ import struct
 import threading
 from collections import Counter
 
-from changelog.clock import SystemClock
+from strandline.changelog.clock import SystemClock
 
 SLACK_S = 0.05
 """How much later than its deadline one call may end: a timeout that is there is not set anew for less."""

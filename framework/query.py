@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.errors import InvalidConfig
-from changelog.records import TopicPartition
-from framework.container.folders import StoreFolders
-from framework.parts import Entry, Parts, partitions_asked
-from framework.store import Store
-from framework.store_declarations import StoreDeclarations
-from statestore.keys import key_codec
-from statestore.restore import READERS_WAIT_S, restore_all
-from statestore.spec import UNSET
-from statestore.store import PartitionStore
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.records import TopicPartition
+from strandline.framework.container.folders import StoreFolders
+from strandline.framework.parts import Entry, Parts, partitions_asked
+from strandline.framework.store import Store
+from strandline.framework.store_declarations import StoreDeclarations
+from strandline.statestore.keys import key_codec
+from strandline.statestore.restore import READERS_WAIT_S, restore_all
+from strandline.statestore.spec import UNSET
+from strandline.statestore.store import PartitionStore
 
 if TYPE_CHECKING:
-    from framework.app import App
+    from strandline.framework.app import App
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from changelog.records import Headers
+from strandline.changelog.records import Headers
 
 K_co = TypeVar("K_co", covariant=True)
 V_co = TypeVar("V_co", covariant=True)

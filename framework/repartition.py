@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from changelog.errors import InvalidConfig
-from framework.handlers import check_finished, check_handler
-from framework.record import Record
-from framework.task import TaskSpec
-from framework.topic import Topic
+from strandline.changelog.errors import InvalidConfig
+from strandline.framework.handlers import check_finished, check_handler
+from strandline.framework.record import Record
+from strandline.framework.task import TaskSpec
+from strandline.framework.topic import Topic
 
 if TYPE_CHECKING:
-    from framework.app import App
+    from strandline.framework.app import App
 
 FOREVER = {"retention.ms": "-1"}
 

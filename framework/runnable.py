@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from framework.container import running
-from framework.container.worker import Worker
-from framework.options import Until
+from strandline.framework.container import running
+from strandline.framework.container.worker import Worker
+from strandline.framework.options import Until
 
 if TYPE_CHECKING:
-    from framework.app import App
-    from framework.container.restore import OnRestore
+    from strandline.framework.app import App
+    from strandline.framework.container.restore import OnRestore
 
 
 class Runnable:
@@ -92,6 +92,6 @@ class Runnable:
 
     def main(self) -> None:
         """The app's own command line: run, reset, describe …"""
-        from framework.cli import app_main
+        from strandline.framework.cli import app_main
 
         app_main(self._this)

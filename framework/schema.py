@@ -25,7 +25,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.errors import InvalidConfig, InvalidRecord
+from strandline.changelog.errors import InvalidConfig, InvalidRecord
 
 Row = tuple[Any, ...]
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, overload
 
-from changelog.errors import NotInTask
-from framework.handlers import check_handler
-from framework.parts import Merge
-from statestore.edit import Edit
-from statestore.spec import UNSET, StoreLimits, StoreSpec
-from statestore.store import PartitionStore
-from statestore.unsized import Unsized
+from strandline.changelog.errors import NotInTask
+from strandline.framework.handlers import check_handler
+from strandline.framework.parts import Merge
+from strandline.statestore.edit import Edit
+from strandline.statestore.spec import UNSET, StoreLimits, StoreSpec
+from strandline.statestore.store import PartitionStore
+from strandline.statestore.unsized import Unsized
 
 if TYPE_CHECKING:
-    from framework.app import App
+    from strandline.framework.app import App
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -18,17 +18,23 @@ from typing import NoReturn
 
 import msgspec
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import InvalidConfig
-from changelog.records import TopicInfo, TopicPartition
-from statestore.declaration import Change, Declaration, compare, declaration_of, undeclared
-from statestore.recorded import DeclarationLog, Recorded, partition_key
-from statestore.rewriting import rewrite
-from statestore.spec import AnySpec
-from statestore.store import AnyStore
-from statestore.undeclared import is_empty, misfits
-from statestore.values import Expiry
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.records import TopicInfo, TopicPartition
+from strandline.statestore.declaration import (
+    Change,
+    Declaration,
+    compare,
+    declaration_of,
+    undeclared,
+)
+from strandline.statestore.recorded import DeclarationLog, Recorded, partition_key
+from strandline.statestore.rewriting import rewrite
+from strandline.statestore.spec import AnySpec
+from strandline.statestore.store import AnyStore
+from strandline.statestore.undeclared import is_empty, misfits
+from strandline.statestore.values import Expiry
 
 
 class StoreDeclarations:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from changelog.errors import InvalidConfig
-from changelog.settings import check_number
-from framework.handlers import check_handler, check_methods, is_async
-from framework.store import Store
-from framework.timers import TimerKey
-from framework.topic import Topic
-from statestore.spec import AnySpec, StoreSpec
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.settings import check_number
+from strandline.framework.handlers import check_handler, check_methods, is_async
+from strandline.framework.store import Store
+from strandline.framework.timers import TimerKey
+from strandline.framework.topic import Topic
+from strandline.statestore.spec import AnySpec, StoreSpec
 
 if TYPE_CHECKING:
-    from framework.app import App
+    from strandline.framework.app import App
 
 OnError = Literal["fail", "skip", "dead_letter"]
 ON_ERROR = ("fail", "skip", "dead_letter")

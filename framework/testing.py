@@ -18,25 +18,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from changelog.client.producer import Producer
-from changelog.clock import ManualClock
-from changelog.embedded.names import STATE
-from changelog.embedded.owner import Owner
-from changelog.errors import InvalidRequest
-from changelog.storage import LocalStorage, Lock, MemoryStorage
-from framework.app import App
-from framework.columns import batch_of, outgoing
-from framework.container.decoding import decode
-from framework.container.folders import StoreFolders
-from framework.container.idle import Bound
-from framework.container.running import raise_failures, worker_on
-from framework.looking import committed_batches
-from framework.options import Until
-from framework.parts import Parts
-from framework.record import Record
-from framework.store import Store
-from framework.topic import Topic
-from statestore.keys import key_codec
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.names import STATE
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.storage import LocalStorage, Lock, MemoryStorage
+from strandline.framework.app import App
+from strandline.framework.columns import batch_of, outgoing
+from strandline.framework.container.decoding import decode
+from strandline.framework.container.folders import StoreFolders
+from strandline.framework.container.idle import Bound
+from strandline.framework.container.running import raise_failures, worker_on
+from strandline.framework.looking import committed_batches
+from strandline.framework.options import Until
+from strandline.framework.parts import Parts
+from strandline.framework.record import Record
+from strandline.framework.store import Store
+from strandline.framework.topic import Topic
+from strandline.statestore.keys import key_codec
 
 K = TypeVar("K")
 V = TypeVar("V")

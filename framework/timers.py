@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from changelog.depth import check_msgpack
-from changelog.errors import InvalidRecord, InvalidRequest
-from framework.context import ClockName
-from statestore.store import PartitionStore
+from strandline.changelog.depth import check_msgpack
+from strandline.changelog.errors import InvalidRecord, InvalidRequest
+from strandline.framework.context import ClockName
+from strandline.statestore.store import PartitionStore
 
 TimerKey = tuple[str, bytes]
 

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import pyarrow as pa
 
-from changelog.client.accumulator import checked_headers
-from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, NotInTask
-from changelog.records import Headers
-from changelog.times import to_ms
-from framework import context
-from framework.codecs import Codec, RowCodec, TypedCodec
-from framework.formats.choice import AnySerde, holds_columns, key_codec, value_codec
-from framework.formats.wire import Place
-from framework.schema import RowType
+from strandline.changelog.client.accumulator import checked_headers
+from strandline.changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, NotInTask
+from strandline.changelog.records import Headers
+from strandline.changelog.times import to_ms
+from strandline.framework import context
+from strandline.framework.codecs import Codec, RowCodec, TypedCodec
+from strandline.framework.formats.choice import AnySerde, holds_columns, key_codec, value_codec
+from strandline.framework.formats.wire import Place
+from strandline.framework.schema import RowType
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from framework.app import App
-    from framework.container.outbox import Outbox
+    from strandline.framework.app import App
+    from strandline.framework.container.outbox import Outbox
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -139,7 +139,7 @@ class Topic(Generic[K, V]):
                 f"{self.name}.append was called inside a handler, where it would not be part of"
                 f" the transaction; use {self.name}.send(key, value)"
             )
-        from framework.appending import append_to
+        from strandline.framework.appending import append_to
 
         return append_to(self, data, timestamp)
 
@@ -150,7 +150,7 @@ class Topic(Generic[K, V]):
         value is null, and a column `tombstone` (bool) behind the key tells them apart. A column
         of the value that is called like one of these is `value_<name>`.
         """
-        from framework.looking import topic_to_polars
+        from strandline.framework.looking import topic_to_polars
 
         return topic_to_polars(self, tombstones=tombstones)
 

@@ -5,18 +5,18 @@
 bytes, `aggregates` keeps counts and sums, `engines` hold what is committed.
 """
 
-from statestore.aggregates import (
+from strandline.statestore.aggregates import (
     Aggregate,
     Aggregates,
     AggregateStore,
     CounterStore,
     counter_spec,
 )
-from statestore.changelogged import ChangelogBatch
-from statestore.engine import Engine, Position
-from statestore.keys import KeyCodec, decode_key, key_codec
-from statestore.restore import Plan, Progress, Restored, plan_restore, restore_all
-from statestore.serdes import (
+from strandline.statestore.changelogged import ChangelogBatch
+from strandline.statestore.engine import Engine, Position
+from strandline.statestore.keys import KeyCodec, decode_key, key_codec
+from strandline.statestore.restore import Plan, Progress, Restored, plan_restore, restore_all
+from strandline.statestore.serdes import (
     Bytes,
     Double,
     Long,
@@ -27,8 +27,8 @@ from statestore.serdes import (
     topic_key_serde,
     value_serde,
 )
-from statestore.spec import StoreLimits, StoreSpec
-from statestore.store import PartitionStore, open_store
+from strandline.statestore.spec import StoreLimits, StoreSpec
+from strandline.statestore.store import PartitionStore, open_store
 
 __all__ = [
     "StoreSpec",

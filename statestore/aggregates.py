@@ -18,9 +18,9 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from changelog.errors import InvalidConfig, InvalidRecord
-from statestore.spec import UNSET, StoreSpec
-from statestore.store import PartitionStore
+from strandline.changelog.errors import InvalidConfig, InvalidRecord
+from strandline.statestore.spec import UNSET, StoreSpec
+from strandline.statestore.store import PartitionStore
 
 K = TypeVar("K")
 Number = int | float
@@ -146,7 +146,7 @@ def counter_spec(name: str, key: Any = str, **settings: Any) -> StoreSpec[Any, i
 class CounterStore(Generic[K]):
     """A count per key.
 
-    >>> from statestore.store import open_store
+    >>> from strandline.statestore.store import open_store
     >>> flights = CounterStore(open_store(counter_spec("n", engine="memory")))
     >>> flights.add("BA"), flights.add("BA", 2), flights["AA"]
     (1, 3, 0)
@@ -177,7 +177,7 @@ class CounterStore(Generic[K]):
 class AggregateStore(Generic[K]):
     """Aggregates per key.
 
-    >>> from statestore.store import open_store
+    >>> from strandline.statestore.store import open_store
     >>> kept = Aggregates(n=count(), total=sum("delay"))
     >>> delays = AggregateStore(open_store(kept.spec("delays", engine="memory")), kept)
     >>> delays.add("BA", {"delay": 3.5})

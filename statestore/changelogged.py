@@ -20,13 +20,13 @@ from functools import reduce
 import numpy as np
 import pyarrow as pa
 
-from changelog.history import UNKNOWN_EPOCH, Epoch
-from changelog.records import columns_schema
-from statestore.cache import ENTRY_BYTES
-from statestore.counters import StoreCounters
-from statestore.engine import Column, Engine, Entry, Position
-from statestore.gate import Gate
-from statestore.layers import MISSING, Change, Layer, Layers, look_up, overlaid
+from strandline.changelog.history import UNKNOWN_EPOCH, Epoch
+from strandline.changelog.records import columns_schema
+from strandline.statestore.cache import ENTRY_BYTES
+from strandline.statestore.counters import StoreCounters
+from strandline.statestore.engine import Column, Engine, Entry, Position
+from strandline.statestore.gate import Gate
+from strandline.statestore.layers import MISSING, Change, Layer, Layers, look_up, overlaid
 
 THIN_BYTES = 2 << 20
 """How much waits in loose batches before they are thinned for the first time."""

@@ -16,20 +16,20 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import Checked
-from changelog.embedded.checking.scanned import ScannedPartition
-from changelog.embedded.checking.transactions import Place, Reach
-from changelog.embedded.names import STATE
-from changelog.errors import CorruptLog, FutureFormat
-from changelog.records import Batch
-from statestore.checking_declared import check_declared, shown_key
-from statestore.engine import Entry, Position
-from statestore.engines.inspection import inspected, is_unfinished
-from statestore.engines.rocksdb import DATABASE
-from statestore.fold import FOLD_BYTES, Fold
-from statestore.restore import plan_restore
-from statestore.spec import changelog_topic
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import Checked
+from strandline.changelog.embedded.checking.scanned import ScannedPartition
+from strandline.changelog.embedded.checking.transactions import Place, Reach
+from strandline.changelog.embedded.names import STATE
+from strandline.changelog.errors import CorruptLog, FutureFormat
+from strandline.changelog.records import Batch
+from strandline.statestore.checking_declared import check_declared, shown_key
+from strandline.statestore.engine import Entry, Position
+from strandline.statestore.engines.inspection import inspected, is_unfinished
+from strandline.statestore.engines.rocksdb import DATABASE
+from strandline.statestore.fold import FOLD_BYTES, Fold
+from strandline.statestore.restore import plan_restore
+from strandline.statestore.spec import changelog_topic
 
 
 @dataclass

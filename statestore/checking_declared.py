@@ -9,20 +9,20 @@ from __future__ import annotations
 from contextlib import ExitStack
 from itertools import count
 
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import Checked
-from changelog.embedded.checking.scanned import ScannedPartition
-from changelog.errors import FutureFormat, StrandlineError
-from changelog.records import TopicPartition
-from statestore.declaration import Declaration
-from statestore.engine import Position
-from statestore.fold import FOLD_BYTES, Fold
-from statestore.key_types import key_from_wire
-from statestore.keys import decode_key, key_codec
-from statestore.recorded import SUFFIX, Recorded
-from statestore.serdes import MessagePack
-from statestore.value_types import misfit
-from statestore.values import split
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import Checked
+from strandline.changelog.embedded.checking.scanned import ScannedPartition
+from strandline.changelog.errors import FutureFormat, StrandlineError
+from strandline.changelog.records import TopicPartition
+from strandline.statestore.declaration import Declaration
+from strandline.statestore.engine import Position
+from strandline.statestore.fold import FOLD_BYTES, Fold
+from strandline.statestore.key_types import key_from_wire
+from strandline.statestore.keys import decode_key, key_codec
+from strandline.statestore.recorded import SUFFIX, Recorded
+from strandline.statestore.serdes import MessagePack
+from strandline.statestore.value_types import misfit
+from strandline.statestore.values import split
 
 KIND = "declaration"
 WAY_OUT = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from changelog.metrics import Histogram
+from strandline.changelog.metrics import Histogram
 
 
 @dataclass(slots=True)

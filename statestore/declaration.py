@@ -21,20 +21,20 @@ from typing import Any, Literal
 
 import msgspec
 
-from changelog.decoding import json_decoder
-from changelog.depth import check_json
-from changelog.errors import UNREADABLE, CorruptLog, FutureFormat, InvalidRequest
-from statestore.key_types import key_accepts, key_from_wire, key_to_wire
-from statestore.serdes import Bytes, MessagePack, Typed, value_serde
-from statestore.spec import AnySpec
-from statestore.value_types import (
+from strandline.changelog.decoding import json_decoder
+from strandline.changelog.depth import check_json
+from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat, InvalidRequest
+from strandline.statestore.key_types import key_accepts, key_from_wire, key_to_wire
+from strandline.statestore.serdes import Bytes, MessagePack, Typed, value_serde
+from strandline.statestore.spec import AnySpec
+from strandline.statestore.value_types import (
     TypeDescription,
     described_type,
     is_well_formed,
     shown,
     unreadable,
 )
-from statestore.values import Expiry
+from strandline.statestore.values import Expiry
 
 FORMAT = 1
 """Version of the recorded document. A later one is refused."""
@@ -97,7 +97,7 @@ class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
 def declaration_of(spec: AnySpec) -> Declaration:
     """Return the declaration of a store.
 
-    >>> from statestore.spec import StoreSpec
+    >>> from strandline.statestore.spec import StoreSpec
     >>> declaration_of(StoreSpec("n", key=str, value=bytes, ttl_ms=1000)).expiry
     'always'
     """

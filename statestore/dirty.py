@@ -16,7 +16,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from statestore.layers import Change, between
+from strandline.statestore.layers import Change, between
 
 
 class Dirty:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from statestore.store import PartitionStore
+    from strandline.statestore.store import PartitionStore
 
 K = TypeVar("K")
 V = TypeVar("V")

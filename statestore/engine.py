@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from changelog.errors import UNREADABLE, CorruptLog, FutureFormat
-from changelog.history import Epoch
+from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat
+from strandline.changelog.history import Epoch
 
 FORMAT = 3
 """Version of what an engine holds: key and value encodings, and the position's own. 1 had no

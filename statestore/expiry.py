@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from statestore.changelogged import Changelogged
-from statestore.ordered import FIRST_KEY
-from statestore.values import ValueCodec
+from strandline.statestore.changelogged import Changelogged
+from strandline.statestore.ordered import FIRST_KEY
+from strandline.statestore.values import ValueCodec
 
 KEYS_PER_COMMIT = 1_000
 

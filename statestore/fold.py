@@ -9,15 +9,15 @@ from itertools import islice
 
 import pyarrow as pa
 
-from changelog.errors import CorruptLog
-from changelog.records import Batch
-from statestore.engine import Engine, Entry, Position
-from statestore.engines.memory import MemoryEngine
-from statestore.engines.rocksdb import RocksEngine
-from statestore.last_record import LastRecord
-from statestore.latest import latest_per_key
-from statestore.ordered import FIRST_KEY
-from statestore.restore import ArrowColumn
+from strandline.changelog.errors import CorruptLog
+from strandline.changelog.records import Batch
+from strandline.statestore.engine import Engine, Entry, Position
+from strandline.statestore.engines.memory import MemoryEngine
+from strandline.statestore.engines.rocksdb import RocksEngine
+from strandline.statestore.last_record import LastRecord
+from strandline.statestore.latest import latest_per_key
+from strandline.statestore.ordered import FIRST_KEY
+from strandline.statestore.restore import ArrowColumn
 
 FOLD_BYTES = 64 << 20
 """Of keys and values that a fold keeps in memory, and that are sorted at once."""

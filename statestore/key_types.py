@@ -10,7 +10,7 @@ import types
 from datetime import date, datetime
 from typing import Any, Union, get_args, get_origin
 
-from changelog.errors import InvalidRequest
+from strandline.changelog.errors import InvalidRequest
 
 _SCALARS = {kind.__name__: kind for kind in (str, int, float, bytes, bool, date, datetime)}
 

@@ -19,8 +19,8 @@ from typing import Any, Generic, TypeVar, Union, get_args, get_origin
 
 import pyarrow as pa
 
-from changelog.errors import InvalidConfig, InvalidRecord
-from statestore.ordered import (
+from strandline.changelog.errors import InvalidConfig, InvalidRecord
+from strandline.statestore.ordered import (
     BEHIND_ELEMENTS,
     TAG_BYTES,
     TAG_STR,

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from changelog.broker import Broker
-from changelog.history import UNKNOWN_EPOCH
-from changelog.records import Batch, PartitionOffsets, TopicPartition
-from statestore.changelogged import Changelogged
-from statestore.engine import Position
+from strandline.changelog.broker import Broker
+from strandline.changelog.history import UNKNOWN_EPOCH
+from strandline.changelog.records import Batch, PartitionOffsets, TopicPartition
+from strandline.statestore.changelogged import Changelogged
+from strandline.statestore.engine import Position
 
 DISTANCES = (1, 64)
 """How many offsets before the position to look for a record. Markers of transactions lie between."""

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from functools import reduce
 
-from statestore.engine import Column
+from strandline.statestore.engine import Column
 
 Change = tuple[bytes, bytes | None]
 

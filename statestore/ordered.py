@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from changelog.errors import CorruptLog
+from strandline.changelog.errors import CorruptLog
 
 FIRST_KEY = b"\x02"
 """Sorts before or equal to every encoded key."""

@@ -23,11 +23,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from statestore.changelogged import Changelogged
-from statestore.engine import Entry, Position
-from statestore.gate import Gate
-from statestore.ordered import FIRST_KEY
-from statestore.values import ValueCodec
+from strandline.statestore.changelogged import Changelogged
+from strandline.statestore.engine import Entry, Position
+from strandline.statestore.gate import Gate
+from strandline.statestore.ordered import FIRST_KEY
+from strandline.statestore.values import ValueCodec
 
 PAGE_ENTRIES = 1_000
 PAGE_BYTES = 1 << 20

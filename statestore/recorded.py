@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.client.asking_again import commit_until_known
-from changelog.client.producer import Producer
-from changelog.clock import Clock
-from changelog.decoding import json_decoder
-from changelog.depth import check_json
-from changelog.errors import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.asking_again import commit_until_known
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.clock import Clock
+from strandline.changelog.decoding import json_decoder
+from strandline.changelog.depth import check_json
+from strandline.changelog.errors import (
     UNREADABLE,
     CorruptLog,
     ProducerFenced,
@@ -34,11 +34,11 @@ from changelog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from changelog.records import TopicPartition, columns_schema
-from statestore.changelogged import Changelogged
-from statestore.declaration import Declaration
-from statestore.engines.memory import MemoryEngine
-from statestore.restore import READERS_WAIT_S, restore
+from strandline.changelog.records import TopicPartition, columns_schema
+from strandline.statestore.changelogged import Changelogged
+from strandline.statestore.declaration import Declaration
+from strandline.statestore.engines.memory import MemoryEngine
+from strandline.statestore.restore import READERS_WAIT_S, restore
 
 SUFFIX = "-declarations"
 CONFIG = {"cleanup.policy": "compact"}

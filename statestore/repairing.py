@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from changelog.embedded.repairing.plan import Plan
-from changelog.storage import Storage
-from statestore.checking import CheckedStores
-from statestore.engines.folders import lock_folder
+from strandline.changelog.embedded.repairing.plan import Plan
+from strandline.changelog.storage import Storage
+from strandline.statestore.checking import CheckedStores
+from strandline.statestore.engines.folders import lock_folder
 
 
 def add_stores(plan: Plan, stores: CheckedStores) -> None:

@@ -31,18 +31,18 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.clock import Clock, SystemClock
-from changelog.errors import CorruptLog, OffsetOutOfRange, RequestTimedOut
-from changelog.history import continues, epoch_before
-from changelog.records import Batch, Fetched, PartitionOffsets, TopicPartition
-from statestore.changelogged import Changelogged, SortedChanges
-from statestore.engine import Position
-from statestore.last_record import LastRecord, last_record
-from statestore.latest import latest_per_key
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import CorruptLog, OffsetOutOfRange, RequestTimedOut
+from strandline.changelog.history import continues, epoch_before
+from strandline.changelog.records import Batch, Fetched, PartitionOffsets, TopicPartition
+from strandline.statestore.changelogged import Changelogged, SortedChanges
+from strandline.statestore.engine import Position
+from strandline.statestore.last_record import LastRecord, last_record
+from strandline.statestore.latest import latest_per_key
 
 if TYPE_CHECKING:
-    from statestore.store import PartitionStore
+    from strandline.statestore.store import PartitionStore
 
 T = TypeVar("T")
 

@@ -18,30 +18,30 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.client.producer import Producer
-from changelog.clock import Clock
-from changelog.errors import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRecord,
     ProducerFenced,
     RequestTimedOut,
     TransactionAborted,
 )
-from changelog.records import TopicPartition
-from statestore.declaration import Declaration, compare, declaration_of
-from statestore.keys import decode_key
-from statestore.recorded import (
+from strandline.changelog.records import TopicPartition
+from strandline.statestore.declaration import Declaration, compare, declaration_of
+from strandline.statestore.keys import decode_key
+from strandline.statestore.recorded import (
     DeclarationLog,
     Rewritten,
     append_at_once,
     partition_key,
     records,
 )
-from statestore.serdes import MessagePack, value_serde
-from statestore.spec import AnySpec
-from statestore.store import AnyStore
-from statestore.values import framed, split
+from strandline.statestore.serdes import MessagePack, value_serde
+from strandline.statestore.spec import AnySpec
+from strandline.statestore.store import AnyStore
+from strandline.statestore.values import framed, split
 
 _log = logging.getLogger("strandline")
 

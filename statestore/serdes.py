@@ -25,9 +25,9 @@ from uuid import UUID
 
 import msgspec
 
-from changelog.decoding import msgpack_decoder
-from changelog.depth import MAX_DEPTH, check_msgpack
-from changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
+from strandline.changelog.decoding import msgpack_decoder
+from strandline.changelog.depth import MAX_DEPTH, check_msgpack
+from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 
 T = TypeVar("T")
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from changelog.errors import InvalidConfig, InvalidRecord
-from changelog.settings import LONG_MAX, check_number
-from statestore.keys import key_codec
-from statestore.serdes import is_immutable
-from statestore.values import ValueCodec
+from strandline.changelog.errors import InvalidConfig, InvalidRecord
+from strandline.changelog.settings import LONG_MAX, check_number
+from strandline.statestore.keys import key_codec
+from strandline.statestore.serdes import is_immutable
+from strandline.statestore.values import ValueCodec
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -28,25 +28,25 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, overload
 
-from changelog.broker import Broker
-from changelog.clock import Clock, SystemClock
-from changelog.errors import InvalidRecord, InvalidTxnState
-from changelog.records import TopicPartition
-from statestore.cache import Cache
-from statestore.changelogged import ChangelogBatch, Changelogged, later
-from statestore.counters import Sample, StoreCounters, StoreSizes
-from statestore.dirty import Dirty
-from statestore.edit import Edit
-from statestore.engine import Engine, Position
-from statestore.engines.choice import engine_of
-from statestore.expiry import Sweeper
-from statestore.keys import Never, key_codec
-from statestore.ordered import FIRST_KEY
-from statestore.reader import CommittedReader
-from statestore.restore import OPEN_S, OnProgress, Restored, restore
-from statestore.spec import UNSET, StoreSpec
-from statestore.unsized import Unsized
-from statestore.values import DELETED, UNSHARED, Expiry, Packed, ValueCodec
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import InvalidRecord, InvalidTxnState
+from strandline.changelog.records import TopicPartition
+from strandline.statestore.cache import Cache
+from strandline.statestore.changelogged import ChangelogBatch, Changelogged, later
+from strandline.statestore.counters import Sample, StoreCounters, StoreSizes
+from strandline.statestore.dirty import Dirty
+from strandline.statestore.edit import Edit
+from strandline.statestore.engine import Engine, Position
+from strandline.statestore.engines.choice import engine_of
+from strandline.statestore.expiry import Sweeper
+from strandline.statestore.keys import Never, key_codec
+from strandline.statestore.ordered import FIRST_KEY
+from strandline.statestore.reader import CommittedReader
+from strandline.statestore.restore import OPEN_S, OnProgress, Restored, restore
+from strandline.statestore.spec import UNSET, StoreSpec
+from strandline.statestore.unsized import Unsized
+from strandline.statestore.values import DELETED, UNSHARED, Expiry, Packed, ValueCodec
 
 K = TypeVar("K")
 V = TypeVar("V")

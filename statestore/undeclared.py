@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import StrandlineError
-from changelog.records import TopicPartition
-from statestore.declaration import declaration_of, undeclared
-from statestore.keys import KeyCodec, key_codec
-from statestore.restore import READERS_WAIT_S
-from statestore.spec import AnySpec
-from statestore.store import open_store
-from statestore.values import ValueCodec
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import StrandlineError
+from strandline.changelog.records import TopicPartition
+from strandline.statestore.declaration import declaration_of, undeclared
+from strandline.statestore.keys import KeyCodec, key_codec
+from strandline.statestore.restore import READERS_WAIT_S
+from strandline.statestore.spec import AnySpec
+from strandline.statestore.store import open_store
+from strandline.statestore.values import ValueCodec
 
 SAMPLE_OFFSETS = 1_000
 """How many of the oldest and of the newest offsets of a partition are looked at."""

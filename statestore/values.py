@@ -26,10 +26,10 @@ from typing import Any, Literal, NoReturn
 import msgspec
 import pyarrow as pa
 
-from changelog.errors import CorruptLog, InvalidRecord, StrandlineError
-from statestore.keys import Never
-from statestore.packing import pack_ints
-from statestore.serdes import MessagePack, Serde, Typed, is_immutable, value_serde
+from strandline.changelog.errors import CorruptLog, InvalidRecord, StrandlineError
+from strandline.statestore.keys import Never
+from strandline.statestore.packing import pack_ints
+from strandline.statestore.serdes import MessagePack, Serde, Typed, is_immutable, value_serde
 
 Expiry = Literal["none", "marked", "always"]
 """Which stored values begin with their expiry."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from changelog.embedded.checking.findings import Report, Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.names import FOLDER_META, LOCK
-from changelog.embedded.owner import Owner
-from changelog.errors import LogLocked
-from changelog.storage import LocalStorage, Storage
-from statestore.checking import check_stores
+from strandline.changelog.embedded.checking.findings import Report, Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.names import FOLDER_META, LOCK
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import LogLocked
+from strandline.changelog.storage import LocalStorage, Storage
+from strandline.statestore.checking import check_stores
 
 AT_MOST = 20
 """Logs of one test that are checked: the last ones."""

@@ -12,11 +12,11 @@ from unittest import mock
 
 import pytest
 
-from changelog.embedded.cleaning import cleaner, look, schedule
-from changelog.embedded.cleaning.passes import Pass
-from changelog.embedded.owner import Owner
-from changelog.embedded.partition import Partition
-from changelog.records import PartitionOffsets, TopicPartition
+from strandline.changelog.embedded.cleaning import cleaner, look, schedule
+from strandline.changelog.embedded.cleaning.passes import Pass
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.records import PartitionOffsets, TopicPartition
 from tests.state.kit import Change, Changelog
 
 MEMORY = 1 << 20

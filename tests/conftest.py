@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from changelog.clock import ManualClock
-from changelog.storage import MemoryStorage
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.storage import MemoryStorage
 from tests.checked import OpenedLogs
 from tests.cleaning import ignore
 from tests.kafka.brokers import kafka, name, now, running

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-import changelog
-from changelog.log import Log
+from strandline import changelog
+from strandline.changelog.log import Log
 
 SYSTEMS = ["embedded", "kafka"]
 

@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
-import changelog
-from changelog.records import CommittedOffset, TopicPartition
+from strandline import changelog
+from strandline.changelog.records import CommittedOffset, TopicPartition
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("changelog", "statestore", "framework")
+"""The folders at the top; `strandline/` has links to them, by which alone they are imported."""
+FACE = "strandline/__init__.py"
 MODULES = sorted(
     [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    + [Path("strandline.py"), Path("pyspark_strandline.py")]
+    + [Path(FACE), Path("strandline/__main__.py"), Path("pyspark_strandline.py")]
 )
 
 MAY_IMPORT = {
@@ -27,11 +29,11 @@ MAY_IMPORT = {
     "statestore": {"changelog", "statestore"},
     "framework": {"changelog", "statestore", "framework"},
     "strandline": {"changelog", "statestore", "framework"},
-    "pyspark_strandline": {"framework"},
+    "pyspark_strandline.py": {"framework"},
 }
 """Imports point down only."""
 
-OURS = {*MAY_IMPORT, "tests", "examples", "benchmarks"}
+OURS = {"strandline", "pyspark_strandline", "tests", "examples", "benchmarks"}
 
 CORE = {"pyarrow", "numpy", "msgspec", "rocksdict", "crc32c", "polars", "typer", "rich"}
 """What every installation has."""
@@ -79,10 +81,14 @@ def called(node: ast.Call) -> str:
 
 def importing_upward(module: Path) -> set[str]:
     """What `module` imports of ours that lies above it."""
-    home = module.parts[0].removesuffix(".py")
-    return (
-        ({name.partition(".")[0] for name in imported(module)} & OURS) - MAY_IMPORT[home] - {home}
-    )
+    found = set()
+    for name in imported(module):
+        top, _, rest = name.partition(".")
+        package = rest.partition(".")[0]
+        if top in OURS and (top != "strandline" or package not in MAY_IMPORT[module.parts[0]]):
+            found.add(name)
+    # `from strandline import changelog` names the package first, and what it takes from it next.
+    return found - {"strandline"} if module.parts[0] != "pyspark_strandline.py" else found
 
 
 def importing_an_edge(module: Path) -> set[str]:
@@ -154,9 +160,14 @@ def test_the_rules_can_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """The checks above see imports in functions and by name."""
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     (tmp_path / "changelog").mkdir()
-    source = "def f():\n    from framework import app\n    import_module('faust.sensors')\n"
+    source = (
+        "def f():\n    from strandline.framework import app\n    import_module('faust.sensors')\n"
+    )
     (tmp_path / "changelog/bad.py").write_text(source)
-    assert importing_upward(Path("changelog/bad.py")) == {"framework"}
+    assert importing_upward(Path("changelog/bad.py")) == {
+        "strandline.framework",
+        "strandline.framework.app",
+    }
     assert importing_an_edge(Path("changelog/bad.py")) == {"faust.sensors"}
     (tmp_path / "changelog/bad.py").write_text("msgspec.json.decode(data, type=Entry)\n")
     assert decoding_by_itself(Path("changelog/bad.py")) == {"line 1: msgspec.json.decode"}
@@ -244,7 +255,8 @@ def test_opening_a_log_does_not_import_pandas(owned: bool, tmp_path: Path) -> No
         log.close()
     loaded = python(
         f"""
-        import sys, changelog
+        import sys
+        from strandline import changelog
         with changelog.open({folder!r}) as log:
             log.topics(), log.offsets("t"), log.broker.committed("g")
             log.producer(transactional_id="x").close()
@@ -255,33 +267,54 @@ def test_opening_a_log_does_not_import_pandas(owned: bool, tmp_path: Path) -> No
     assert loaded.strip() == "False"
 
 
-def test_a_foreign_package_that_shadows_ours_is_named(tmp_path: Path) -> None:
-    """`changelog`, `statestore` and `framework` are general names; another package may have one."""
-    foreign = tmp_path / "statestore"
-    foreign.mkdir()
-    (foreign / "__init__.py").write_text("")
+def test_folders_of_the_same_names_are_somebody_elses(tmp_path: Path) -> None:
+    """A Django app called `changelog`, a user's own `framework`."""
+    for package in PACKAGES:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("mine = True\n")
     said = python(
         f"""
         import sys
-        sys.path.insert(0, {str(tmp_path)!r})
-        sys.path.append({str(ROOT)!r})
-        try:
-            import strandline
-        except ImportError as error:
-            print(error)
+        sys.path[:] = [{str(tmp_path)!r}, {str(ROOT)!r}, *[p for p in sys.path if p]]
+        import changelog, framework, statestore
+        import strandline as sl
+        sl.App("a"), sl.testing
+        print(changelog.mine, framework.mine, statestore.mine)
         """,
         cwd=tmp_path,
     )
-    assert "statestore" in said
-    assert str(foreign) in said
+    assert said.strip() == "True True True"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_packages_are_typed(package: str) -> None:
-    assert (ROOT / package / "py.typed").exists()
+def test_no_module_is_loaded_under_two_names() -> None:
+    said = python(
+        """
+        import pkgutil, sys
+        import strandline, strandline.changelog, strandline.framework, strandline.statestore
+        for name in ("changelog", "statestore", "framework"):
+            package = sys.modules[f"strandline.{name}"]
+            for found in pkgutil.walk_packages(package.__path__, f"strandline.{name}."):
+                if not any(part in found.name for part in ("kafka", "spark", "__main__")):
+                    __import__(found.name)
+        import os
+        files = {}
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if file and file.endswith(".py"):
+                files.setdefault(os.path.realpath(file), set()).add(name)
+        ours = {f: names for f, names in files.items() if any("strandline" in n for n in names)}
+        print(len(ours) > 200, {f: n for f, n in ours.items() if len(n) > 1})
+        """
+    )
+    assert said.strip() == "True {}"
+
+
+def test_the_package_is_typed() -> None:
+    assert (ROOT / "strandline" / "py.typed").exists()
 
 
 def test_the_public_face_names_what_it_exports() -> None:
     face = importlib.import_module("strandline")
     missing = [name for name in face.__all__ if not hasattr(face, name)]
     assert not missing
+    assert set(face.__all__) <= set(dir(face))

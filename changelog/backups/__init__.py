@@ -12,8 +12,8 @@ program that writes where it should not, takes one of the two.
 
 from __future__ import annotations
 
-from changelog.backups.making import backup
-from changelog.backups.report import BackupReport, RestoreReport
-from changelog.backups.restoring import restore
+from strandline.changelog.backups.making import backup
+from strandline.changelog.backups.report import BackupReport, RestoreReport
+from strandline.changelog.backups.restoring import restore
 
 __all__ = ["BackupReport", "RestoreReport", "backup", "restore"]

@@ -7,17 +7,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from changelog import location
-from changelog.backups.report import BackupReport, Progress
-from changelog.backups.store import BLOCK_BYTES, Backup, BackupFile, BackupStore
-from changelog.clock import Clock
-from changelog.embedded.folder import lock_note
-from changelog.embedded.names import CATALOG, FOLDER_META, snapshot_folder
-from changelog.embedded.snapshots import Snapshot, SnapshotFile
-from changelog.errors import CorruptLog, InvalidConfig, StorageFailed, StrandlineError
-from changelog.flight import attach
-from changelog.snapshots import in_folder
-from changelog.storage import LocalStorage, Storage
+from strandline.changelog import location
+from strandline.changelog.backups.report import BackupReport, Progress
+from strandline.changelog.backups.store import BLOCK_BYTES, Backup, BackupFile, BackupStore
+from strandline.changelog.clock import Clock
+from strandline.changelog.embedded.folder import lock_note
+from strandline.changelog.embedded.names import CATALOG, FOLDER_META, snapshot_folder
+from strandline.changelog.embedded.snapshots import Snapshot, SnapshotFile
+from strandline.changelog.errors import CorruptLog, InvalidConfig, StorageFailed, StrandlineError
+from strandline.changelog.flight import attach
+from strandline.changelog.snapshots import in_folder
+from strandline.changelog.storage import LocalStorage, Storage
 
 Closed = dict[str, BackupFile]
 """By path, the files of the last backup whose content never changes."""

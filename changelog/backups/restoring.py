@@ -9,18 +9,18 @@ from pathlib import Path
 
 import msgspec
 
-from changelog import location
-from changelog.backups.report import Progress, RestoreReport
-from changelog.backups.store import Backup, BackupFile, BackupStore
-from changelog.clock import Clock, SystemClock
-from changelog.embedded import document
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.filesystem import check_local
-from changelog.embedded.folder import FOLDER_KIND, FolderMeta, lock_note
-from changelog.embedded.names import CATALOG, FOLDER_META, LOCK, LOG_CONFIG, TOPIC_ID
-from changelog.errors import CorruptLog, InvalidConfig, StorageFailed
-from changelog.storage import LocalStorage, Lock, Storage
+from strandline.changelog import location
+from strandline.changelog.backups.report import Progress, RestoreReport
+from strandline.changelog.backups.store import Backup, BackupFile, BackupStore
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.filesystem import check_local
+from strandline.changelog.embedded.folder import FOLDER_KIND, FolderMeta, lock_note
+from strandline.changelog.embedded.names import CATALOG, FOLDER_META, LOCK, LOG_CONFIG, TOPIC_ID
+from strandline.changelog.errors import CorruptLog, InvalidConfig, StorageFailed
+from strandline.changelog.storage import LocalStorage, Lock, Storage
 
 MARK = "restoring"
 """A file in the folder beside: it is none of somebody else's."""

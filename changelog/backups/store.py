@@ -20,12 +20,12 @@ from typing import Annotated
 
 import msgspec
 
-from changelog.embedded import document
-from changelog.embedded.folder import FolderMeta
-from changelog.embedded.manifest import Count
-from changelog.embedded.names import LOCK
-from changelog.errors import CorruptLog, InvalidConfig
-from changelog.storage import Lock, Storage
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.folder import FolderMeta
+from strandline.changelog.embedded.manifest import Count
+from strandline.changelog.embedded.names import LOCK
+from strandline.changelog.errors import CorruptLog, InvalidConfig
+from strandline.changelog.storage import Lock, Storage
 
 KIND = "backups"
 BACKUP_KIND = "backup"

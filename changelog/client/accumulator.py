@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from changelog.client.columns import as_mapping, batch_of, check_names, required
-from changelog.client.partitioner import (
+from strandline.changelog.client.columns import as_mapping, batch_of, check_names, required
+from strandline.changelog.client.partitioner import (
     Partitions,
     StickyPartitioner,
     partition_for,
     partitions_for,
 )
-from changelog.errors import InvalidRecord, RecordTooLarge, UnknownPartition
-from changelog.records import Headers, TopicInfo, TopicPartition
+from strandline.changelog.errors import InvalidRecord, RecordTooLarge, UnknownPartition
+from strandline.changelog.records import Headers, TopicInfo, TopicPartition
 
 MAX_FRAME_BYTES = 16 << 20
 """A batch of several records is cut below this; a single record may be larger."""

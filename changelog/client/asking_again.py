@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from changelog.client.producer import Producer
-from changelog.client.standing import State
-from changelog.errors import Retriable
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.client.standing import State
+from strandline.changelog.errors import Retriable
 
 ASK_AGAIN = 3
 """How often a commit without an answer is repeated, each time for the delivery timeout."""

@@ -10,10 +10,15 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
-from changelog.broker import Broker
-from changelog.client.cursor import Cursor
-from changelog.errors import OffsetOutOfRange
-from changelog.records import CommittedOffset, Isolation, PartitionOffsets, TopicPartition
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.cursor import Cursor
+from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.records import (
+    CommittedOffset,
+    Isolation,
+    PartitionOffsets,
+    TopicPartition,
+)
 
 _log = logging.getLogger("strandline")
 

@@ -25,11 +25,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.client.keys import encode_key, encode_keys, is_bytes, is_text
-from changelog.errors import InvalidRecord, SchemaMismatch
-from changelog.records import HEADERS_TYPE, Headers, TopicInfo, columns_schema
-from changelog.schema import value_type
-from changelog.times import check_column
+from strandline.changelog.client.keys import encode_key, encode_keys, is_bytes, is_text
+from strandline.changelog.errors import InvalidRecord, SchemaMismatch
+from strandline.changelog.records import HEADERS_TYPE, Headers, TopicInfo, columns_schema
+from strandline.changelog.schema import value_type
+from strandline.changelog.times import check_column
 
 PIECE_ROWS = 1 << 20
 PIECE_BYTES = 128 << 20

@@ -25,12 +25,12 @@ from functools import partial
 from types import TracebackType
 from typing import Self, get_args
 
-from changelog.broker import Broker
-from changelog.client.beginning import Beginning, OffsetReset
-from changelog.client.cursor import Cursor
-from changelog.client.sharing import Listener, Sharing
-from changelog.clock import Clock, SystemClock
-from changelog.errors import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.beginning import Beginning, OffsetReset
+from strandline.changelog.client.cursor import Cursor
+from strandline.changelog.client.sharing import Listener, Sharing
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import (
     CoordinatorLoading,
     InvalidConfig,
     InvalidRequest,
@@ -40,8 +40,8 @@ from changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from changelog.groups import Assignor, GroupMember
-from changelog.records import (
+from strandline.changelog.groups import Assignor, GroupMember
+from strandline.changelog.records import (
     Batch,
     CommittedOffset,
     ConsumerRecord,
@@ -49,7 +49,7 @@ from changelog.records import (
     PartitionOffsets,
     TopicPartition,
 )
-from changelog.settings import LONG_MAX, check_number
+from strandline.changelog.settings import LONG_MAX, check_number
 
 POLL_SECONDS = 1.0
 """How long iteration waits in one poll before it looks whether the consumer was closed."""
@@ -72,9 +72,9 @@ class Consumer:
     offset and leaves out aborted records. `max_bytes` is about how much one poll returns,
     `max_partition_bytes` how much of one partition; a batch is never cut for it.
 
-    >>> from changelog.embedded.owner import Owner
-    >>> from changelog.client.producer import Producer
-    >>> from changelog.storage import MemoryStorage
+    >>> from strandline.changelog.embedded.owner import Owner
+    >>> from strandline.changelog.client.producer import Producer
+    >>> from strandline.changelog.storage import MemoryStorage
     >>> owner = Owner(MemoryStorage(), background=False)
     >>> info = owner.create_topic("greetings")
     >>> with Producer(owner) as producer, Consumer(owner) as consumer:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from changelog.history import Epochs, continues, epoch_before
-from changelog.records import Batch, CommittedOffset, Fetched
+from strandline.changelog.history import Epochs, continues, epoch_before
+from strandline.changelog.records import Batch, CommittedOffset, Fetched
 
 
 @dataclass(slots=True)

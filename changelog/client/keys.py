@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.errors import InvalidRecord
+from strandline.changelog.errors import InvalidRecord
 
 _double = struct.Struct(">d")
 

@@ -22,11 +22,11 @@ import weakref
 from collections.abc import Collection
 from pathlib import Path
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import MemberFenced, Retriable, StrandlineError
-from changelog.groups import Grant, GroupMember, Subscription
-from changelog.records import TopicPartition
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import MemberFenced, Retriable, StrandlineError
+from strandline.changelog.groups import Grant, GroupMember, Subscription
+from strandline.changelog.records import TopicPartition
 
 BEATS_PER_SESSION = 3
 """Kafka's rule for heartbeat.interval.ms: a third of the session timeout at the most."""

@@ -15,9 +15,9 @@ from concurrent.futures import Future
 
 import pyarrow as pa
 
-from changelog.client.accumulator import Accumulator, OpenBatch, RecordMetadata, Waiting
-from changelog.client.sender import Outcome, Outgoing, Sender
-from changelog.errors import RequestTimedOut
+from strandline.changelog.client.accumulator import Accumulator, OpenBatch, RecordMetadata, Waiting
+from strandline.changelog.client.sender import Outcome, Outgoing, Sender
+from strandline.changelog.errors import RequestTimedOut
 
 IDLE_S = 1.0
 """How long the sending thread stays when there is nothing to send."""

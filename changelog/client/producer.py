@@ -31,8 +31,8 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.client.accumulator import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.accumulator import (
     Accumulator,
     RecordMetadata,
     Target,
@@ -40,13 +40,13 @@ from changelog.client.accumulator import (
     checked_headers,
     record_size,
 )
-from changelog.client.columns import batch_of, to_batches
-from changelog.client.keys import encode_key
-from changelog.client.outbox import Outbox
-from changelog.client.sender import Outgoing, Sender
-from changelog.client.standing import Standing, State
-from changelog.clock import Clock, SystemClock
-from changelog.errors import (
+from strandline.changelog.client.columns import batch_of, to_batches
+from strandline.changelog.client.keys import encode_key
+from strandline.changelog.client.outbox import Outbox
+from strandline.changelog.client.sender import Outgoing, Sender
+from strandline.changelog.client.standing import Standing, State
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import (
     InvalidRecord,
     InvalidTxnState,
     ProducerFenced,
@@ -57,10 +57,10 @@ from changelog.errors import (
     StrandlineError,
     TransactionAborted,
 )
-from changelog.groups import GroupMember
-from changelog.records import CommittedOffset, Headers, ProducerIdentity, TopicPartition
-from changelog.settings import INT_MAX, LONG_MAX, check_number
-from changelog.times import to_ms
+from strandline.changelog.groups import GroupMember
+from strandline.changelog.records import CommittedOffset, Headers, ProducerIdentity, TopicPartition
+from strandline.changelog.settings import INT_MAX, LONG_MAX, check_number
+from strandline.changelog.times import to_ms
 
 _log = logging.getLogger("strandline")
 
@@ -94,8 +94,8 @@ class Producer:
 
     Close it (or use `with`), or records that still linger are lost when the process ends.
 
-    >>> from changelog.embedded.owner import Owner
-    >>> from changelog.storage import MemoryStorage
+    >>> from strandline.changelog.embedded.owner import Owner
+    >>> from strandline.changelog.storage import MemoryStorage
     >>> owner = Owner(MemoryStorage(), background=False)
     >>> info = owner.create_topic("greetings")
     >>> with Producer(owner) as producer:

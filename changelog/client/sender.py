@@ -23,10 +23,10 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.embedded.producer_state import REMEMBERED, advance
-from changelog.errors import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.embedded.producer_state import REMEMBERED, advance
+from strandline.changelog.errors import (
     UNDONE,
     InvalidRequest,
     OutOfOrderSequence,
@@ -34,8 +34,8 @@ from changelog.errors import (
     Retriable,
     StrandlineError,
 )
-from changelog.groups import GroupMember
-from changelog.records import (
+from strandline.changelog.groups import GroupMember
+from strandline.changelog.records import (
     Append,
     Appended,
     CommittedOffset,

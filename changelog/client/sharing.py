@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from changelog.broker import Broker
-from changelog.client.membership import Membership, program
-from changelog.clock import Clock
-from changelog.errors import MemberFenced
-from changelog.groups import Assignor, GroupMember, Subscription
-from changelog.records import TopicPartition
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.membership import Membership, program
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import MemberFenced
+from strandline.changelog.groups import Assignor, GroupMember, Subscription
+from strandline.changelog.records import TopicPartition
 
 Listener = Callable[[list[TopicPartition]], None]
 Assign = Callable[[Collection[TopicPartition]], None]

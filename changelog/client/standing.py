@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from enum import Enum
 
-from changelog.errors import InvalidRequest, InvalidTxnState, ProducerFenced, TransactionAborted
+from strandline.changelog.errors import (
+    InvalidRequest,
+    InvalidTxnState,
+    ProducerFenced,
+    TransactionAborted,
+)
 
 
 class State(Enum):

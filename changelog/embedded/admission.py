@@ -5,12 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.embedded.frame import Payload, encode
-from changelog.embedded.producer_state import SEQUENCES
-from changelog.embedded.topic import Topic
-from changelog.errors import InvalidRecord, RecordTooLarge, SchemaMismatch
-from changelog.records import Append, ProducerIdentity
-from changelog.schema import BYTES
+from strandline.changelog.embedded.frame import Payload, encode
+from strandline.changelog.embedded.producer_state import SEQUENCES
+from strandline.changelog.embedded.topic import Topic
+from strandline.changelog.errors import InvalidRecord, RecordTooLarge, SchemaMismatch
+from strandline.changelog.records import Append, ProducerIdentity
+from strandline.changelog.schema import BYTES
 
 
 def admitted(topic: Topic, request: Append, now_ms: int) -> Payload:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from changelog.embedded.format import Attributes, Kind
-from changelog.embedded.frame import decode, decode_pairs
-from changelog.embedded.segment import LocatedFrame
-from changelog.records import Batch, ConsumerRecord, TopicPartition
-from changelog.schema import ValueSchemas, upgrade
+from strandline.changelog.embedded.format import Attributes, Kind
+from strandline.changelog.embedded.frame import decode, decode_pairs
+from strandline.changelog.embedded.segment import LocatedFrame
+from strandline.changelog.records import Batch, ConsumerRecord, TopicPartition
+from strandline.changelog.schema import ValueSchemas, upgrade
 
 
 def columns_of(

@@ -16,13 +16,13 @@ import threading
 from collections.abc import Callable, Iterator
 from enum import Enum
 
-from changelog.config import check_client_name
-from changelog.embedded.environment import Environment
-from changelog.embedded.group_commit import Ended, GroupCommit, Stage, Ticket
-from changelog.embedded.partition import Partition
-from changelog.embedded.syncing import sync_all
-from changelog.embedded.transaction_log import TransactionLog, TransactionRecord
-from changelog.errors import (
+from strandline.changelog.config import check_client_name
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.group_commit import Ended, GroupCommit, Stage, Ticket
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.syncing import sync_all
+from strandline.changelog.embedded.transaction_log import TransactionLog, TransactionRecord
+from strandline.changelog.errors import (
     REPAIR,
     UNDONE,
     CorruptLog,
@@ -35,7 +35,7 @@ from changelog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from changelog.records import ProducerIdentity
+from strandline.changelog.records import ProducerIdentity
 
 MAX_EPOCH = (1 << 31) - 2
 MAX_TIMEOUT_MS = 15 * 60 * 1000

@@ -19,9 +19,9 @@ from typing import Any, TypeVar, cast
 import crc32c
 import msgspec
 
-from changelog.decoding import known_json_decoder
-from changelog.errors import REPAIR, UNREADABLE, CorruptLog, FutureFormat
-from changelog.storage import Storage, replace
+from strandline.changelog.decoding import known_json_decoder
+from strandline.changelog.errors import REPAIR, UNREADABLE, CorruptLog, FutureFormat
+from strandline.changelog.storage import Storage, replace
 
 VERSION = 1
 """Format version of every kind of document that VERSIONS does not name."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeVar
 
-from changelog.clock import Clock
-from changelog.embedded.metrics import LogCounters
-from changelog.embedded.traffic import Traffic
-from changelog.log_config import LogConfig
-from changelog.storage import Storage
+from strandline.changelog.clock import Clock
+from strandline.changelog.embedded.metrics import LogCounters
+from strandline.changelog.embedded.traffic import Traffic
+from strandline.changelog.log_config import LogConfig
+from strandline.changelog.storage import Storage
 
 Durability = Literal["fsync", "os"]
 SYNC_THREADS = 8

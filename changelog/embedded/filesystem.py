@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from changelog.errors import StorageFailed
+from strandline.changelog.errors import StorageFailed
 
 # fmt: off
 NETWORK_FILE_SYSTEMS = frozenset([

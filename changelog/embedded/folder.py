@@ -8,13 +8,19 @@ import time
 
 import msgspec
 
-from changelog.directory import Identity
-from changelog.embedded import document
-from changelog.embedded.environment import Environment
-from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOCK, LOG_CONFIG
-from changelog.errors import REPAIR, CorruptLog, FutureFormat, InvalidConfig, StorageFailed
-from changelog.log_config import LogConfig
-from changelog.storage import Storage
+from strandline.changelog.directory import Identity
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOCK, LOG_CONFIG
+from strandline.changelog.errors import (
+    REPAIR,
+    CorruptLog,
+    FutureFormat,
+    InvalidConfig,
+    StorageFailed,
+)
+from strandline.changelog.log_config import LogConfig
+from strandline.changelog.storage import Storage
 
 FOLDER_KIND = "log"
 CLEAN_KIND = "clean"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from changelog.embedded.environment import Environment
-from changelog.embedded.partition import Partition
-from changelog.errors import FolderLost
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.errors import FolderLost
 
 _log = logging.getLogger("strandline")
 

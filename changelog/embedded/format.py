@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import crc32c
 
-from changelog.errors import REPAIR, CorruptLog, FutureFormat
+from strandline.changelog.errors import REPAIR, CorruptLog, FutureFormat
 
 MAGIC = b"SLF1"
 VERSION = 2

@@ -16,9 +16,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.arrays import binaries, int64s
-from changelog.decoding import msgpack_decoder
-from changelog.embedded.format import (
+from strandline.changelog.arrays import binaries, int64s
+from strandline.changelog.decoding import msgpack_decoder
+from strandline.changelog.embedded.format import (
     HEADER_SIZE,
     VERSION,
     Attributes,
@@ -29,7 +29,7 @@ from changelog.embedded.format import (
     padded,
     unpack_header,
 )
-from changelog.errors import (
+from strandline.changelog.errors import (
     REPAIR,
     UNREADABLE,
     CorruptLog,
@@ -37,8 +37,8 @@ from changelog.errors import (
     RecordTooLarge,
     out_of_memory,
 )
-from changelog.ipc import check_unpacked_size, read_batch
-from changelog.records import HEADERS_TYPE, columns_schema
+from strandline.changelog.ipc import check_unpacked_size, read_batch
+from strandline.changelog.records import HEADERS_TYPE, columns_schema
 
 ROWS_BELOW = 32
 """Batches with fewer records are kept as rows: an Arrow message of one record costs 560 bytes."""

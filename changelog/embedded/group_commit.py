@@ -17,12 +17,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from changelog.embedded.environment import Environment
-from changelog.embedded.partition import Partition
-from changelog.embedded.syncing import sync_all
-from changelog.embedded.transaction_log import PreparedPartition, TransactionLog, TransactionRecord
-from changelog.errors import UNDONE, StorageFailed, StrandlineError
-from changelog.records import ProducerIdentity
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.syncing import sync_all
+from strandline.changelog.embedded.transaction_log import (
+    PreparedPartition,
+    TransactionLog,
+    TransactionRecord,
+)
+from strandline.changelog.errors import UNDONE, StorageFailed, StrandlineError
+from strandline.changelog.records import ProducerIdentity
 
 
 class Ended(Protocol):

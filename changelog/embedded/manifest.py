@@ -6,10 +6,10 @@ from typing import Annotated
 
 import msgspec
 
-from changelog.embedded import document
-from changelog.embedded.names import MANIFEST, SegmentName
-from changelog.history import FIRST, Epoch
-from changelog.storage import Storage
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.names import MANIFEST, SegmentName
+from strandline.changelog.history import FIRST, Epoch
+from strandline.changelog.storage import Storage
 
 KIND = "manifest"
 STILL_OPEN = -1

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from changelog.embedded.format import FrameHeader
-from changelog.metrics import Counter, Histogram, Metric, Reading
+from strandline.changelog.embedded.format import FrameHeader
+from strandline.changelog.metrics import Counter, Histogram, Metric, Reading
 
 if TYPE_CHECKING:
-    from changelog.embedded.topic import Topic
+    from strandline.changelog.embedded.topic import Topic
 
 APPENDS = Metric(
     "strandline_log_appends_total", "counter", "Batches appended by producers.", ("topic",)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import crc32c
 
-from changelog.embedded.format import HEADER_SIZE
-from changelog.embedded.names import TOPICS, partition_folder, place_of, topic_folder
-from changelog.embedded.scanning import Broken
-from changelog.embedded.segment import Segment
+from strandline.changelog.embedded.format import HEADER_SIZE
+from strandline.changelog.embedded.names import TOPICS, partition_folder, place_of, topic_folder
+from strandline.changelog.embedded.scanning import Broken
+from strandline.changelog.embedded.segment import Segment
 
 
 def folder_of(segment: Segment, broken: Broken) -> str | None:

@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import crc32c
 
-from changelog.pins import NAME_PATTERN, PinName
+from strandline.changelog.pins import NAME_PATTERN, PinName
 
 FOLDER_META = "strandline.meta"
 LOCK = "lock"

@@ -13,12 +13,12 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-from changelog.config import check_client_name
-from changelog.decoding import msgpack_decoder
-from changelog.embedded.names import CONSUMER_OFFSETS
-from changelog.embedded.partition import Partition
-from changelog.embedded.transaction_log import append_pairs, read_records
-from changelog.errors import (
+from strandline.changelog.config import check_client_name
+from strandline.changelog.decoding import msgpack_decoder
+from strandline.changelog.embedded.names import CONSUMER_OFFSETS
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.transaction_log import append_pairs, read_records
+from strandline.changelog.errors import (
     REPAIR,
     UNREADABLE,
     CoordinatorLoading,
@@ -26,8 +26,8 @@ from changelog.errors import (
     InvalidRequest,
     OffsetOutOfRange,
 )
-from changelog.history import UNKNOWN_EPOCH
-from changelog.records import (
+from strandline.changelog.history import UNKNOWN_EPOCH
+from strandline.changelog.records import (
     CommittedOffset,
     ConsumerRecord,
     PartitionOffsets,

@@ -16,44 +16,44 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from changelog.cleaning import CleaningStatus
-from changelog.clock import Clock, SystemClock
-from changelog.embedded import folder, reading, retention
-from changelog.embedded.admission import admitted, identity_of
-from changelog.embedded.cleaning.schedule import Cleaners
-from changelog.embedded.coordinator import Coordinator
-from changelog.embedded.environment import Durability, Environment
-from changelog.embedded.folder_watch import FolderWatch
-from changelog.embedded.groups.groups import Groups
-from changelog.embedded.metrics import log_readings
-from changelog.embedded.names import (
+from strandline.changelog.cleaning import CleaningStatus
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.embedded import folder, reading, retention
+from strandline.changelog.embedded.admission import admitted, identity_of
+from strandline.changelog.embedded.cleaning.schedule import Cleaners
+from strandline.changelog.embedded.coordinator import Coordinator
+from strandline.changelog.embedded.environment import Durability, Environment
+from strandline.changelog.embedded.folder_watch import FolderWatch
+from strandline.changelog.embedded.groups.groups import Groups
+from strandline.changelog.embedded.metrics import log_readings
+from strandline.changelog.embedded.names import (
     CLEAN,
     CONSUMER_OFFSETS,
     LOCK,
     SYSTEM_TOPICS,
     TRANSACTION_STATE,
 )
-from changelog.embedded.offsets import GroupOffsets, check_commit, located
-from changelog.embedded.partition import Partition
-from changelog.embedded.pins import KeptPins
-from changelog.embedded.segment import Segment
-from changelog.embedded.snapshots import KeptSnapshots
-from changelog.embedded.syncing import begin_epochs, sync_all
-from changelog.embedded.ticking import Ticking
-from changelog.embedded.topic import Catalog, Topic
-from changelog.embedded.transaction_log import TransactionLog
-from changelog.embedded.upkeep import Upkeep, sync_quietly
-from changelog.embedded.view import View
-from changelog.errors import (
+from strandline.changelog.embedded.offsets import GroupOffsets, check_commit, located
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.pins import KeptPins
+from strandline.changelog.embedded.segment import Segment
+from strandline.changelog.embedded.snapshots import KeptSnapshots
+from strandline.changelog.embedded.syncing import begin_epochs, sync_all
+from strandline.changelog.embedded.ticking import Ticking
+from strandline.changelog.embedded.topic import Catalog, Topic
+from strandline.changelog.embedded.transaction_log import TransactionLog
+from strandline.changelog.embedded.upkeep import Upkeep, sync_quietly
+from strandline.changelog.embedded.view import View
+from strandline.changelog.errors import (
     UNDONE,
     FolderLost,
     InvalidConfig,
     InvalidTopic,
     OwnerUnavailable,
 )
-from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
-from changelog.metrics import Reading
-from changelog.records import (
+from strandline.changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from strandline.changelog.metrics import Reading
+from strandline.changelog.records import (
     Append,
     Appended,
     CommittedOffset,
@@ -64,7 +64,7 @@ from changelog.records import (
     TopicInfo,
     TopicPartition,
 )
-from changelog.storage import Storage
+from strandline.changelog.storage import Storage
 
 _log = logging.getLogger("strandline")
 

@@ -25,23 +25,23 @@ from typing import Any
 
 import msgspec
 
-from changelog.config import TopicConfig
-from changelog.embedded import side_files
-from changelog.embedded.aborted import AbortedTransactions
-from changelog.embedded.environment import Environment
-from changelog.embedded.format import FrameHeader
-from changelog.embedded.frame import Payload, encode_marker, frame_parts
-from changelog.embedded.manifest import Manifest, SegmentEntry
-from changelog.embedded.metrics import Written
-from changelog.embedded.names import SegmentName
-from changelog.embedded.producer_state import (
+from strandline.changelog.config import TopicConfig
+from strandline.changelog.embedded import side_files
+from strandline.changelog.embedded.aborted import AbortedTransactions
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.format import FrameHeader
+from strandline.changelog.embedded.frame import Payload, encode_marker, frame_parts
+from strandline.changelog.embedded.manifest import Manifest, SegmentEntry
+from strandline.changelog.embedded.metrics import Written
+from strandline.changelog.embedded.names import SegmentName
+from strandline.changelog.embedded.producer_state import (
     BatchMeta,
     EndedTransaction,
     ProducerStates,
     advance,
 )
-from changelog.embedded.segment import Segment
-from changelog.errors import (
+from strandline.changelog.embedded.segment import Segment
+from strandline.changelog.errors import (
     UNDONE,
     OwnerUnavailable,
     PartitionPoisoned,
@@ -49,10 +49,15 @@ from changelog.errors import (
     StrandlineError,
     UnknownTopic,
 )
-from changelog.history import Epoch, epoch_of, with_epoch
-from changelog.records import Appended, PartitionOffsets, ProducerIdentity, TopicPartition
-from changelog.schema import ValueSchemas
-from changelog.storage import File
+from strandline.changelog.history import Epoch, epoch_of, with_epoch
+from strandline.changelog.records import (
+    Appended,
+    PartitionOffsets,
+    ProducerIdentity,
+    TopicPartition,
+)
+from strandline.changelog.schema import ValueSchemas
+from strandline.changelog.storage import File
 
 MOST_FRAMES = 10_000
 """Of a segment. After a kill the last one of a partition is walked frame by frame, and small ones

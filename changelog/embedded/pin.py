@@ -11,18 +11,18 @@ from typing import Annotated
 
 import msgspec
 
-from changelog.embedded import document
-from changelog.embedded.aborted import AbortedTransactions
-from changelog.embedded.manifest import Count
-from changelog.embedded.names import PIN_LINK, pin_file, pin_folder
-from changelog.embedded.producer_state import EndedTransaction
-from changelog.embedded.segment import Piece
-from changelog.embedded.view import View
-from changelog.errors import OffsetOutOfRange, UnknownPartition
-from changelog.pins import MAX_TIMEOUT_MS, PinName, PinnedRange
-from changelog.records import Fetched, TopicPartition
-from changelog.schema import decode_schemas
-from changelog.storage import Storage
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.aborted import AbortedTransactions
+from strandline.changelog.embedded.manifest import Count
+from strandline.changelog.embedded.names import PIN_LINK, pin_file, pin_folder
+from strandline.changelog.embedded.producer_state import EndedTransaction
+from strandline.changelog.embedded.segment import Piece
+from strandline.changelog.embedded.view import View
+from strandline.changelog.errors import OffsetOutOfRange, UnknownPartition
+from strandline.changelog.pins import MAX_TIMEOUT_MS, PinName, PinnedRange
+from strandline.changelog.records import Fetched, TopicPartition
+from strandline.changelog.schema import decode_schemas
+from strandline.changelog.storage import Storage
 
 KIND = "pin"
 

@@ -17,8 +17,8 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-from changelog.embedded.environment import Environment
-from changelog.embedded.names import (
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.names import (
     PIN,
     PINS,
     holder_folder,
@@ -26,10 +26,10 @@ from changelog.embedded.names import (
     pin_link,
     pin_of,
 )
-from changelog.embedded.partition import Partition
-from changelog.embedded.pin import Pin, PinnedPartition, PinnedPiece, PinReader
-from changelog.embedded.segment import Piece, Segment
-from changelog.errors import (
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.pin import Pin, PinnedPartition, PinnedPiece, PinReader
+from strandline.changelog.embedded.segment import Piece, Segment
+from strandline.changelog.errors import (
     REPAIR,
     UNDONE,
     CorruptLog,
@@ -40,10 +40,16 @@ from changelog.errors import (
     UnknownPin,
     UnknownTopic,
 )
-from changelog.pins import MAX_TIMEOUT_MS, NAME_PATTERN, PinName, PinnedRange, PinnedRanges
-from changelog.records import Fetched, ReadPosition, TopicPartition
-from changelog.schema import encode_schemas
-from changelog.storage import Storage
+from strandline.changelog.pins import (
+    MAX_TIMEOUT_MS,
+    NAME_PATTERN,
+    PinName,
+    PinnedRange,
+    PinnedRanges,
+)
+from strandline.changelog.records import Fetched, ReadPosition, TopicPartition
+from strandline.changelog.schema import encode_schemas
+from strandline.changelog.storage import Storage
 
 PIECE_BYTES = 4 << 20
 """Of a segment that are read at once."""

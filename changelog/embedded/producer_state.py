@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from changelog.errors import InvalidTxnState, OutOfOrderSequence, ProducerFenced
-from changelog.records import Appended, ProducerIdentity
+from strandline.changelog.errors import InvalidTxnState, OutOfOrderSequence, ProducerFenced
+from strandline.changelog.records import Appended, ProducerIdentity
 
 SEQUENCES = 1 << 31
 REMEMBERED = 5

@@ -14,12 +14,12 @@ from functools import partial
 from operator import attrgetter
 from typing import TypeVar
 
-from changelog.embedded.partition import Partition
-from changelog.embedded.segment import Piece
-from changelog.embedded.view import View
-from changelog.errors import REPAIR, CorruptLog, OffsetOutOfRange
-from changelog.history import epochs_within
-from changelog.records import Fetched, Isolation
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.segment import Piece
+from strandline.changelog.embedded.view import View
+from strandline.changelog.errors import REPAIR, CorruptLog, OffsetOutOfRange
+from strandline.changelog.history import epochs_within
+from strandline.changelog.records import Fetched, Isolation
 
 SEARCHED = 64 << 10
 """Bytes read at a time in search of a timestamp."""

@@ -19,21 +19,21 @@ from __future__ import annotations
 
 import contextlib
 
-from changelog.config import TopicConfig
-from changelog.embedded import misplaced
-from changelog.embedded.aborted import AbortedTransactions
-from changelog.embedded.environment import Environment
-from changelog.embedded.format import unpack_marker
-from changelog.embedded.manifest import Manifest, SegmentEntry
-from changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
-from changelog.embedded.partition import Partition
-from changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
-from changelog.embedded.scanning import CHUNK, Broken, durable_end_behind, scan
-from changelog.embedded.segment import LocatedFrame, Segment
-from changelog.embedded.side_files import load_aborted, load_producers, save_producers
-from changelog.errors import REPAIR, CorruptLog, FutureFormat, cause
-from changelog.records import ProducerIdentity
-from changelog.storage import Storage
+from strandline.changelog.config import TopicConfig
+from strandline.changelog.embedded import misplaced
+from strandline.changelog.embedded.aborted import AbortedTransactions
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.format import unpack_marker
+from strandline.changelog.embedded.manifest import Manifest, SegmentEntry
+from strandline.changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
+from strandline.changelog.embedded.scanning import CHUNK, Broken, durable_end_behind, scan
+from strandline.changelog.embedded.segment import LocatedFrame, Segment
+from strandline.changelog.embedded.side_files import load_aborted, load_producers, save_producers
+from strandline.changelog.errors import REPAIR, CorruptLog, FutureFormat, cause
+from strandline.changelog.records import ProducerIdentity
+from strandline.changelog.storage import Storage
 
 
 def open_partition(

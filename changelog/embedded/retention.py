@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from changelog.config import UNLIMITED, TopicConfig
-from changelog.embedded.partition import Partition
-from changelog.embedded.segment import Segment
-from changelog.errors import OffsetOutOfRange
+from strandline.changelog.config import UNLIMITED, TopicConfig
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.segment import Segment
+from strandline.changelog.errors import OffsetOutOfRange
 
 
 def expired_segments(

@@ -10,9 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from changelog.embedded.format import ALIGNMENT, HEADER_SIZE, MAGIC, FrameHeader, unpack_header
-from changelog.embedded.segment import LocatedFrame, Segment
-from changelog.errors import REPAIR, CorruptLog, FutureFormat
+from strandline.changelog.embedded.format import (
+    ALIGNMENT,
+    HEADER_SIZE,
+    MAGIC,
+    FrameHeader,
+    unpack_header,
+)
+from strandline.changelog.embedded.segment import LocatedFrame, Segment
+from strandline.changelog.errors import REPAIR, CorruptLog, FutureFormat
 
 CHUNK = 4 << 20
 """Bytes read at a time; a larger frame is read whole."""

@@ -8,13 +8,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from changelog.embedded import document
-from changelog.embedded.format import HEADER_SIZE, FrameHeader, unpack_header
-from changelog.embedded.frame import payload_bytes, walk
-from changelog.embedded.manifest import NO_HORIZON, SegmentEntry
-from changelog.embedded.names import SegmentName, place_of
-from changelog.errors import REPAIR, CorruptLog
-from changelog.storage import File, Storage
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.format import HEADER_SIZE, FrameHeader, unpack_header
+from strandline.changelog.embedded.frame import payload_bytes, walk
+from strandline.changelog.embedded.manifest import NO_HORIZON, SegmentEntry
+from strandline.changelog.embedded.names import SegmentName, place_of
+from strandline.changelog.errors import REPAIR, CorruptLog
+from strandline.changelog.storage import File, Storage
 
 INDEX_KIND = "index"
 _NO_TIME = -1

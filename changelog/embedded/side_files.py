@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from changelog.embedded import document
-from changelog.embedded.names import SegmentName, producer_snapshot, snapshot_offset
-from changelog.embedded.producer_state import EndedTransaction, ProducerEntry, ProducerStates
-from changelog.errors import REPAIR, CorruptLog
-from changelog.storage import Storage
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.names import SegmentName, producer_snapshot, snapshot_offset
+from strandline.changelog.embedded.producer_state import (
+    EndedTransaction,
+    ProducerEntry,
+    ProducerStates,
+)
+from strandline.changelog.errors import REPAIR, CorruptLog
+from strandline.changelog.storage import Storage
 
 SNAPSHOT_KIND = "producers"
 ABORTED_KIND = "aborted"

@@ -18,12 +18,12 @@ from typing import Annotated
 
 import msgspec
 
-from changelog.embedded import document
-from changelog.embedded.environment import Environment
-from changelog.embedded.folder import FOLDER_KIND, FolderMeta
-from changelog.embedded.manifest import KIND as MANIFEST_KIND
-from changelog.embedded.manifest import Count
-from changelog.embedded.names import (
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.folder import FOLDER_KIND, FolderMeta
+from strandline.changelog.embedded.manifest import KIND as MANIFEST_KIND
+from strandline.changelog.embedded.manifest import Count
+from strandline.changelog.embedded.names import (
     CATALOG,
     FOLDER_META,
     LOG_CONFIG,
@@ -35,9 +35,9 @@ from changelog.embedded.names import (
     snapshot_offset,
     topic_copy,
 )
-from changelog.embedded.partition import Partition
-from changelog.errors import REPAIR, UNDONE, CorruptLog, InvalidRequest, StorageFailed
-from changelog.storage import Storage
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.errors import REPAIR, UNDONE, CorruptLog, InvalidRequest, StorageFailed
+from strandline.changelog.storage import Storage
 
 KIND = "snapshot"
 LASTS_MS = 24 * 60 * 60 * 1000

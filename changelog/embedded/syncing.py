@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 
-from changelog.embedded.environment import Environment
-from changelog.embedded.partition import Partition
-from changelog.errors import InvalidRequest, StrandlineError
-from changelog.records import Append, TopicPartition
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.errors import InvalidRequest, StrandlineError
+from strandline.changelog.records import Append, TopicPartition
 
 
 def sync_all(

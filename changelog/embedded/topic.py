@@ -8,12 +8,17 @@ from typing import Annotated
 import msgspec
 import pyarrow as pa
 
-from changelog.config import MAX_PARTITIONS, check_partitions, check_topic_name, topic_settings
-from changelog.embedded import document
-from changelog.embedded.environment import Environment
-from changelog.embedded.folder import ClosedSizes, save_log_config
-from changelog.embedded.manifest import Manifest
-from changelog.embedded.names import (
+from strandline.changelog.config import (
+    MAX_PARTITIONS,
+    check_partitions,
+    check_topic_name,
+    topic_settings,
+)
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.folder import ClosedSizes, save_log_config
+from strandline.changelog.embedded.manifest import Manifest
+from strandline.changelog.embedded.names import (
     CATALOG,
     SYSTEM_TOPICS,
     TOPIC_ID,
@@ -23,9 +28,9 @@ from changelog.embedded.names import (
     topic_copy,
     topic_folder,
 )
-from changelog.embedded.partition import Partition
-from changelog.embedded.recovery import open_partition
-from changelog.errors import (
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.recovery import open_partition
+from strandline.changelog.errors import (
     REPAIR,
     CorruptLog,
     FutureFormat,
@@ -35,10 +40,10 @@ from changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from changelog.log_config import LogConfig
-from changelog.records import TopicInfo
-from changelog.schema import BYTES, ValueSchemas, decode_schemas, encode_schemas
-from changelog.storage import Storage
+from strandline.changelog.log_config import LogConfig
+from strandline.changelog.records import TopicInfo
+from strandline.changelog.schema import BYTES, ValueSchemas, decode_schemas, encode_schemas
+from strandline.changelog.storage import Storage
 
 KIND = "topics"
 COPY_KIND = "topic"

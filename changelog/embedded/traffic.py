@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
-from changelog.clock import Clock
+from strandline.changelog.clock import Clock
 
 SLICE_S = 0.001
 """Work of less than this is not interrupted."""

@@ -8,14 +8,14 @@ from typing import Literal, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from changelog.arrays import binaries, int64s
-from changelog.decoding import msgpack_decoder
-from changelog.embedded.frame import encode
-from changelog.embedded.names import TRANSACTION_STATE
-from changelog.embedded.partition import Partition
-from changelog.embedded.reading import view
-from changelog.errors import REPAIR, UNREADABLE, CorruptLog
-from changelog.records import ConsumerRecord
+from strandline.changelog.arrays import binaries, int64s
+from strandline.changelog.decoding import msgpack_decoder
+from strandline.changelog.embedded.frame import encode
+from strandline.changelog.embedded.names import TRANSACTION_STATE
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.reading import view
+from strandline.changelog.errors import REPAIR, UNREADABLE, CorruptLog
+from strandline.changelog.records import ConsumerRecord
 
 PRODUCER_IDS_KEY = b"\x00producer-ids"
 BLOCK = 1000

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from changelog.embedded import retention
-from changelog.embedded.environment import Environment
-from changelog.embedded.partition import Partition
-from changelog.embedded.segment import Segment
-from changelog.embedded.topic import Catalog, Topic
-from changelog.errors import StorageFailed, StrandlineError
+from strandline.changelog.embedded import retention
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.segment import Segment
+from strandline.changelog.embedded.topic import Catalog, Topic
+from strandline.changelog.errors import StorageFailed, StrandlineError
 
 _log = logging.getLogger("strandline")
 

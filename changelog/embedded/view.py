@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
-from changelog.embedded.aborted import AbortedTransactions
-from changelog.embedded.batches import batch_of, records_of
-from changelog.embedded.segment import LocatedFrame, Piece
-from changelog.history import Epochs
-from changelog.records import Batch, ConsumerRecord, Fetched, TopicPartition
-from changelog.schema import ValueSchemas
-from changelog.storage import Storage
+from strandline.changelog.embedded.aborted import AbortedTransactions
+from strandline.changelog.embedded.batches import batch_of, records_of
+from strandline.changelog.embedded.segment import LocatedFrame, Piece
+from strandline.changelog.history import Epochs
+from strandline.changelog.records import Batch, ConsumerRecord, Fetched, TopicPartition
+from strandline.changelog.schema import ValueSchemas
+from strandline.changelog.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from changelog.clock import Clock
-from changelog.credentials import read_token, token_of
-from changelog.errors import InvalidConfig, from_os_error
-from changelog.flight.client import DEADLINE, FlightBroker
-from changelog.flight.connection import Target
-from changelog.flight.failover import FailoverBroker, Link
-from changelog.flight.grants import Grants
-from changelog.hosts import bracketed
-from changelog.location import SERVED, options_of
-from changelog.secret import masked
+from strandline.changelog.clock import Clock
+from strandline.changelog.credentials import read_token, token_of
+from strandline.changelog.errors import InvalidConfig, from_os_error
+from strandline.changelog.flight.client import DEADLINE, FlightBroker
+from strandline.changelog.flight.connection import Target
+from strandline.changelog.flight.failover import FailoverBroker, Link
+from strandline.changelog.flight.grants import Grants
+from strandline.changelog.hosts import bracketed
+from strandline.changelog.location import SERVED, options_of
+from strandline.changelog.secret import masked
 
 DEFAULT_PORT = 7361
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-from changelog.broker import Broker
-from changelog.errors import QuotaExceeded
-from changelog.flight.budgets import Budget
-from changelog.flight.clients import Client
-from changelog.flight.limits import PARTITIONS_AT_ONCE
-from changelog.flight.messages import MAX_FETCH, FetchRequest
-from changelog.pins import PinName, there
-from changelog.records import Fetched, Isolation, TopicPartition
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import QuotaExceeded
+from strandline.changelog.flight.budgets import Budget
+from strandline.changelog.flight.clients import Client
+from strandline.changelog.flight.limits import PARTITIONS_AT_ONCE
+from strandline.changelog.flight.messages import MAX_FETCH, FetchRequest
+from strandline.changelog.pins import PinName, there
+from strandline.changelog.records import Fetched, Isolation, TopicPartition
 
 Answered = dict[TopicPartition, Fetched]
 

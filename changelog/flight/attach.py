@@ -17,19 +17,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
-from changelog import location
-from changelog.clock import Clock, SystemClock
-from changelog.embedded import filesystem
-from changelog.embedded.environment import Durability
-from changelog.embedded.names import LOCK
-from changelog.errors import InvalidConfig, LogLocked, OwnerUnavailable, Unauthenticated
-from changelog.flight import background
-from changelog.flight import endpoint as endpoints
-from changelog.flight.client import DEADLINE, FlightBroker
-from changelog.flight.connection import Target
-from changelog.flight.failover import FailoverBroker, Link
-from changelog.flight.owning import ServedOwner
-from changelog.lock import holder
+from strandline.changelog import location
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.embedded import filesystem
+from strandline.changelog.embedded.environment import Durability
+from strandline.changelog.embedded.names import LOCK
+from strandline.changelog.errors import InvalidConfig, LogLocked, OwnerUnavailable, Unauthenticated
+from strandline.changelog.flight import background
+from strandline.changelog.flight import endpoint as endpoints
+from strandline.changelog.flight.client import DEADLINE, FlightBroker
+from strandline.changelog.flight.connection import Target
+from strandline.changelog.flight.failover import FailoverBroker, Link
+from strandline.changelog.flight.owning import ServedOwner
+from strandline.changelog.lock import holder
 
 Role = Literal["own_or_attach", "attach_or_spawn", "own"]
 

@@ -6,13 +6,13 @@ import logging
 import threading
 from typing import NamedTuple
 
-from changelog.embedded.names import TOKENS
-from changelog.errors import InvalidConfig, StrandlineError
-from changelog.flight import hello, tokens
-from changelog.flight.clients import Caller
-from changelog.flight.grants import Granting
-from changelog.flight.rights import ALL
-from changelog.storage import Storage
+from strandline.changelog.embedded.names import TOKENS
+from strandline.changelog.errors import InvalidConfig, StrandlineError
+from strandline.changelog.flight import hello, tokens
+from strandline.changelog.flight.clients import Caller
+from strandline.changelog.flight.grants import Granting
+from strandline.changelog.flight.rights import ALL
+from strandline.changelog.storage import Storage
 
 _log = logging.getLogger("strandline")
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from changelog.errors import NotAuthorized
-from changelog.flight import requests as r
-from changelog.flight.grants import Granting, Subject, opened_by, subjects_of
-from changelog.flight.messages import FetchRequest, SmallAppend
-from changelog.flight.rights import Holder
-from changelog.pins import PinName
+from strandline.changelog.errors import NotAuthorized
+from strandline.changelog.flight import requests as r
+from strandline.changelog.flight.grants import Granting, Subject, opened_by, subjects_of
+from strandline.changelog.flight.messages import FetchRequest, SmallAppend
+from strandline.changelog.flight.rights import Holder
+from strandline.changelog.pins import PinName
 
 Need = Callable[[Holder, Any], None]
 

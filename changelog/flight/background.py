@@ -1,6 +1,6 @@
 """An owner of its own for short-lived tools, which leaves when nobody needs it.
 
-    python -m changelog.flight.background DIR --idle 10
+    python -m strandline.changelog.flight.background DIR --idle 10
 
 A tool that finds no owner starts this detached, attaches, and need not be the owner itself: it
 may end at any moment, and others attached at the time notice nothing. What it has to say
@@ -23,17 +23,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from changelog import signals
-from changelog.directory import Directory
-from changelog.embedded.environment import Durability
-from changelog.embedded.names import LOCK
-from changelog.embedded.owner import Owner
-from changelog.errors import LogLocked, StorageFailed, StrandlineError, from_os_error
-from changelog.flight import endpoint as endpoints
-from changelog.flight.owning import ServedOwner
-from changelog.lock import holder
-from changelog.storage import LocalStorage
-from changelog.trust import check_trusted
+from strandline.changelog import signals
+from strandline.changelog.directory import Directory
+from strandline.changelog.embedded.environment import Durability
+from strandline.changelog.embedded.names import LOCK
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import LogLocked, StorageFailed, StrandlineError, from_os_error
+from strandline.changelog.flight import endpoint as endpoints
+from strandline.changelog.flight.owning import ServedOwner
+from strandline.changelog.lock import holder
+from strandline.changelog.storage import LocalStorage
+from strandline.changelog.trust import check_trusted
 
 IDLE = 10.0
 """Seconds without a session after which a background owner leaves."""
@@ -82,7 +82,12 @@ class Spawner:
         threading.Thread(target=self._process.wait, name="strandline-reaper", daemon=True).start()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "changelog.flight.background", str(self._folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "strandline.changelog.flight.background",
+            str(self._folder),
+        ]
         command += ["--idle", str(self._idle), "--durability", self._durability]
         try:
             LocalStorage(self._folder).make_dir("")
@@ -146,7 +151,7 @@ def _run(folder: Path, idle: float, durability: Durability, stopped: Callable[[]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m changelog.flight.background")
+    parser = argparse.ArgumentParser(prog="python -m strandline.changelog.flight.background")
     parser.add_argument("folder", type=Path, help="the log's folder")
     parser.add_argument(
         "--idle", type=float, default=IDLE, help="seconds without a client to leave after"
@@ -175,7 +180,7 @@ def _open_log(folder: Path) -> int:
 
 def environment() -> dict[str, str]:
     """Ours for a child, with the folder these packages come from, which may be found through the working directory only."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(os.path.abspath(__file__)).parents[3])  # the package may hold links
     if root in site.getsitepackages():
         return dict(os.environ)  # in PYTHONPATH it would come before the standard library
     others = os.environ.get("PYTHONPATH")

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
-from changelog.errors import InvalidRecord, InvalidRequest, RecordTooLarge
-from changelog.flight.messages import (
+from strandline.changelog.errors import InvalidRecord, InvalidRequest, RecordTooLarge
+from strandline.changelog.flight.messages import (
     MAX_APPEND,
     AppendHeader,
     FetchedHeader,
@@ -26,8 +26,8 @@ from changelog.flight.messages import (
     decode,
     encode,
 )
-from changelog.ipc import claimed_bytes, read_batch
-from changelog.records import Append, Batch, Fetched, TopicPartition
+from strandline.changelog.ipc import claimed_bytes, read_batch
+from strandline.changelog.records import Append, Batch, Fetched, TopicPartition
 
 ROW_SCHEMA = pa.schema(
     [pa.field("message", pa.large_binary()), pa.field("offsets", pa.large_binary())]

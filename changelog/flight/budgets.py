@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from changelog.errors import QuotaExceeded
-from changelog.flight.clients import Client
-from changelog.flight.limits import Limits
+from strandline.changelog.errors import QuotaExceeded
+from strandline.changelog.flight.clients import Client
+from strandline.changelog.flight.limits import Limits
 
 
 class Budget:

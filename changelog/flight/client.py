@@ -14,21 +14,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from changelog.cleaning import CleaningStatus
-from changelog.clock import Clock, SystemClock
-from changelog.closing import Closing
-from changelog.errors import StorageFailed
-from changelog.flight import requests
-from changelog.flight.connection import Connection, Target
-from changelog.flight.files import FileReader
-from changelog.flight.fork import keep_in_child
-from changelog.flight.grants import Grants
-from changelog.flight.messages import FetchRequest
-from changelog.flight.pins import FlightPins
-from changelog.flight.requests import Request
-from changelog.flight.snapshots import FlightSnapshots
-from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
-from changelog.records import (
+from strandline.changelog.cleaning import CleaningStatus
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.closing import Closing
+from strandline.changelog.errors import StorageFailed
+from strandline.changelog.flight import requests
+from strandline.changelog.flight.connection import Connection, Target
+from strandline.changelog.flight.files import FileReader
+from strandline.changelog.flight.fork import keep_in_child
+from strandline.changelog.flight.grants import Grants
+from strandline.changelog.flight.messages import FetchRequest
+from strandline.changelog.flight.pins import FlightPins
+from strandline.changelog.flight.requests import Request
+from strandline.changelog.flight.snapshots import FlightSnapshots
+from strandline.changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from strandline.changelog.records import (
     Append,
     Appended,
     CommittedOffset,
@@ -39,7 +39,7 @@ from changelog.records import (
     TopicInfo,
     TopicPartition,
 )
-from changelog.storage import LocalStorage
+from strandline.changelog.storage import LocalStorage
 
 DEADLINE = 30.0
 """Seconds a call may take, beyond what a fetch was told to wait."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from changelog.flight.grants import Granting
-from changelog.flight.hello import Verifier
-from changelog.flight.rights import NONE, Holder, Rights
+from strandline.changelog.flight.grants import Granting
+from strandline.changelog.flight.hello import Verifier
+from strandline.changelog.flight.rights import NONE, Holder, Rights
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,17 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import flight
 
-from changelog.errors import OwnerUnavailable, RecordTooLarge, StrandlineError
-from changelog.flight.batches import ROW_SCHEMA, append_rows, read_fetched, rows_of, small_append
-from changelog.flight.endpoint import Endpoint
-from changelog.flight.fork import ForkGuard
-from changelog.flight.grants import (
+from strandline.changelog.errors import OwnerUnavailable, RecordTooLarge, StrandlineError
+from strandline.changelog.flight.batches import (
+    ROW_SCHEMA,
+    append_rows,
+    read_fetched,
+    rows_of,
+    small_append,
+)
+from strandline.changelog.flight.endpoint import Endpoint
+from strandline.changelog.flight.fork import ForkGuard
+from strandline.changelog.flight.grants import (
     GRANTS_HEADER,
     Grants,
     Subject,
@@ -34,8 +40,8 @@ from changelog.flight.grants import (
     producers_of,
     subjects_of,
 )
-from changelog.flight.limits import LARGE_APPEND, MAX_REMOTE_APPEND
-from changelog.flight.messages import (
+from strandline.changelog.flight.limits import LARGE_APPEND, MAX_REMOTE_APPEND
+from strandline.changelog.flight.messages import (
     APPEND,
     GOODBYE,
     HELLO,
@@ -58,9 +64,9 @@ from changelog.flight.messages import (
     encode,
     error_of,
 )
-from changelog.flight.relay import Relay, TlsClient
-from changelog.flight.requests import Request
-from changelog.records import Append, Appended, Fetched, TopicPartition
+from strandline.changelog.flight.relay import Relay, TlsClient
+from strandline.changelog.flight.requests import Request
+from strandline.changelog.records import Append, Appended, Fetched, TopicPartition
 
 T = TypeVar("T")
 

@@ -23,11 +23,11 @@ from typing import Literal
 
 import msgspec
 
-from changelog.decoding import json_decoder
-from changelog.directory import Identity
-from changelog.errors import UNREADABLE, CorruptLog, FutureFormat, StorageFailed
-from changelog.processes import DEAD, state_of
-from changelog.storage import LocalStorage
+from strandline.changelog.decoding import json_decoder
+from strandline.changelog.directory import Identity
+from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat, StorageFailed
+from strandline.changelog.processes import DEAD, state_of
+from strandline.changelog.storage import LocalStorage
 
 ENDPOINT_FILE = "owner.json"
 MAX_BYTES = 1 << 16

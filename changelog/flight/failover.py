@@ -25,11 +25,11 @@ from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.cleaning import CleaningStatus
-from changelog.clock import Clock, SystemClock
-from changelog.closing import Closing
-from changelog.errors import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.cleaning import CleaningStatus
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.closing import Closing
+from strandline.changelog.errors import (
     InvalidTxnState,
     OwnerUnavailable,
     ProducerFenced,
@@ -37,15 +37,15 @@ from changelog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from changelog.flight.fork import ForkGuard, keep_in_child
-from changelog.flight.guard import TransactionGuard
-from changelog.flight.metrics import OWNED, TAKEOVERS
-from changelog.flight.pins import FailoverPins
-from changelog.flight.snapshots import FailoverSnapshots
-from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
-from changelog.metrics import Reading
-from changelog.pins import Pins, there
-from changelog.records import (
+from strandline.changelog.flight.fork import ForkGuard, keep_in_child
+from strandline.changelog.flight.guard import TransactionGuard
+from strandline.changelog.flight.metrics import OWNED, TAKEOVERS
+from strandline.changelog.flight.pins import FailoverPins
+from strandline.changelog.flight.snapshots import FailoverSnapshots
+from strandline.changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from strandline.changelog.metrics import Reading
+from strandline.changelog.pins import Pins, there
+from strandline.changelog.records import (
     Append,
     Appended,
     CommittedOffset,
@@ -56,7 +56,7 @@ from changelog.records import (
     TopicInfo,
     TopicPartition,
 )
-from changelog.snapshots import Snapshots
+from strandline.changelog.snapshots import Snapshots
 
 T = TypeVar("T")
 

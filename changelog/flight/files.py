@@ -11,13 +11,13 @@ its answer, or its error, holds.
 
 from __future__ import annotations
 
-from changelog.errors import CorruptLog, StorageFailed
-from changelog.flight.connection import Connection
-from changelog.flight.messages import (
+from strandline.changelog.errors import CorruptLog, StorageFailed
+from strandline.changelog.flight.connection import Connection
+from strandline.changelog.flight.messages import (
     FetchRequest,
 )
-from changelog.records import Fetched, TopicPartition
-from changelog.storage import Storage
+from strandline.changelog.records import Fetched, TopicPartition
+from strandline.changelog.storage import Storage
 
 
 class FileReader:

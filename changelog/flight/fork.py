@@ -12,7 +12,7 @@ import os
 import weakref
 from typing import Any
 
-from changelog.errors import Fenced
+from strandline.changelog.errors import Fenced
 
 _watched: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 _kept: list[Any] = []

@@ -17,18 +17,18 @@ import ssl
 import threading
 from collections import Counter
 
-from changelog.clock import Clock, SystemClock
-from changelog.errors import InvalidConfig, OwnerUnavailable, StrandlineError
-from changelog.flight.budgets import Budgets
-from changelog.flight.clients import Authenticate, Client, Clients
-from changelog.flight.greeting import Greeting, network_of
-from changelog.flight.http2 import Meter
-from changelog.flight.limits import (
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import InvalidConfig, OwnerUnavailable, StrandlineError
+from strandline.changelog.flight.budgets import Budgets
+from strandline.changelog.flight.clients import Authenticate, Client, Clients
+from strandline.changelog.flight.greeting import Greeting, network_of
+from strandline.changelog.flight.http2 import Meter
+from strandline.changelog.flight.limits import (
     DESCRIPTORS_OF_THE_LOG,
     NO_DESCRIPTOR_PAUSE_S,
     Limits,
 )
-from changelog.flight.splice import Splice, end_if_peer_vanishes
+from strandline.changelog.flight.splice import Splice, end_if_peer_vanishes
 
 _log = logging.getLogger(__name__)
 

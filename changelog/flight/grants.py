@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from changelog.errors import InvalidRequest, MemberFenced, ProducerFenced
-from changelog.flight.messages import SmallAppend
-from changelog.flight.requests import (
+from strandline.changelog.errors import InvalidRequest, MemberFenced, ProducerFenced
+from strandline.changelog.flight.messages import SmallAppend
+from strandline.changelog.flight.requests import (
     AddOffsets,
     BeatGroup,
     CommitOffsets,
@@ -28,8 +28,8 @@ from changelog.flight.requests import (
     JoinGroup,
     LeaveGroup,
 )
-from changelog.groups import GroupMember
-from changelog.records import Append, ProducerIdentity
+from strandline.changelog.groups import GroupMember
+from strandline.changelog.records import Append, ProducerIdentity
 
 GRANT_BYTES = 32
 GRANTS_HEADER = "strandline-grants"

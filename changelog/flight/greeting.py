@@ -15,10 +15,10 @@ import ssl
 from collections.abc import Callable
 from typing import NoReturn
 
-from changelog.errors import InvalidRequest, StrandlineError, Unauthenticated
-from changelog.flight import hello
-from changelog.flight.clients import Authenticate, Client
-from changelog.flight.messages import encode, failure_of
+from strandline.changelog.errors import InvalidRequest, StrandlineError, Unauthenticated
+from strandline.changelog.flight import hello
+from strandline.changelog.flight.clients import Authenticate, Client
+from strandline.changelog.flight.messages import encode, failure_of
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0"
 _TOO_OLD = (

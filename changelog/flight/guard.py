@@ -19,8 +19,8 @@ import threading
 from dataclasses import dataclass
 from typing import Literal
 
-from changelog.errors import TransactionAborted
-from changelog.records import ProducerIdentity
+from strandline.changelog.errors import TransactionAborted
+from strandline.changelog.records import ProducerIdentity
 
 Way = Literal["pass on", "resolve"]
 

@@ -12,7 +12,7 @@ import re
 import struct
 from typing import NamedTuple
 
-from changelog.errors import InvalidRequest
+from strandline.changelog.errors import InvalidRequest
 
 MAGIC = b"strandline hello"
 VERSION = 1

@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from changelog.clock import Clock
-from changelog.errors import QuotaExceeded
-from changelog.flight.budgets import Budgets
-from changelog.flight.clients import Client
-from changelog.flight.limits import (
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import QuotaExceeded
+from strandline.changelog.flight.budgets import Budgets
+from strandline.changelog.flight.clients import Client
+from strandline.changelog.flight.limits import (
     CONTROL_FRAMES,
     CONTROL_FRAMES_PER_S,
     LINGER_S,
     MAX_HEADERS,
     MESSAGE_OVERHEAD,
 )
-from changelog.flight.splice import CutOff
+from strandline.changelog.flight.splice import CutOff
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from changelog.errors import InvalidConfig
+from strandline.changelog.errors import InvalidConfig
 
 MAX_REPLY = 4_096
 """Bytes of one reply of the server during the hello."""

@@ -18,22 +18,27 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
-from changelog import errors
-from changelog.decoding import converter, msgpack_decoder
-from changelog.depth import check_msgpack
-from changelog.embedded.aborted import AbortedTransactions
-from changelog.embedded.producer_state import EndedTransaction
-from changelog.embedded.view import View
-from changelog.errors import UNREADABLE, InvalidRequest, OwnerUnavailable, StrandlineError
-from changelog.history import Epochs
-from changelog.pins import PinName
-from changelog.records import (
+from strandline.changelog import errors
+from strandline.changelog.decoding import converter, msgpack_decoder
+from strandline.changelog.depth import check_msgpack
+from strandline.changelog.embedded.aborted import AbortedTransactions
+from strandline.changelog.embedded.producer_state import EndedTransaction
+from strandline.changelog.embedded.view import View
+from strandline.changelog.errors import (
+    UNREADABLE,
+    InvalidRequest,
+    OwnerUnavailable,
+    StrandlineError,
+)
+from strandline.changelog.history import Epochs
+from strandline.changelog.pins import PinName
+from strandline.changelog.records import (
     Appended,
     Isolation,
     ProducerIdentity,
     TopicPartition,
 )
-from changelog.schema import read_schema
+from strandline.changelog.schema import read_schema
 
 WIRE_VERSION = 2
 MAX_MESSAGE = 16 << 20

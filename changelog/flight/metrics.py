@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from changelog.metrics import Metric
+from strandline.changelog.metrics import Metric
 
 OWNED = Metric("strandline_log_owned", "gauge", "Whether this process owns the log.")
 TAKEOVERS = Metric(

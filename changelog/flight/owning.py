@@ -6,14 +6,14 @@ import contextlib
 import os
 from pathlib import Path
 
-from changelog.clock import Clock
-from changelog.embedded.environment import Durability
-from changelog.embedded.owner import Owner
-from changelog.flight import endpoint as endpoints
-from changelog.flight.metrics import CLIENTS
-from changelog.flight.server import FlightEndpoint
-from changelog.metrics import Reading
-from changelog.storage import LocalStorage
+from strandline.changelog.clock import Clock
+from strandline.changelog.embedded.environment import Durability
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.flight import endpoint as endpoints
+from strandline.changelog.flight.metrics import CLIENTS
+from strandline.changelog.flight.server import FlightEndpoint
+from strandline.changelog.metrics import Reading
+from strandline.changelog.storage import LocalStorage
 
 
 class ServedOwner:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from changelog.embedded.pin import PinReader
-from changelog.errors import CorruptLog, StorageFailed
-from changelog.flight.connection import Connection
-from changelog.flight.messages import FetchRequest
-from changelog.flight.requests import HoldPin, ReleasePins, UsePin
-from changelog.pins import PinName, PinnedRange, PinnedRanges, Pins
-from changelog.records import Fetched, TopicPartition
-from changelog.storage import Storage
+from strandline.changelog.embedded.pin import PinReader
+from strandline.changelog.errors import CorruptLog, StorageFailed
+from strandline.changelog.flight.connection import Connection
+from strandline.changelog.flight.messages import FetchRequest
+from strandline.changelog.flight.requests import HoldPin, ReleasePins, UsePin
+from strandline.changelog.pins import PinName, PinnedRange, PinnedRanges, Pins
+from strandline.changelog.records import Fetched, TopicPartition
+from strandline.changelog.storage import Storage
 
 T = TypeVar("T")
 

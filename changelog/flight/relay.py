@@ -14,20 +14,20 @@ import ssl
 import threading
 from dataclasses import dataclass
 
-from changelog.clock import SystemClock
-from changelog.credentials import HOW_TO_GIVE_ONE
-from changelog.errors import (
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.credentials import HOW_TO_GIVE_ONE
+from strandline.changelog.errors import (
     UNREADABLE,
     InvalidConfig,
     OwnerUnavailable,
     StrandlineError,
     Unauthenticated,
 )
-from changelog.flight import hello
-from changelog.flight.limits import MAX_REPLY
-from changelog.flight.messages import Failure, decode, error_of
-from changelog.flight.private import private_socket, remove_private
-from changelog.flight.splice import Splice, end_if_peer_vanishes
+from strandline.changelog.flight import hello
+from strandline.changelog.flight.limits import MAX_REPLY
+from strandline.changelog.flight.messages import Failure, decode, error_of
+from strandline.changelog.flight.private import private_socket, remove_private
+from strandline.changelog.flight.splice import Splice, end_if_peer_vanishes
 
 
 @dataclass(frozen=True, slots=True)

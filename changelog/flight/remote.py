@@ -6,15 +6,15 @@ import os
 import ssl
 import threading
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import InvalidConfig
-from changelog.flight.budgets import Budgets
-from changelog.flight.clients import Authority, Clients
-from changelog.flight.front import Front
-from changelog.flight.limits import Limits
-from changelog.flight.private import private_socket, remove_private
-from changelog.flight.server import FlightEndpoint
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.flight.budgets import Budgets
+from strandline.changelog.flight.clients import Authority, Clients
+from strandline.changelog.flight.front import Front
+from strandline.changelog.flight.limits import Limits
+from strandline.changelog.flight.private import private_socket, remove_private
+from strandline.changelog.flight.server import FlightEndpoint
 
 REVOKED_WITHIN_S = 0.5
 """Seconds after which a connection has ended whose token was revoked. Its calls are refused at once."""

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.cleaning import CleaningStatus
-from changelog.flight.messages import Wire
-from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
-from changelog.pins import PinName, PinnedRange, there
-from changelog.records import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.cleaning import CleaningStatus
+from strandline.changelog.flight.messages import Wire
+from strandline.changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from strandline.changelog.pins import PinName, PinnedRange, there
+from strandline.changelog.records import (
     CommittedOffset,
     Isolation,
     PartitionOffsets,
@@ -23,7 +23,7 @@ from changelog.records import (
     TopicInfo,
     TopicPartition,
 )
-from changelog.snapshots import in_folder
+from strandline.changelog.snapshots import in_folder
 
 MAX_BEAT_SECONDS = 5.0
 """How long a beat of a group's member may wait for something new."""

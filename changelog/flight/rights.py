@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from changelog.errors import InvalidConfig, NotAuthorized
+from strandline.changelog.errors import InvalidConfig, NotAuthorized
 
 RESERVED = "__"
 """Beginning of the names of the log's own topics."""

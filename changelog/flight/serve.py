@@ -9,20 +9,20 @@ import threading
 
 import pyarrow as pa
 
-from changelog.clock import Clock
-from changelog.embedded.environment import Durability
-from changelog.errors import InvalidConfig
-from changelog.flight.address import host_port
-from changelog.flight.attach import attach_or_own
-from changelog.flight.authority import TokenAuthority
-from changelog.flight.client import DEADLINE
-from changelog.flight.failover import FailoverBroker
-from changelog.flight.limits import Limits, limits_from
-from changelog.flight.metrics import CLIENTS
-from changelog.flight.remote import RemoteEndpoint, server_context
-from changelog.hosts import is_loopback
-from changelog.metrics import Reading
-from changelog.storage import LocalStorage
+from strandline.changelog.clock import Clock
+from strandline.changelog.embedded.environment import Durability
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.flight.address import host_port
+from strandline.changelog.flight.attach import attach_or_own
+from strandline.changelog.flight.authority import TokenAuthority
+from strandline.changelog.flight.client import DEADLINE
+from strandline.changelog.flight.failover import FailoverBroker
+from strandline.changelog.flight.limits import Limits, limits_from
+from strandline.changelog.flight.metrics import CLIENTS
+from strandline.changelog.flight.remote import RemoteEndpoint, server_context
+from strandline.changelog.hosts import is_loopback
+from strandline.changelog.metrics import Reading
+from strandline.changelog.storage import LocalStorage
 
 MIN_TOKEN = 16
 """Characters; a shorter one could be guessed."""

@@ -23,15 +23,15 @@ from typing import Any, Protocol, TypeVar
 
 from pyarrow import flight
 
-from changelog.broker import Broker
-from changelog.clock import Clock, SystemClock
-from changelog.credentials import HOW_TO_GIVE_ONE
-from changelog.embedded.view import View
-from changelog.errors import InvalidRequest, StrandlineError, Unauthenticated
-from changelog.flight import fork
-from changelog.flight.answers import Answer
-from changelog.flight.authorization import Permit
-from changelog.flight.batches import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.credentials import HOW_TO_GIVE_ONE
+from strandline.changelog.embedded.view import View
+from strandline.changelog.errors import InvalidRequest, StrandlineError, Unauthenticated
+from strandline.changelog.flight import fork
+from strandline.changelog.flight.answers import Answer
+from strandline.changelog.flight.authorization import Permit
+from strandline.changelog.flight.batches import (
     Row,
     claimed_by,
     fetched_rows,
@@ -40,11 +40,11 @@ from changelog.flight.batches import (
     rows_of,
     stream_of,
 )
-from changelog.flight.budgets import Budgets
-from changelog.flight.clients import Client, Clients
-from changelog.flight.grants import GRANTS_HEADER, Granting, presented_in
-from changelog.flight.limits import MAX_REMOTE_APPEND, Limits
-from changelog.flight.messages import (
+from strandline.changelog.flight.budgets import Budgets
+from strandline.changelog.flight.clients import Client, Clients
+from strandline.changelog.flight.grants import GRANTS_HEADER, Granting, presented_in
+from strandline.changelog.flight.limits import MAX_REMOTE_APPEND, Limits
+from strandline.changelog.flight.messages import (
     APPEND,
     GOODBYE,
     HELLO,
@@ -68,7 +68,7 @@ from changelog.flight.messages import (
     encode,
     failure_of,
 )
-from changelog.flight.requests import (
+from strandline.changelog.flight.requests import (
     REQUESTS,
     AddOffsets,
     EndTransaction,
@@ -77,10 +77,10 @@ from changelog.flight.requests import (
     LeaveGroup,
     Request,
 )
-from changelog.flight.sessions import Session, Sessions
-from changelog.groups import GroupMember
-from changelog.pins import PinName, there
-from changelog.records import Append, Fetched, Isolation, TopicPartition
+from strandline.changelog.flight.sessions import Session, Sessions
+from strandline.changelog.groups import GroupMember
+from strandline.changelog.pins import PinName, there
+from strandline.changelog.records import Append, Fetched, Isolation, TopicPartition
 
 _log = logging.getLogger(__name__)
 

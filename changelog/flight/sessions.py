@@ -12,15 +12,15 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import StrandlineError
-from changelog.flight.messages import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import StrandlineError
+from strandline.changelog.flight.messages import (
     Hello,
     SessionEnded,
 )
-from changelog.groups import GroupMember
-from changelog.records import ProducerIdentity
+from strandline.changelog.groups import GroupMember
+from strandline.changelog.records import ProducerIdentity
 
 
 class Session:

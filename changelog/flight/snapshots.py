@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from changelog.broker import Broker
-from changelog.flight.connection import Connection
-from changelog.flight.requests import ReleaseSnapshot, TakeSnapshot
-from changelog.snapshots import in_folder
+from strandline.changelog.broker import Broker
+from strandline.changelog.flight.connection import Connection
+from strandline.changelog.flight.requests import ReleaseSnapshot, TakeSnapshot
+from strandline.changelog.snapshots import in_folder
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ import ssl
 import threading
 from collections.abc import Callable
 
-from changelog.clock import Clock, SystemClock
-from changelog.flight.limits import IDLE_PROBE_S, PASS_BYTES, VANISHED_MS
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.flight.limits import IDLE_PROBE_S, PASS_BYTES, VANISHED_MS
 
 Inspect = Callable[[memoryview], None]
 """Is shown bytes before they are passed on; raises CutOff to end the connection."""

@@ -16,15 +16,15 @@ from typing import TypeVar
 
 import msgspec
 
-from changelog.clock import Clock, SystemClock
-from changelog.decoding import json_decoder
-from changelog.embedded import document
-from changelog.embedded.folder import lock_note
-from changelog.embedded.names import TOKENS, TOKENS_LOCK
-from changelog.errors import REPAIR, CorruptLog, FutureFormat, InvalidConfig, LogLocked
-from changelog.flight import hello
-from changelog.flight.rights import Rights
-from changelog.storage import Lock, Storage
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.decoding import json_decoder
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.folder import lock_note
+from strandline.changelog.embedded.names import TOKENS, TOKENS_LOCK
+from strandline.changelog.errors import REPAIR, CorruptLog, FutureFormat, InvalidConfig, LogLocked
+from strandline.changelog.flight import hello
+from strandline.changelog.flight.rights import Rights
+from strandline.changelog.storage import Lock, Storage
 
 KIND = "tokens"
 ID_BYTES = 6

@@ -12,10 +12,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from changelog.errors import InvalidConfig
-from changelog.hosts import bracketed
-from changelog.location import KAFKA, KAFKA_VARIABLE, options_of
-from changelog.secret import Secret, is_secret
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.hosts import bracketed
+from strandline.changelog.location import KAFKA, KAFKA_VARIABLE, options_of
+from strandline.changelog.secret import Secret, is_secret
 
 SCHEME = f"{KAFKA}://"
 DEFAULT_PORT = 9092

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 
 from confluent_kafka import Consumer
 
-from changelog.kafka.connection import Connection
-from changelog.kafka.idle import Idle
-from changelog.records import Isolation
+from strandline.changelog.kafka.connection import Connection
+from strandline.changelog.kafka.idle import Idle
+from strandline.changelog.records import Isolation
 
 NO_GROUP = "strandline"
 """For questions that are about no group."""

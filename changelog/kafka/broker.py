@@ -11,24 +11,24 @@ from typing import NoReturn
 
 import pyarrow as pa
 
-from changelog.cleaning import CleaningStatus
-from changelog.clock import Clock, SystemClock
-from changelog.config import check_client_name
-from changelog.errors import InvalidRequest, SharedOutAnew, TransactionAborted
-from changelog.groups import Grant, GroupInfo, GroupMember, Subscription
-from changelog.kafka.address import check_files, parse_url
-from changelog.kafka.asking import Asking
-from changelog.kafka.connection import Connection
-from changelog.kafka.coordinators import Coordinators
-from changelog.kafka.fetching import Fetching
-from changelog.kafka.groups import Groups
-from changelog.kafka.members import Members
-from changelog.kafka.offsets import Offsets
-from changelog.kafka.producers import Producers
-from changelog.kafka.roster import Roster
-from changelog.kafka.sending import EARLIEST_MS
-from changelog.kafka.topics import Topics
-from changelog.records import (
+from strandline.changelog.cleaning import CleaningStatus
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.config import check_client_name
+from strandline.changelog.errors import InvalidRequest, SharedOutAnew, TransactionAborted
+from strandline.changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from strandline.changelog.kafka.address import check_files, parse_url
+from strandline.changelog.kafka.asking import Asking
+from strandline.changelog.kafka.connection import Connection
+from strandline.changelog.kafka.coordinators import Coordinators
+from strandline.changelog.kafka.fetching import Fetching
+from strandline.changelog.kafka.groups import Groups
+from strandline.changelog.kafka.members import Members
+from strandline.changelog.kafka.offsets import Offsets
+from strandline.changelog.kafka.producers import Producers
+from strandline.changelog.kafka.roster import Roster
+from strandline.changelog.kafka.sending import EARLIEST_MS
+from strandline.changelog.kafka.topics import Topics
+from strandline.changelog.records import (
     Append,
     Appended,
     CommittedOffset,

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from changelog.kafka.callbacks import called
+from strandline.changelog.kafka.callbacks import called
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from changelog.clock import Clock
-from changelog.errors import (
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import (
     InvalidConfig,
     OwnerUnavailable,
     RequestTimedOut,
@@ -22,11 +22,11 @@ from changelog.errors import (
     StrandlineError,
     Unauthenticated,
 )
-from changelog.kafka.address import Cluster
-from changelog.kafka.callbacks import in_callback
-from changelog.kafka.failures import failure, failure_of
-from changelog.kafka.heard import Heard
-from changelog.secret import masked
+from strandline.changelog.kafka.address import Cluster
+from strandline.changelog.kafka.callbacks import in_callback
+from strandline.changelog.kafka.failures import failure, failure_of
+from strandline.changelog.kafka.heard import Heard
+from strandline.changelog.secret import masked
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from changelog.errors import CorruptLog, RequestTimedOut
-from changelog.kafka.asking import Asking
-from changelog.kafka.connection import ATTEMPT_S, Connection
-from changelog.kafka.units import Unit
-from changelog.records import Isolation
+from strandline.changelog.errors import CorruptLog, RequestTimedOut
+from strandline.changelog.kafka.asking import Asking
+from strandline.changelog.kafka.connection import ATTEMPT_S, Connection
+from strandline.changelog.kafka.units import Unit
+from strandline.changelog.records import Isolation
 
 
 class Told(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError, KafkaException
 
-from changelog.errors import (
+from strandline.changelog.errors import (
     CoordinatorLoading,
     InvalidConfig,
     InvalidRecord,
@@ -33,7 +33,7 @@ from changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from changelog.kafka.heard import plain
+from strandline.changelog.kafka.heard import plain
 
 _TYPES: tuple[tuple[type[StrandlineError], str, str], ...] = (
     (

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from changelog.errors import OffsetOutOfRange, Retriable, StrandlineError
-from changelog.kafka.connection import Connection, log
-from changelog.kafka.idle import Idle
-from changelog.kafka.offsets import Offsets
-from changelog.kafka.reader import Positions, Reader
-from changelog.records import (
+from strandline.changelog.errors import OffsetOutOfRange, Retriable, StrandlineError
+from strandline.changelog.kafka.connection import Connection, log
+from strandline.changelog.kafka.idle import Idle
+from strandline.changelog.kafka.offsets import Offsets
+from strandline.changelog.kafka.reader import Positions, Reader
+from strandline.changelog.records import (
     Batch,
     Fetched,
     Isolation,

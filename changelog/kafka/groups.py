@@ -14,20 +14,20 @@ from typing import Any
 
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from changelog.config import check_client_name
-from changelog.embedded.offsets import check_commit
-from changelog.errors import (
+from strandline.changelog.config import check_client_name
+from strandline.changelog.embedded.offsets import check_commit
+from strandline.changelog.errors import (
     CoordinatorLoading,
     InvalidRequest,
     OwnerUnavailable,
     RequestTimedOut,
     UnknownTopic,
 )
-from changelog.kafka.connection import DEADLINE_S, Connection
-from changelog.kafka.coordinators import Coordinators
-from changelog.kafka.member import Member
-from changelog.kafka.topics import Topics
-from changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.kafka.connection import DEADLINE_S, Connection
+from strandline.changelog.kafka.coordinators import Coordinators
+from strandline.changelog.kafka.member import Member
+from strandline.changelog.kafka.topics import Topics
+from strandline.changelog.records import CommittedOffset, TopicPartition
 
 OUTAGES = (OwnerUnavailable, RequestTimedOut)
 

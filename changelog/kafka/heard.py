@@ -19,9 +19,9 @@ import threading
 
 from confluent_kafka import KafkaError
 
-from changelog.clock import Clock
-from changelog.kafka.callbacks import in_callback
-from changelog.rarely import Rarely
+from strandline.changelog.clock import Clock
+from strandline.changelog.kafka.callbacks import in_callback
+from strandline.changelog.rarely import Rarely
 
 EVERY_SECONDS = 30.0
 QUIET_SECONDS = 3.0

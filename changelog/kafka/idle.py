@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from changelog.kafka.connection import Connection
+from strandline.changelog.kafka.connection import Connection
 
 KEPT = 8
 

@@ -24,18 +24,18 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from changelog.errors import (
+from strandline.changelog.errors import (
     MemberFenced,
     RequestTimedOut,
     Retriable,
     StrandlineError,
     TransactionAborted,
 )
-from changelog.groups import Grant, Subscription
-from changelog.kafka.callbacks import called, in_callback
-from changelog.kafka.connection import DEADLINE_S, Connection
-from changelog.kafka.units import Unit
-from changelog.records import TopicPartition
+from strandline.changelog.groups import Grant, Subscription
+from strandline.changelog.kafka.callbacks import called, in_callback
+from strandline.changelog.kafka.connection import DEADLINE_S, Connection
+from strandline.changelog.kafka.units import Unit
+from strandline.changelog.records import TopicPartition
 
 POLL_S = 0.02
 """How long Python is away in one call."""

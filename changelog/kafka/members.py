@@ -11,7 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-from changelog.errors import (
+from strandline.changelog.errors import (
     InvalidConfig,
     MemberFenced,
     RequestTimedOut,
@@ -19,14 +19,14 @@ from changelog.errors import (
     StrandlineError,
     UnknownTopic,
 )
-from changelog.groups import Grant, GroupInfo, GroupMember, MemberInfo, Subscription
-from changelog.kafka.connection import Connection, log
-from changelog.kafka.coordinators import Coordinators, Told, ToldOfGroup
-from changelog.kafka.member import Member
-from changelog.kafka.roster import Entry, Roll, Roster, holders, is_mine, lowest_free
-from changelog.kafka.topics import Topics
-from changelog.kafka.units import Unit, Units
-from changelog.records import TopicPartition
+from strandline.changelog.groups import Grant, GroupInfo, GroupMember, MemberInfo, Subscription
+from strandline.changelog.kafka.connection import Connection, log
+from strandline.changelog.kafka.coordinators import Coordinators, Told, ToldOfGroup
+from strandline.changelog.kafka.member import Member
+from strandline.changelog.kafka.roster import Entry, Roll, Roster, holders, is_mine, lowest_free
+from strandline.changelog.kafka.topics import Topics
+from strandline.changelog.kafka.units import Unit, Units
+from strandline.changelog.records import TopicPartition
 
 JOIN_S = 60.0
 """A group that has lost a member is shared out anew only when that member's time is over."""

@@ -11,7 +11,7 @@ from operator import itemgetter
 import pyarrow as pa
 from confluent_kafka import Message
 
-from changelog.records import HEADERS_TYPE, Batch, TopicPartition, columns_schema
+from strandline.changelog.records import HEADERS_TYPE, Batch, TopicPartition, columns_schema
 
 
 @contextmanager

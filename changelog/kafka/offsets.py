@@ -8,11 +8,11 @@ from typing import TypeVar
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from changelog.errors import OffsetOutOfRange, UnknownPartition, UnknownTopic
-from changelog.kafka.asking import Asking
-from changelog.kafka.connection import ATTEMPT_S, DEADLINE_S, Connection
-from changelog.kafka.topics import Topics, refuse_system
-from changelog.records import Isolation, PartitionOffsets, TopicPartition
+from strandline.changelog.errors import OffsetOutOfRange, UnknownPartition, UnknownTopic
+from strandline.changelog.kafka.asking import Asking
+from strandline.changelog.kafka.connection import ATTEMPT_S, DEADLINE_S, Connection
+from strandline.changelog.kafka.topics import Topics, refuse_system
+from strandline.changelog.records import Isolation, PartitionOffsets, TopicPartition
 
 T = TypeVar("T")
 

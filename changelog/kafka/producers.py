@@ -18,21 +18,21 @@ from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from typing import NamedTuple
 
-from changelog.clock import Clock
-from changelog.config import check_client_name
-from changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
-from changelog.errors import (
+from strandline.changelog.clock import Clock
+from strandline.changelog.config import check_client_name
+from strandline.changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
+from strandline.changelog.errors import (
     InvalidRecord,
     InvalidRequest,
     ProducerFenced,
     SchemaMismatch,
     StrandlineError,
 )
-from changelog.kafka.connection import Connection
-from changelog.kafka.sending import Outcome, Outgoing, Sending
-from changelog.kafka.topics import Topics, refuse_system
-from changelog.kafka.transactions import Transactions
-from changelog.records import Append, Appended, ProducerIdentity, TopicPartition
+from strandline.changelog.kafka.connection import Connection
+from strandline.changelog.kafka.sending import Outcome, Outgoing, Sending
+from strandline.changelog.kafka.topics import Topics, refuse_system
+from strandline.changelog.kafka.transactions import Transactions
+from strandline.changelog.records import Append, Appended, ProducerIdentity, TopicPartition
 
 EXPIRATION_MS = 24 * 60 * 60 * 1000
 """A producer idle for so long is forgotten."""

@@ -16,10 +16,10 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from changelog.errors import RequestTimedOut, Retriable
-from changelog.kafka.connection import DEADLINE_S, SLICE_S, Connection
-from changelog.kafka.messages import batches_of, uncollected
-from changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
+from strandline.changelog.errors import RequestTimedOut, Retriable
+from strandline.changelog.kafka.connection import DEADLINE_S, SLICE_S, Connection
+from strandline.changelog.kafka.messages import batches_of, uncollected
+from strandline.changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
 
 Positions = Mapping[TopicPartition, int]
 Ends = Mapping[TopicPartition, PartitionOffsets]

@@ -15,16 +15,16 @@ from itertools import count
 import msgspec
 import pyarrow as pa
 
-from changelog.decoding import json_decoder
-from changelog.depth import check_json
-from changelog.errors import TopicExists, UnknownTopic
-from changelog.kafka.connection import Connection
-from changelog.kafka.fetching import Fetching
-from changelog.kafka.offsets import Offsets
-from changelog.kafka.sending import Outcome, Outgoing
-from changelog.kafka.topics import Topics
-from changelog.kafka.units import members_topic
-from changelog.records import Appended, TopicPartition, columns_schema
+from strandline.changelog.decoding import json_decoder
+from strandline.changelog.depth import check_json
+from strandline.changelog.errors import TopicExists, UnknownTopic
+from strandline.changelog.kafka.connection import Connection
+from strandline.changelog.kafka.fetching import Fetching
+from strandline.changelog.kafka.offsets import Offsets
+from strandline.changelog.kafka.sending import Outcome, Outgoing
+from strandline.changelog.kafka.topics import Topics
+from strandline.changelog.kafka.units import members_topic
+from strandline.changelog.records import Appended, TopicPartition, columns_schema
 
 CONFIG = {"cleanup.policy": "compact"}
 

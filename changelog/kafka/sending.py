@@ -27,17 +27,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from changelog.errors import (
+from strandline.changelog.errors import (
     InvalidRecord,
     OutOfOrderSequence,
     RecordTooLarge,
     RequestTimedOut,
     StrandlineError,
 )
-from changelog.kafka.callbacks import called, in_callback
-from changelog.kafka.connection import DEADLINE_S, Connection
-from changelog.kafka.failures import error_of, failure
-from changelog.records import Appended, TopicPartition
+from strandline.changelog.kafka.callbacks import called, in_callback
+from strandline.changelog.kafka.connection import DEADLINE_S, Connection
+from strandline.changelog.kafka.failures import error_of, failure
+from strandline.changelog.records import Appended, TopicPartition
 
 DELIVERY_MS = 30_000
 """How long librdkafka tries, where the URL does not say (`message.timeout.ms`)."""

@@ -15,10 +15,10 @@ from confluent_kafka.admin import (
     CONFIG_SOURCE_DYNAMIC_TOPIC_CONFIG,
 )
 
-from changelog.config import TopicConfig, topic_settings
-from changelog.errors import InvalidConfig
-from changelog.kafka.address import REPLICATION_FACTOR
-from changelog.settings import Setting, Source
+from strandline.changelog.config import TopicConfig, topic_settings
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.kafka.address import REPLICATION_FACTOR
+from strandline.changelog.settings import Setting, Source
 
 COMPRESSION = "compression.type"
 _KAFKAS = {"segment.bytes"}

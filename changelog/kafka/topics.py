@@ -21,16 +21,16 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from changelog.config import check_partitions, check_topic_name, topic_settings
-from changelog.errors import (
+from strandline.changelog.config import check_partitions, check_topic_name, topic_settings
+from strandline.changelog.errors import (
     InvalidTopic,
     TopicExists,
     UnknownPartition,
     UnknownTopic,
 )
-from changelog.kafka import settings
-from changelog.kafka.connection import ATTEMPT_S, DEADLINE_S, Connection
-from changelog.records import TopicInfo, TopicPartition
+from strandline.changelog.kafka import settings
+from strandline.changelog.kafka.connection import ATTEMPT_S, DEADLINE_S, Connection
+from strandline.changelog.records import TopicInfo, TopicPartition
 
 KNOWN_FOR_S = 5.0
 """How long a topic's description is used for appends and fetches before it is asked for again."""

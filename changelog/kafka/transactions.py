@@ -19,19 +19,19 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException
 
-from changelog.errors import (
+from strandline.changelog.errors import (
     InvalidTxnState,
     MemberFenced,
     ProducerFenced,
     StrandlineError,
     TransactionAborted,
 )
-from changelog.kafka.caller import Caller
-from changelog.kafka.connection import DEADLINE_S, Connection
-from changelog.kafka.failures import asks_for_abort, is_fatal
-from changelog.kafka.groups import position_of
-from changelog.kafka.sending import Outcome, Outgoing, Sending
-from changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
+from strandline.changelog.kafka.caller import Caller
+from strandline.changelog.kafka.connection import DEADLINE_S, Connection
+from strandline.changelog.kafka.failures import asks_for_abort, is_fatal
+from strandline.changelog.kafka.groups import position_of
+from strandline.changelog.kafka.sending import Outcome, Outgoing, Sending
+from strandline.changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
 
 GRACE_S = 2.0
 """How much later than its timeout a call may come back."""

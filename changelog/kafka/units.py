@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from changelog.groups import Subscription
-from changelog.records import TopicPartition
-from changelog.together import Leads
+from strandline.changelog.groups import Subscription
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.together import Leads
 
 SUFFIX = "-members"
 Unit = tuple[str, int]

@@ -18,9 +18,15 @@ It knows both logs as a `changelog.broker.Broker` only.
 
 from __future__ import annotations
 
-from changelog.moving.mover import move, verify_only
-from changelog.moving.report import MovedPartition, MovedTopic, Progress, Report
-from changelog.moving.selection import Conversion, Conversions, Metadata, Place, Selection
+from strandline.changelog.moving.mover import move, verify_only
+from strandline.changelog.moving.report import MovedPartition, MovedTopic, Progress, Report
+from strandline.changelog.moving.selection import (
+    Conversion,
+    Conversions,
+    Metadata,
+    Place,
+    Selection,
+)
 
 __all__ = [
     "Conversion",

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.client.producer import BatchMetadata, Producer
-from changelog.errors import InvalidRequest, SchemaMismatch
-from changelog.history import UNKNOWN_EPOCH, Epoch, continues, epoch_before
-from changelog.moving.forms import Form
-from changelog.moving.journal import Copied, Journal, PartitionState, TopicState
-from changelog.moving.reading import Advance, Ends, fetches
-from changelog.moving.runs import Runs, following
-from changelog.records import Batch, Fetched, TopicInfo, TopicPartition
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.producer import BatchMetadata, Producer
+from strandline.changelog.errors import InvalidRequest, SchemaMismatch
+from strandline.changelog.history import UNKNOWN_EPOCH, Epoch, continues, epoch_before
+from strandline.changelog.moving.forms import Form
+from strandline.changelog.moving.journal import Copied, Journal, PartitionState, TopicState
+from strandline.changelog.moving.reading import Advance, Ends, fetches
+from strandline.changelog.moving.runs import Runs, following
+from strandline.changelog.records import Batch, Fetched, TopicInfo, TopicPartition
 
 
 @dataclass(frozen=True)

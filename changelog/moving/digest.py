@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
-from changelog.records import HEADERS_TYPE
+from strandline.changelog.records import HEADERS_TYPE
 
 _NO_HEADERS = pa.array([], HEADERS_TYPE.value_type)
 
@@ -25,7 +25,7 @@ _NO_HEADERS = pa.array([], HEADERS_TYPE.value_type)
 class Digest(msgspec.Struct, frozen=True, array_like=True):
     """How many records, and the checksums of their streams so far.
 
-    >>> from changelog.records import columns_schema
+    >>> from strandline.changelog.records import columns_schema
     >>> rows = [{"timestamp": n, "key": None, "value": b"v" * n} for n in range(5)]
     >>> batch = pa.RecordBatch.from_pylist(rows, columns_schema(pa.binary(), headers=False))
     >>> whole = Digest().over(batch)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from changelog.errors import InvalidTopic
-from changelog.moving.selection import Conversion, Conversions, Place
-from changelog.records import TopicInfo
-from changelog.schema import upgrade, value_type
+from strandline.changelog.errors import InvalidTopic
+from strandline.changelog.moving.selection import Conversion, Conversions, Place
+from strandline.changelog.records import TopicInfo
+from strandline.changelog.schema import upgrade, value_type
 
 
 @dataclass(frozen=True)

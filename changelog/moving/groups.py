@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from changelog.broker import Broker
-from changelog.client.producer import Producer
-from changelog.errors import InvalidRequest
-from changelog.moving.journal import Journal, Positions
-from changelog.moving.reading import GroupOffsets
-from changelog.moving.selection import Metadata
-from changelog.records import CommittedOffset, TopicInfo, TopicPartition
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.moving.journal import Journal, Positions
+from strandline.changelog.moving.reading import GroupOffsets
+from strandline.changelog.moving.selection import Metadata
+from strandline.changelog.records import CommittedOffset, TopicInfo, TopicPartition
 
 
 def translated(

@@ -21,16 +21,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from changelog.broker import Broker
-from changelog.client.producer import Producer
-from changelog.clock import Clock
-from changelog.decoding import msgpack_decoder
-from changelog.errors import UNREADABLE, CorruptLog, TopicExists, UnknownTopic
-from changelog.history import UNKNOWN_EPOCH
-from changelog.moving.digest import Digest
-from changelog.moving.reading import rounds, settled_ends
-from changelog.moving.runs import Runs
-from changelog.records import CommittedOffset, ReadPosition, TopicPartition
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.clock import Clock
+from strandline.changelog.decoding import msgpack_decoder
+from strandline.changelog.errors import UNREADABLE, CorruptLog, TopicExists, UnknownTopic
+from strandline.changelog.history import UNKNOWN_EPOCH
+from strandline.changelog.moving.digest import Digest
+from strandline.changelog.moving.reading import rounds, settled_ends
+from strandline.changelog.moving.runs import Runs
+from strandline.changelog.records import CommittedOffset, ReadPosition, TopicPartition
 
 TOPIC = "__strandline_moves"
 CONFIG = {"retention.ms": "-1", "max.message.bytes": str(64 << 20)}

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from changelog.client.producer import Producer
-from changelog.clock import Clock, SystemClock
-from changelog.errors import InvalidRequest, TopicExists, UnknownTopic
-from changelog.moving import groups, settings
-from changelog.moving.copying import Work, check_same_history, copy
-from changelog.moving.forms import Form, form_of
-from changelog.moving.journal import Begun, Journal, Made, TopicState, Verified
-from changelog.moving.reading import Advance, Ends, GroupOffsets, committed_in, settled_ends
-from changelog.moving.report import MovedPartition, MovedTopic, Progress, Report
-from changelog.moving.selection import Place, Selection, check_at_rest
-from changelog.moving.verifying import check_unused, verify, verify_whole
-from changelog.records import TopicInfo, TopicPartition
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import InvalidRequest, TopicExists, UnknownTopic
+from strandline.changelog.moving import groups, settings
+from strandline.changelog.moving.copying import Work, check_same_history, copy
+from strandline.changelog.moving.forms import Form, form_of
+from strandline.changelog.moving.journal import Begun, Journal, Made, TopicState, Verified
+from strandline.changelog.moving.reading import (
+    Advance,
+    Ends,
+    GroupOffsets,
+    committed_in,
+    settled_ends,
+)
+from strandline.changelog.moving.report import MovedPartition, MovedTopic, Progress, Report
+from strandline.changelog.moving.selection import Place, Selection, check_at_rest
+from strandline.changelog.moving.verifying import check_unused, verify, verify_whole
+from strandline.changelog.records import TopicInfo, TopicPartition
 
 PRODUCER = "strandline-move"
 """Its transactional id: of two moves to one target the later one fences the other."""

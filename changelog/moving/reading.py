@@ -6,10 +6,15 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import CoordinatorLoading, InvalidRequest, OffsetOutOfRange, RequestTimedOut
-from changelog.records import CommittedOffset, Fetched, PartitionOffsets, TopicPartition
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import (
+    CoordinatorLoading,
+    InvalidRequest,
+    OffsetOutOfRange,
+    RequestTimedOut,
+)
+from strandline.changelog.records import CommittedOffset, Fetched, PartitionOffsets, TopicPartition
 
 Ends = Mapping[TopicPartition, PartitionOffsets]
 Advance = Callable[[int], None]

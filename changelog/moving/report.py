@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from changelog.moving.reading import GroupOffsets
-from changelog.moving.settings import LeftOut
+from strandline.changelog.moving.reading import GroupOffsets
+from strandline.changelog.moving.settings import LeftOut
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, and of how many offsets how many are done."""

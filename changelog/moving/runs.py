@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from changelog.errors import CorruptLog
+from strandline.changelog.errors import CorruptLog
 
 Offsets = npt.NDArray[np.int64]
 _CODEC = "zstd"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.errors import InvalidRequest, UnknownTopic
-from changelog.kafka.address import parse_url
-from changelog.kafka.units import members_topic
-from changelog.location import is_kafka
-from changelog.records import TopicInfo
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import InvalidRequest, UnknownTopic
+from strandline.changelog.kafka.address import parse_url
+from strandline.changelog.kafka.units import members_topic
+from strandline.changelog.location import is_kafka
+from strandline.changelog.records import TopicInfo
 
 Metadata = Callable[[str, Callable[[int], int]], str]
 """The metadata of a committed offset with the positions that it holds, if any, translated by the function."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from changelog.broker import Broker
-from changelog.errors import InvalidConfig
-from changelog.records import TopicInfo
-from changelog.settings import LONG_MAX
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.records import TopicInfo
+from strandline.changelog.settings import LONG_MAX
 
 KEEPING_ALL = {
     "cleanup.policy": "delete",

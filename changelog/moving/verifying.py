@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import CorruptLog, InvalidRequest
-from changelog.moving.copying import Work
-from changelog.moving.digest import Digest
-from changelog.moving.journal import TopicState
-from changelog.moving.reading import Advance, Ends, rounds, settled_ends
-from changelog.records import PartitionOffsets, TopicPartition
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import CorruptLog, InvalidRequest
+from strandline.changelog.moving.copying import Work
+from strandline.changelog.moving.digest import Digest
+from strandline.changelog.moving.journal import TopicState
+from strandline.changelog.moving.reading import Advance, Ends, rounds, settled_ends
+from strandline.changelog.records import PartitionOffsets, TopicPartition
 
 
 def verify(work: Work, state: TopicState, target: Broker, clock: Clock, advance: Advance) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from changelog.cleaning import CleaningStatus
-from changelog.clock import ManualClock
-from changelog.embedded.manifest import STILL_OPEN, Manifest
-from changelog.embedded.names import partition_folder
-from changelog.embedded.owner import Owner
-from changelog.log import Log
-from changelog.records import TopicPartition
-from changelog.storage import LocalStorage
+from strandline.changelog.cleaning import CleaningStatus
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest
+from strandline.changelog.embedded.names import partition_folder
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.storage import LocalStorage
 
 NOW_MS = 1_790_000_000_000
 MINUTE_MS = 60_000

@@ -26,7 +26,6 @@ import polars as pl
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from changelog.errors import StrandlineError
 from examples.flights import app as job
 from examples.flights import checks
 from examples.flights.data import read_flights
@@ -34,6 +33,7 @@ from examples.flights.expected import expect
 from examples.flights.folder import clean
 from examples.flights.results import Results, read_with_spark, read_without_spark
 from examples.flights.worker import WorkerProcess
+from strandline.changelog.errors import StrandlineError
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from changelog.embedded.names import LOCK
-from changelog.errors import LogLocked
-from changelog.storage import LocalStorage, Lock
 from examples.flights import app as job
+from strandline.changelog.embedded.names import LOCK
+from strandline.changelog.errors import LogLocked
+from strandline.changelog.storage import LocalStorage, Lock
 
 MARK = "flights-demo"
 """This file says that the demo made the folder, and may remove it."""

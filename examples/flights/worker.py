@@ -11,14 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import changelog
-from changelog.broker import Broker
-from changelog.embedded.names import CONSUMER_OFFSETS
-from changelog.errors import Retriable
-from changelog.flight.endpoint import read as read_endpoint
-from changelog.records import TopicPartition
+from strandline import changelog
+from strandline.changelog.broker import Broker
+from strandline.changelog.embedded.names import CONSUMER_OFFSETS
+from strandline.changelog.errors import Retriable
+from strandline.changelog.flight.endpoint import read as read_endpoint
+from strandline.changelog.records import TopicPartition
 
-COMMAND = [sys.executable, "-m", "framework.cli", "run", "examples.flights.app:app"]
+COMMAND = [sys.executable, "-m", "strandline", "run", "examples.flights.app:app"]
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_S = 0.2
 """How often a log that does not show its topic of offsets is asked."""

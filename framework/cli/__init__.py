@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from framework.app import App
+    from strandline.framework.app import App
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -28,13 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     The exit code is 0, 1 for an error of Strandline's, or 2 for a wrong command line.
     """
-    from framework.cli.application import invoke, strandline
+    from strandline.framework.cli.application import invoke, strandline
 
     invoke(strandline(), arguments, name="strandline")
 
 
 def app_main(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the commands that make sense for one app: run, describe, reset. What `app.main()` calls."""
-    from framework.cli.application import invoke, strandline_of
+    from strandline.framework.cli.application import invoke, strandline_of
 
     invoke(strandline_of(app), arguments, name=None)

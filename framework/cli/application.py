@@ -20,8 +20,8 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from changelog.errors import StrandlineError
-from framework.cli import (
+from strandline.changelog.errors import StrandlineError
+from strandline.framework.cli import (
     backup,
     check,
     cleaner,
@@ -43,10 +43,10 @@ from framework.cli import (
     tokens,
     topics,
 )
-from framework.terminal import printable
+from strandline.framework.terminal import printable
 
 if TYPE_CHECKING:
-    from framework.app import App
+    from strandline.framework.app import App
 
 FAILED, INTERRUPTED = 1, 130
 DEBUG = "--debug"

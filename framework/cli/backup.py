@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from changelog.backups import backup as make
-from changelog.backups import restore as make_log
-from framework.cli import output
-from framework.cli.loading import local
-from framework.cli.offline import FolderArgument, ReadingBar
-from framework.cli.options import JsonOption
+from strandline.changelog.backups import backup as make
+from strandline.changelog.backups import restore as make_log
+from strandline.framework.cli import output
+from strandline.framework.cli.loading import local
+from strandline.framework.cli.offline import FolderArgument, ReadingBar
+from strandline.framework.cli.options import JsonOption
 
 
 def backup(

@@ -11,13 +11,13 @@ from typing import Any
 
 import typer
 
-from changelog.embedded.checking.findings import Finding, Report, Severity
-from changelog.embedded.checking.folder import Checked, check_log
-from changelog.storage import LocalStorage
-from framework.cli import output
-from framework.cli.offline import FolderArgument, ReadingBar, held
-from framework.cli.options import JsonOption
-from statestore.checking import CheckedStores, check_stores
+from strandline.changelog.embedded.checking.findings import Finding, Report, Severity
+from strandline.changelog.embedded.checking.folder import Checked, check_log
+from strandline.changelog.storage import LocalStorage
+from strandline.framework.cli import output
+from strandline.framework.cli.offline import FolderArgument, ReadingBar, held
+from strandline.framework.cli.options import JsonOption
+from strandline.statestore.checking import CheckedStores, check_stores
 
 UNCHECKED = 3
 
@@ -27,7 +27,7 @@ def check(folder: FolderArgument, json: JsonOption = False) -> None:
 
     Exit code 0: nothing; 1: only what opening or `repair` puts right; 2: damage; 3: not checked.
     """
-    from framework.cli.application import explained
+    from strandline.framework.cli.application import explained
 
     with explained(UNCHECKED), held(folder) as storage:
         report = checked(storage, Path(folder))[0].report

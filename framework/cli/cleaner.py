@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from changelog.broker import Broker
-from changelog.cleaning import Cleaned, CleaningStatus, check_compacted
-from changelog.errors import StorageFailed
-from framework.cli import output
-from framework.cli.loading import opened
-from framework.cli.offline import ReadingBar
-from framework.cli.options import JsonOption, LogOption
+from strandline.changelog.broker import Broker
+from strandline.changelog.cleaning import Cleaned, CleaningStatus, check_compacted
+from strandline.changelog.errors import StorageFailed
+from strandline.framework.cli import output
+from strandline.framework.cli.loading import opened
+from strandline.framework.cli.offline import ReadingBar
+from strandline.framework.cli.options import JsonOption, LogOption
 
 POLL_SECONDS = 0.1
 

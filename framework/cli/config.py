@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from changelog.log_config import LogConfig
-from changelog.settings import Setting
-from framework.cli import output
-from framework.cli.loading import opened
-from framework.cli.options import JsonOption, LogOption, settings
+from strandline.changelog.log_config import LogConfig
+from strandline.changelog.settings import Setting
+from strandline.framework.cli import output
+from strandline.framework.cli.loading import opened
+from strandline.framework.cli.options import JsonOption, LogOption, settings
 
 commands = typer.Typer(
     help="Show and change the settings of a log as a whole: defaults for topics, and the cleaner.",

@@ -9,14 +9,21 @@ from typing import Annotated, Any
 
 import typer
 
-from changelog import signals
-from changelog.broker import Broker
-from changelog.records import ConsumerRecord, Isolation, TopicPartition
-from framework.cli import output
-from framework.cli.forms import KeyForm, ValueForm, json_line, plain, show_key, show_value
-from framework.cli.loading import opened
-from framework.cli.options import LogOption, PartitionOption, to_ms
-from framework.cli.reading import end_of, partitions_of, read
+from strandline.changelog import signals
+from strandline.changelog.broker import Broker
+from strandline.changelog.records import ConsumerRecord, Isolation, TopicPartition
+from strandline.framework.cli import output
+from strandline.framework.cli.forms import (
+    KeyForm,
+    ValueForm,
+    json_line,
+    plain,
+    show_key,
+    show_value,
+)
+from strandline.framework.cli.loading import opened
+from strandline.framework.cli.options import LogOption, PartitionOption, to_ms
+from strandline.framework.cli.reading import end_of, partitions_of, read
 
 
 def consume(

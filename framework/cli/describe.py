@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from changelog.broker import Broker
-from changelog.location import is_url, shown
-from framework.cli import groups, output
-from framework.cli.loading import load_app, location, opened
-from framework.cli.options import JsonOption, LogOption
-from framework.cli.stores import stores_of
+from strandline.changelog.broker import Broker
+from strandline.changelog.location import is_url, shown
+from strandline.framework.cli import groups, output
+from strandline.framework.cli.loading import load_app, location, opened
+from strandline.framework.cli.options import JsonOption, LogOption
+from strandline.framework.cli.stores import stores_of
 
 if TYPE_CHECKING:
-    from framework.app import App
+    from strandline.framework.app import App
 
 
 def describe(

@@ -25,10 +25,10 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from changelog.client.keys import encode_key
-from changelog.depth import check_json
-from changelog.errors import InvalidRecord, StrandlineError
-from statestore.serdes import MessagePack
+from strandline.changelog.client.keys import encode_key
+from strandline.changelog.depth import check_json
+from strandline.changelog.errors import InvalidRecord, StrandlineError
+from strandline.statestore.serdes import MessagePack
 
 KeyForm = Literal["auto", "text", "int", "float", "msgpack", "bytes"]
 ValueForm = Literal["auto", "text", "json", "msgpack", "bytes"]

@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from changelog.broker import Broker
-from changelog.errors import InvalidRequest
-from changelog.records import TopicPartition
-from framework.cli import output
-from framework.cli.loading import opened
-from framework.cli.options import JsonOption, LogOption
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.records import TopicPartition
+from strandline.framework.cli import output
+from strandline.framework.cli.loading import opened
+from strandline.framework.cli.options import JsonOption, LogOption
 
 commands = typer.Typer(
     help="Consumer groups: committed offsets, lag, members.", no_args_is_help=True

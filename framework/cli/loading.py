@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-import changelog
-from changelog.errors import InvalidConfig
-from changelog.location import check, check_exists, is_kafka, is_url, shown
-from framework.cli import logs
+from strandline import changelog
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.location import check, check_exists, is_kafka, is_url, shown
+from strandline.framework.cli import logs
 
 if TYPE_CHECKING:
-    from changelog.log import Log
-    from framework.app import App
+    from strandline.changelog.log import Log
+    from strandline.framework.app import App
 
 DEFAULT_LOG = "data"
 
@@ -82,7 +82,7 @@ def load_app(target: str) -> App:
     Modules are looked for in the current folder too; a path, as shop/orders.py:app, is a module
     of its folder. Raises InvalidConfig.
     """
-    from framework.app import App
+    from strandline.framework.app import App
 
     module_name, _, attribute = target.partition(":")
     folder = Path.cwd()

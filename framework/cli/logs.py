@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
-from framework.logs import ALWAYS, JsonFormatter
-from framework.terminal import PrintableFormatter, printable
+from strandline.framework.logs import ALWAYS, JsonFormatter
+from strandline.framework.terminal import PrintableFormatter, printable
 
 OPTION, VARIABLE = "--log-format", "STRANDLINE_LOG_FORMAT"
 

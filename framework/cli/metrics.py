@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from changelog.errors import InvalidConfig
-from changelog.hosts import bracketed
-from framework.cli import logs, output
-from framework.metrics import HIGHEST_PORT, Collect, parse, served
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.hosts import bracketed
+from strandline.framework.cli import logs, output
+from strandline.framework.metrics import HIGHEST_PORT, Collect, parse, served
 
 MetricsOption = Annotated[
     str | None,

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-import changelog
-from changelog import moving
-from changelog.errors import InvalidRequest
-from changelog.location import check, is_url
-from changelog.moving import Place, Report, Selection
-from changelog.records import TopicPartition
-from framework.cli import logs, output
-from framework.cli.loading import load_app, location
-from framework.cli.offline import ReadingBar
-from framework.cli.options import JsonOption
-from framework.cli.reset import internal_topics
-from framework.container.positions import translated
-from framework.declaring import check_app_name
-from framework.formats.moved import Forms
+from strandline import changelog
+from strandline.changelog import moving
+from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.location import check, is_url
+from strandline.changelog.moving import Place, Report, Selection
+from strandline.changelog.records import TopicPartition
+from strandline.framework.cli import logs, output
+from strandline.framework.cli.loading import load_app, location
+from strandline.framework.cli.offline import ReadingBar
+from strandline.framework.cli.options import JsonOption
+from strandline.framework.cli.reset import internal_topics
+from strandline.framework.container.positions import translated
+from strandline.framework.declaring import check_app_name
+from strandline.framework.formats.moved import Forms
 
 if TYPE_CHECKING:
-    from framework.app import App
+    from strandline.framework.app import App
 
 SourceArgument = Annotated[
     str, typer.Argument(metavar="FROM", help="The log to move from: a folder, or a URL.")

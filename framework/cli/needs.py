@@ -12,14 +12,14 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from changelog.decoding import json_decoder
-from changelog.flight.background import environment
-from framework.cli import output
-from framework.cli.loading import load_app
-from framework.supervisor.process import ending
+from strandline.changelog.decoding import json_decoder
+from strandline.changelog.flight.background import environment
+from strandline.framework.cli import output
+from strandline.framework.cli.loading import load_app
+from strandline.framework.supervisor.process import ending
 
-COMMAND = (sys.executable, "-P", "-m", "framework.cli")
-"""`strandline`, in another process; without the current folder, where another `framework` may be."""
+COMMAND = (sys.executable, "-P", "-m", "strandline")
+"""`strandline`, in another process; without the current folder, where another `strandline` may be."""
 
 
 class Needs(msgspec.Struct):
@@ -52,7 +52,7 @@ def ask(target: str, options: Sequence[str] = ()) -> Needs:
 
 def needs(target: Annotated[str, typer.Argument(metavar="MODULE:APP")]) -> None:
     """Print what an app needs, as JSON."""
-    from framework.container.running import check_tasks
+    from strandline.framework.container.running import check_tasks
 
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the module prints is no part of the answer

@@ -12,15 +12,15 @@ from typing import Annotated, Any, Self, TypeVar
 
 import typer
 
-from changelog.clock import SystemClock
-from changelog.embedded.names import CATALOG, FOLDER_META, LOCK, TOPICS
-from changelog.errors import InvalidConfig, LogLocked
-from changelog.flight import background
-from changelog.flight.background import IDLE
-from changelog.storage import LocalStorage, Lock
-from framework.cli import output
-from framework.cli.loading import local
-from framework.terminal import printable
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.embedded.names import CATALOG, FOLDER_META, LOCK, TOPICS
+from strandline.changelog.errors import InvalidConfig, LogLocked
+from strandline.changelog.flight import background
+from strandline.changelog.flight.background import IDLE
+from strandline.changelog.storage import LocalStorage, Lock
+from strandline.framework.cli import output
+from strandline.framework.cli.loading import local
+from strandline.framework.terminal import printable
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from framework.terminal import printable
+from strandline.framework.terminal import printable
 
 LogOption = Annotated[
     str | None,

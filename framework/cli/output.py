@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from framework.cli import logs
-from framework.cli.forms import json_line
-from framework.terminal import printable
+from strandline.framework.cli import logs
+from strandline.framework.cli.forms import json_line
+from strandline.framework.terminal import printable
 
 WIDE = 10_000
 

@@ -12,19 +12,26 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from changelog.client.accumulator import RecordMetadata
-from changelog.client.columns import struct_of
-from changelog.decoding import json_decoder
-from changelog.depth import check_json
-from changelog.errors import InvalidRecord, StrandlineError
-from changelog.records import TopicInfo
-from framework.cli import output
-from framework.cli.forms import KeyForm, ValueForm, parse_columns, parse_key, parse_value, unplain
-from framework.cli.loading import opened
-from framework.cli.options import JsonOption, LogOption, to_ms
+from strandline.changelog.client.accumulator import RecordMetadata
+from strandline.changelog.client.columns import struct_of
+from strandline.changelog.decoding import json_decoder
+from strandline.changelog.depth import check_json
+from strandline.changelog.errors import InvalidRecord, StrandlineError
+from strandline.changelog.records import TopicInfo
+from strandline.framework.cli import output
+from strandline.framework.cli.forms import (
+    KeyForm,
+    ValueForm,
+    parse_columns,
+    parse_key,
+    parse_value,
+    unplain,
+)
+from strandline.framework.cli.loading import opened
+from strandline.framework.cli.options import JsonOption, LogOption, to_ms
 
 if TYPE_CHECKING:
-    from changelog.client.producer import Producer
+    from strandline.changelog.client.producer import Producer
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):

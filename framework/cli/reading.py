@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from changelog.broker import Broker
-from changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
+from strandline.changelog.broker import Broker
+from strandline.changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
 
 POLL_SECONDS = 0.5
 """How long one request waits for something new; `follow` is asked in between."""

@@ -11,15 +11,15 @@ from typing import Any
 
 import typer
 
-from changelog.clock import SystemClock
-from changelog.embedded.checking.findings import Report, Severity
-from changelog.embedded.repairing.folder import plan_of
-from changelog.embedded.repairing.plan import Plan, carry_out
-from framework.cli import output
-from framework.cli.check import UNCHECKED, as_json, checked, code, summary
-from framework.cli.offline import FolderArgument, held
-from framework.cli.options import JsonOption, YesOption, confirmed
-from statestore.repairing import add_stores
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.embedded.checking.findings import Report, Severity
+from strandline.changelog.embedded.repairing.folder import plan_of
+from strandline.changelog.embedded.repairing.plan import Plan, carry_out
+from strandline.framework.cli import output
+from strandline.framework.cli.check import UNCHECKED, as_json, checked, code, summary
+from strandline.framework.cli.offline import FolderArgument, held
+from strandline.framework.cli.options import JsonOption, YesOption, confirmed
+from strandline.statestore.repairing import add_stores
 
 
 def repair(folder: FolderArgument, yes: YesOption = False, json: JsonOption = False) -> None:
@@ -28,7 +28,7 @@ def repair(folder: FolderArgument, yes: YesOption = False, json: JsonOption = Fa
     Shows what it would do, and does it when told so. Every file that it changes or removes is
     first copied to DIR/repaired/<time>/.
     """
-    from framework.cli.application import explained
+    from strandline.framework.cli.application import explained
 
     with explained(UNCHECKED), held(folder) as storage:
         log, stores = checked(storage, Path(folder))

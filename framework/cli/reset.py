@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from changelog.broker import Broker
-from changelog.errors import InvalidRequest
-from changelog.location import is_url
-from changelog.records import TopicPartition
-from framework.cli import output
-from framework.cli.loading import location, opened
-from framework.cli.options import JsonOption, LogOption, YesOption, confirmed
-from framework.container.running import check_at_rest
-from framework.declaring import check_app_name
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.location import is_url
+from strandline.changelog.records import TopicPartition
+from strandline.framework.cli import output
+from strandline.framework.cli.loading import location, opened
+from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
+from strandline.framework.container.running import check_at_rest
+from strandline.framework.declaring import check_app_name
 
 if TYPE_CHECKING:
-    from framework.app import App
+    from strandline.framework.app import App
 
 INTERNAL = ("-changelog", "-repartition", "-declarations")
 
@@ -162,7 +162,7 @@ def carry_out(broker: Broker, plan: Plan, *, yes: bool, json: bool) -> None:
 
 
 def _do(broker: Broker, plan: Plan) -> None:
-    from statestore.engines.folders import remove_all  # it imports RocksDB
+    from strandline.statestore.engines.folders import remove_all  # it imports RocksDB
 
     if plan.state is not None:
         remove_all(plan.state)  # first: it may be refused

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from changelog.location import shown
-from framework.cli import logs, output
-from framework.cli.loading import load_app
-from framework.cli.metrics import MetricsOption, serving_metrics
-from framework.cli.options import LogOption
-from framework.container.restore import RestoreBar, RestoreProgress
+from strandline.changelog.location import shown
+from strandline.framework.cli import logs, output
+from strandline.framework.cli.loading import load_app
+from strandline.framework.cli.metrics import MetricsOption, serving_metrics
+from strandline.framework.cli.options import LogOption
+from strandline.framework.container.restore import RestoreBar, RestoreProgress
 
 if TYPE_CHECKING:
-    from framework.app import App
+    from strandline.framework.app import App
 
 
 class Until(StrEnum):
@@ -89,7 +89,7 @@ def run(
                 "--count is of one process, and --workers runs several; end them with --until idle "
                 "or --timeout, or leave out --workers"
             )
-        from framework.cli.workers import run_workers
+        from strandline.framework.cli.workers import run_workers
 
         run_workers(target, workers, until and until.value, timeout, log_dir, metrics, json=json)
     elif log_dir is not None or json:
@@ -100,10 +100,10 @@ def run(
 
 def _run_supervised(target: str, until: Until | None, metrics: str | None, descriptor: int) -> None:
     """Be a worker of the supervisor at the other end of this socket."""
-    from framework.cli.application import FAILED, debug_option
-    from framework.container.outage import patiently
-    from framework.container.running import readings
-    from framework.supervisor.reporter import FOR_GOOD, Reporter
+    from strandline.framework.cli.application import FAILED, debug_option
+    from strandline.framework.container.outage import patiently
+    from strandline.framework.container.running import readings
+    from strandline.framework.supervisor.reporter import FOR_GOOD, Reporter
 
     with Reporter(descriptor) as reporter:
         try:
@@ -161,7 +161,7 @@ def run_app(
     metrics: str | None,
 ) -> None:
     """Run an app within limits and say what it did."""
-    from framework.container.running import readings
+    from strandline.framework.container.running import readings
 
     begun = time.perf_counter()
     with serving_metrics(metrics, partial(readings, app)), app:

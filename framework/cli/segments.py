@@ -13,9 +13,9 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from changelog.embedded import document
-from changelog.embedded.batches import batch_of
-from changelog.embedded.format import (
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.batches import batch_of
+from strandline.changelog.embedded.format import (
     HEADER_SIZE,
     Attributes,
     FrameHeader,
@@ -23,20 +23,20 @@ from changelog.embedded.format import (
     unpack_header,
     unpack_marker,
 )
-from changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
-from changelog.embedded.names import CATALOG, partition_folder, place_of
-from changelog.embedded.segment import LocatedFrame
-from changelog.embedded.topic import KIND as CATALOG_KIND
-from changelog.embedded.topic import TopicMeta
-from changelog.errors import UnknownPartition, UnknownTopic
-from changelog.records import TopicPartition
-from changelog.schema import ValueSchemas, decode_schemas
-from changelog.storage import File, LocalStorage
-from framework.cli import output
-from framework.cli.consume import as_json
-from framework.cli.forms import json_line
-from framework.cli.loading import folder
-from framework.cli.options import JsonOption, LogOption, PartitionOption
+from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
+from strandline.changelog.embedded.names import CATALOG, partition_folder, place_of
+from strandline.changelog.embedded.segment import LocatedFrame
+from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
+from strandline.changelog.embedded.topic import TopicMeta
+from strandline.changelog.errors import UnknownPartition, UnknownTopic
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.schema import ValueSchemas, decode_schemas
+from strandline.changelog.storage import File, LocalStorage
+from strandline.framework.cli import output
+from strandline.framework.cli.consume import as_json
+from strandline.framework.cli.forms import json_line
+from strandline.framework.cli.loading import folder
+from strandline.framework.cli.options import JsonOption, LogOption, PartitionOption
 
 
 class Located(NamedTuple):

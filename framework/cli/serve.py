@@ -9,15 +9,15 @@ from typing import Annotated
 
 import typer
 
-from changelog import signals
-from changelog.credentials import read_token, token_of
-from changelog.embedded.environment import Durability
-from changelog.errors import InvalidConfig
-from changelog.location import check, check_exists, is_url, shown
-from framework.cli import output
-from framework.cli.metrics import MetricsOption, serving_metrics
-from framework.cli.options import JsonOption
-from framework.metrics import Collect
+from strandline.changelog import signals
+from strandline.changelog.credentials import read_token, token_of
+from strandline.changelog.embedded.environment import Durability
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.location import check, check_exists, is_url, shown
+from strandline.framework.cli import output
+from strandline.framework.cli.metrics import MetricsOption, serving_metrics
+from strandline.framework.cli.options import JsonOption
+from strandline.framework.metrics import Collect
 
 ListenOption = Annotated[
     str | None,
@@ -113,8 +113,8 @@ def serve(
             )
         _check_log(folder, create)
         return _serve_here(folder, durability, metrics, json=json)
-    from changelog.flight import serve as flight
-    from changelog.flight.limits import limits_from
+    from strandline.changelog.flight import serve as flight
+    from strandline.changelog.flight.limits import limits_from
 
     if not (tls_cert or tls_key or plaintext) and flight.is_seen_by_others(listen):
         raise typer.BadParameter(
@@ -164,7 +164,7 @@ def _check_log(folder: str, create: bool) -> None:
 
 
 def _serve_here(folder: str, durability: Durability, metrics: str | None, *, json: bool) -> None:
-    from changelog.flight.attach import attach_or_own
+    from strandline.changelog.flight.attach import attach_or_own
 
     log = attach_or_own(folder, role="own", durability=durability)
     try:

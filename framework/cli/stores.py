@@ -17,30 +17,30 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from changelog.broker import Broker
-from changelog.depth import check_json
-from changelog.errors import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.depth import check_json
+from strandline.changelog.errors import (
     InvalidRecord,
     InvalidRequest,
     KeyInSeveralPartitions,
     RequestTimedOut,
     StrandlineError,
 )
-from framework.cli import output
-from framework.cli.forms import ValueForm, json_line, plain, show_value
-from framework.cli.loading import location, opened
-from framework.cli.options import JsonOption, LogOption
-from framework.parts import Entry, Parts, partitions_asked
-from framework.querying.client import Connection, connect
-from framework.querying.committed import entries
-from framework.querying.declared import as_recorded, parts_of
-from framework.querying.folded import Folded
-from framework.querying.workers import Source
-from statestore.declaration import Declaration
-from statestore.keys import codec_of, decode_key
-from statestore.reader import Bounds
-from statestore.serdes import MessagePack
-from statestore.spec import changelog_topic
+from strandline.framework.cli import output
+from strandline.framework.cli.forms import ValueForm, json_line, plain, show_value
+from strandline.framework.cli.loading import location, opened
+from strandline.framework.cli.options import JsonOption, LogOption
+from strandline.framework.parts import Entry, Parts, partitions_asked
+from strandline.framework.querying.client import Connection, connect
+from strandline.framework.querying.committed import entries
+from strandline.framework.querying.declared import as_recorded, parts_of
+from strandline.framework.querying.folded import Folded
+from strandline.framework.querying.workers import Source
+from strandline.statestore.declaration import Declaration
+from strandline.statestore.keys import codec_of, decode_key
+from strandline.statestore.reader import Bounds
+from strandline.statestore.serdes import MessagePack
+from strandline.statestore.spec import changelog_topic
 
 commands = typer.Typer(help="The stores of apps: list, get, scan.", no_args_is_help=True)
 

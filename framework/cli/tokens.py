@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from changelog.flight import tokens
-from changelog.flight.rights import ALL, Rights, rights_of_app
-from changelog.flight.tokens import StoredToken
-from changelog.storage import LocalStorage
-from framework.cli import output
-from framework.cli.loading import folder
-from framework.cli.options import JsonOption, LogOption
+from strandline.changelog.flight import tokens
+from strandline.changelog.flight.rights import ALL, Rights, rights_of_app
+from strandline.changelog.flight.tokens import StoredToken
+from strandline.changelog.storage import LocalStorage
+from strandline.framework.cli import output
+from strandline.framework.cli.loading import folder
+from strandline.framework.cli.options import JsonOption, LogOption
 
 commands = typer.Typer(
     help="Tokens for clients over TCP, and what each may do.", no_args_is_help=True

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
-from changelog.broker import Broker
-from changelog.errors import InvalidConfig, SchemaMismatch
-from changelog.records import PartitionOffsets, TopicInfo, TopicPartition
-from framework.cli import output
-from framework.cli.config import settings_table
-from framework.cli.loading import opened
-from framework.cli.options import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import InvalidConfig, SchemaMismatch
+from strandline.changelog.records import PartitionOffsets, TopicInfo, TopicPartition
+from strandline.framework.cli import output
+from strandline.framework.cli.config import settings_table
+from strandline.framework.cli.loading import opened
+from strandline.framework.cli.options import (
     ConfigOption,
     JsonOption,
     LogOption,
@@ -22,7 +22,7 @@ from framework.cli.options import (
     confirmed,
     settings,
 )
-from framework.cli.reading import partitions_of
+from strandline.framework.cli.reading import partitions_of
 
 commands = typer.Typer(
     help="List, describe, create, alter and delete topics.", no_args_is_help=True

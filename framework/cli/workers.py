@@ -14,23 +14,23 @@ from pathlib import Path
 
 import typer
 
-from changelog import signals
-from changelog.clock import SystemClock
-from changelog.errors import LogLocked
-from changelog.flight.attach import attach_or_own
-from changelog.flight.background import environment
-from changelog.location import is_url, shown
-from changelog.metrics import measured
-from framework.cli import logs, output
-from framework.cli.application import FAILED, INTERRUPTED, debug_option
-from framework.cli.metrics import options_behind, serving_metrics
-from framework.cli.needs import COMMAND, Needs, ask
-from framework.cli.offline import in_place_of
-from framework.supervisor.logs import LogFiles
-from framework.supervisor.metrics import Workers
-from framework.supervisor.process import WorkerProcess
-from framework.supervisor.supervisor import Outcome, Supervisor, ends
-from framework.supervisor.view import view_for
+from strandline.changelog import signals
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.errors import LogLocked
+from strandline.changelog.flight.attach import attach_or_own
+from strandline.changelog.flight.background import environment
+from strandline.changelog.location import is_url, shown
+from strandline.changelog.metrics import measured
+from strandline.framework.cli import logs, output
+from strandline.framework.cli.application import FAILED, INTERRUPTED, debug_option
+from strandline.framework.cli.metrics import options_behind, serving_metrics
+from strandline.framework.cli.needs import COMMAND, Needs, ask
+from strandline.framework.cli.offline import in_place_of
+from strandline.framework.supervisor.logs import LogFiles
+from strandline.framework.supervisor.metrics import Workers
+from strandline.framework.supervisor.process import WorkerProcess
+from strandline.framework.supervisor.supervisor import Outcome, Supervisor, ends
+from strandline.framework.supervisor.view import view_for
 
 BACKGROUND_PATIENCE = 10.0
 """Seconds for which an owner in the background is waited for, which is asked to leave."""

@@ -19,18 +19,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from changelog.broker import Broker
-from changelog.client.asking_again import commit_until_known
-from changelog.client.producer import BatchMetadata, Producer
-from changelog.groups import GroupMember
-from changelog.records import CommittedOffset, TopicInfo, TopicPartition
-from framework.columns import Outgoing, outgoing
-from framework.container.instance import TaskInstance
-from framework.container.outbox import columns_of
-from framework.container.positions import Progress, to_commit
-from framework.options import Guarantee
-from framework.topic import Topic
-from statestore.store import AnyStore
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.asking_again import commit_until_known
+from strandline.changelog.client.producer import BatchMetadata, Producer
+from strandline.changelog.groups import GroupMember
+from strandline.changelog.records import CommittedOffset, TopicInfo, TopicPartition
+from strandline.framework.columns import Outgoing, outgoing
+from strandline.framework.container.instance import TaskInstance
+from strandline.framework.container.outbox import columns_of
+from strandline.framework.container.positions import Progress, to_commit
+from strandline.framework.options import Guarantee
+from strandline.framework.topic import Topic
+from strandline.statestore.store import AnyStore
 
 
 @dataclass

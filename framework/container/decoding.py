@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from changelog.errors import InvalidRecord
-from changelog.records import Batch
-from framework.record import Record
-from framework.topic import Topic
+from strandline.changelog.errors import InvalidRecord
+from strandline.changelog.records import Batch
+from strandline.framework.record import Record
+from strandline.framework.topic import Topic
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Generator
 from typing import Any
 
-from framework.handlers import check_finished
+from strandline.framework.handlers import check_finished
 
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
 Steps = Generator[Step, None, int]

@@ -6,22 +6,22 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from changelog.clock import Clock
-from changelog.errors import TaskFailed
-from changelog.rarely import Rarely
-from framework.container.decoding import Chunk, raw
-from framework.container.failures import (
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import TaskFailed
+from strandline.changelog.rarely import Rarely
+from strandline.framework.container.decoding import Chunk, raw
+from strandline.framework.container.failures import (
     WITHOUT_VALUE,
     dead_letter_headers,
     described,
     task_failed,
 )
-from framework.container.metrics import TaskCounters
-from framework.container.outbox import Outbox
-from framework.container.trial import LAST_LEVEL, StepId, Trial
-from framework.record import Record
-from framework.task import TaskSpec
-from framework.topic import Topic
+from strandline.framework.container.metrics import TaskCounters
+from strandline.framework.container.outbox import Outbox
+from strandline.framework.container.trial import LAST_LEVEL, StepId, Trial
+from strandline.framework.record import Record
+from strandline.framework.task import TaskSpec
+from strandline.framework.topic import Topic
 
 _log = logging.getLogger("strandline")
 

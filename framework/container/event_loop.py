@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
-from changelog.errors import Retriable
+from strandline.changelog.errors import Retriable
 
 
 class EventLoop:

@@ -6,10 +6,7 @@ import os
 import traceback
 from typing import Any
 
-import changelog
-import framework
-import statestore
-from changelog.errors import (
+from strandline.changelog.errors import (
     CorruptLog,
     Fenced,
     NotAuthorized,
@@ -18,8 +15,8 @@ from changelog.errors import (
     TransactionAborted,
     Unauthenticated,
 )
-from changelog.records import Headers
-from framework.record import Record
+from strandline.changelog.records import Headers
+from strandline.framework.record import Record
 
 NOT_THE_RECORD: tuple[type[BaseException], ...] = (
     StorageFailed,
@@ -92,8 +89,8 @@ def place_raised(error: BaseException) -> str | None:
     return f"{users[-1].filename}:{users[-1].lineno}" if users else None
 
 
-_PACKAGES = (changelog, statestore, framework)
-_OURS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in _PACKAGES)
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+"""The folder of the package `strandline`."""
 
 
 def _is_ours(filename: str) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from changelog.clock import Clock
-from statestore.counters import StoreCounters
-from statestore.spec import AnySpec
-from statestore.store import AnyStore, open_store
-from statestore.values import Expiry
+from strandline.changelog.clock import Clock
+from strandline.statestore.counters import StoreCounters
+from strandline.statestore.spec import AnySpec
+from strandline.statestore.store import AnyStore, open_store
+from strandline.statestore.values import Expiry
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class StoreFolders:
         """A copy of it for a standby, in a folder beside its own."""
         if self.root is None:
             return open_store(replace(spec, engine="memory"), clock=self.clock)
-        from statestore.engines.folders import open_beside
+        from strandline.statestore.engines.folders import open_beside
 
         engine = open_beside(self.root / spec.name / str(partition), self.clock)
         return open_store(spec, clock=self.clock, engine=engine)

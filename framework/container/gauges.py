@@ -7,18 +7,18 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import StrandlineError
-from changelog.metrics import Metric, Reading
-from changelog.records import TopicPartition
-from framework.container.metrics import PARTITION, TASK
-from framework.container.status import lags, positions_of
-from statestore.spec import store_of
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import StrandlineError
+from strandline.changelog.metrics import Metric, Reading
+from strandline.changelog.records import TopicPartition
+from strandline.framework.container.metrics import PARTITION, TASK
+from strandline.framework.container.status import lags, positions_of
+from strandline.statestore.spec import store_of
 
 if TYPE_CHECKING:
-    from framework.container.instance import TaskInstance
-    from framework.container.manager import TaskManager
+    from strandline.framework.container.instance import TaskInstance
+    from strandline.framework.container.manager import TaskManager
 
 PARTITIONS = Metric(
     "strandline_partitions", "gauge", "Input partitions of this worker.", ("app", "state")

@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, MutableMapping, Sequence
 
-from changelog.broker import Broker
-from changelog.records import TopicInfo, TopicPartition
-from framework.task import TaskSpec
+from strandline.changelog.broker import Broker
+from strandline.changelog.records import TopicInfo, TopicPartition
+from strandline.framework.task import TaskSpec
 
 _log = logging.getLogger("strandline")
 

@@ -15,14 +15,14 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.records import CommittedOffset, TopicPartition
-from framework.container.driving import Steps
-from framework.container.instance import TaskInstance
-from framework.container.manager import TaskManager
-from framework.container.positions import Waiting, waiting_of
-from framework.container.slices import SLICE_SECONDS
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.framework.container.driving import Steps
+from strandline.framework.container.instance import TaskInstance
+from strandline.framework.container.manager import TaskManager
+from strandline.framework.container.positions import Waiting, waiting_of
+from strandline.framework.container.slices import SLICE_SECONDS
 
 Bound = Literal["settled", "idle", "end"]
 """What ends a run."""

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from changelog.errors import Retriable
-from changelog.records import Batch, Fetched, TopicPartition
-from framework.container.decoding import Chunk, decode
-from framework.topic import Topic
+from strandline.changelog.errors import Retriable
+from strandline.changelog.records import Batch, Fetched, TopicPartition
+from strandline.framework.container.decoding import Chunk, decode
+from strandline.framework.topic import Topic
 
 DECODE = 8_192
 """Records decoded at a time: enough to be quick by the column, few enough to stay in cache."""

@@ -16,29 +16,29 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from changelog.clock import Clock
-from changelog.errors import TaskFailed
-from changelog.records import TopicPartition
-from framework import context
-from framework.container.decoding import Chunk
-from framework.container.driving import Steps, drive, drive_async
-from framework.container.error_policy import ErrorPolicy
-from framework.container.event_loop import EventLoop
-from framework.container.failures import NOT_THE_RECORD
-from framework.container.inputs import Input, next_run
-from framework.container.metrics import TaskCounters
-from framework.container.outbox import Outbox
-from framework.container.placing import Placed
-from framework.container.sampling import Sampling
-from framework.container.trial import Trial
-from framework.container.windows import WindowTimer
-from framework.context import ClockName, TaskContext
-from framework.handlers import check_finished, no_timer
-from framework.record import Record
-from framework.task import TaskSpec
-from framework.timers import DueTimer, Timers
-from framework.topic import Topic
-from statestore.store import PartitionStore
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import TaskFailed
+from strandline.changelog.records import TopicPartition
+from strandline.framework import context
+from strandline.framework.container.decoding import Chunk
+from strandline.framework.container.driving import Steps, drive, drive_async
+from strandline.framework.container.error_policy import ErrorPolicy
+from strandline.framework.container.event_loop import EventLoop
+from strandline.framework.container.failures import NOT_THE_RECORD
+from strandline.framework.container.inputs import Input, next_run
+from strandline.framework.container.metrics import TaskCounters
+from strandline.framework.container.outbox import Outbox
+from strandline.framework.container.placing import Placed
+from strandline.framework.container.sampling import Sampling
+from strandline.framework.container.trial import Trial
+from strandline.framework.container.windows import WindowTimer
+from strandline.framework.context import ClockName, TaskContext
+from strandline.framework.handlers import check_finished, no_timer
+from strandline.framework.record import Record
+from strandline.framework.task import TaskSpec
+from strandline.framework.timers import DueTimer, Timers
+from strandline.framework.topic import Topic
+from strandline.statestore.store import PartitionStore
 
 
 class TaskInstance:

@@ -17,34 +17,39 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import Retriable, StorageFailed
-from changelog.metrics import Reading
-from changelog.records import CommittedOffset, PartitionOffsets, TopicInfo, TopicPartition
-from changelog.together import Leads
-from framework.container.event_loop import EventLoop
-from framework.container.folders import StoreFolders
-from framework.container.gauges import StableEnds, gauges
-from framework.container.growth import Growth, input_partitions
-from framework.container.inputs import Input
-from framework.container.instance import TaskInstance
-from framework.container.metrics import WorkerCounters
-from framework.container.outage import patiently
-from framework.container.placing import Placed
-from framework.container.positions import placed_of, waiting_of
-from framework.container.restore import OnRestore, Restoring
-from framework.container.standbys import Standbys
-from framework.container.starting import check_history, starting_offset
-from framework.container.trial import Trial
-from framework.querying.endpoint import Endpoint
-from framework.store_declarations import StoreDeclarations
-from framework.task import TaskSpec
-from framework.topic import Topic
-from statestore.restore import Progress
-from statestore.spec import AnySpec
-from statestore.store import AnyStore
-from statestore.values import Expiry
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import Retriable, StorageFailed
+from strandline.changelog.metrics import Reading
+from strandline.changelog.records import (
+    CommittedOffset,
+    PartitionOffsets,
+    TopicInfo,
+    TopicPartition,
+)
+from strandline.changelog.together import Leads
+from strandline.framework.container.event_loop import EventLoop
+from strandline.framework.container.folders import StoreFolders
+from strandline.framework.container.gauges import StableEnds, gauges
+from strandline.framework.container.growth import Growth, input_partitions
+from strandline.framework.container.inputs import Input
+from strandline.framework.container.instance import TaskInstance
+from strandline.framework.container.metrics import WorkerCounters
+from strandline.framework.container.outage import patiently
+from strandline.framework.container.placing import Placed
+from strandline.framework.container.positions import placed_of, waiting_of
+from strandline.framework.container.restore import OnRestore, Restoring
+from strandline.framework.container.standbys import Standbys
+from strandline.framework.container.starting import check_history, starting_offset
+from strandline.framework.container.trial import Trial
+from strandline.framework.querying.endpoint import Endpoint
+from strandline.framework.store_declarations import StoreDeclarations
+from strandline.framework.task import TaskSpec
+from strandline.framework.topic import Topic
+from strandline.statestore.restore import Progress
+from strandline.statestore.spec import AnySpec
+from strandline.statestore.store import AnyStore
+from strandline.statestore.values import Expiry
 
 _log = logging.getLogger("strandline")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from changelog.errors import Fenced, MemberFenced
-from changelog.metrics import SECONDS, Counter, Histogram, Latency, Metric, Reading
-from statestore.counters import StoreCounters
+from strandline.changelog.errors import Fenced, MemberFenced
+from strandline.changelog.metrics import SECONDS, Counter, Histogram, Latency, Metric, Reading
+from strandline.statestore.counters import StoreCounters
 
 TASK = ("app", "task")
 STORE = ("app", "store")

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from changelog.clock import Clock, SystemClock
-from changelog.errors import DiskFull, Retriable
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import DiskFull, Retriable
 
 _log = logging.getLogger("strandline")
 

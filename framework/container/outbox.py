@@ -11,14 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from changelog.errors import InvalidRecord, SchemaMismatch
-from changelog.records import Headers
-from framework.codecs import UNENCODABLE
-from framework.columns import batch_of, one_record
-from framework.container.trial import Trial
-from framework.context import TaskContext
-from framework.record import Record
-from framework.topic import Topic
+from strandline.changelog.errors import InvalidRecord, SchemaMismatch
+from strandline.changelog.records import Headers
+from strandline.framework.codecs import UNENCODABLE
+from strandline.framework.columns import batch_of, one_record
+from strandline.framework.container.trial import Trial
+from strandline.framework.context import TaskContext
+from strandline.framework.record import Record
+from strandline.framework.topic import Topic
 
 
 class Outbox:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from changelog.broker import Broker
-from changelog.client.membership import Membership, program
-from changelog.clock import Clock
-from changelog.groups import GroupMember, Subscription
-from changelog.records import TopicPartition
-from framework.options import Options
-from framework.task import TaskSpec
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.membership import Membership, program
+from strandline.changelog.clock import Clock
+from strandline.changelog.groups import GroupMember, Subscription
+from strandline.changelog.records import TopicPartition
+from strandline.framework.options import Options
+from strandline.framework.task import TaskSpec
 
 
 class Place(Protocol):

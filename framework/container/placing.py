@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from changelog.client.partitioner import partition_for, partitions_for
-from changelog.errors import StrandlineError
-from statestore.keys import key_codec
-from statestore.reader import Bounds
-from statestore.store import AnyStore
+from strandline.changelog.client.partitioner import partition_for, partitions_for
+from strandline.changelog.errors import StrandlineError
+from strandline.statestore.keys import key_codec
+from strandline.statestore.reader import Bounds
+from strandline.statestore.store import AnyStore
 
 FEW = 32
 """Up to so many keys are hashed one at a time, which is faster than a handful of calls on a column."""

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from changelog.decoding import json_decoder
-from changelog.depth import check_json
-from changelog.errors import UNREADABLE
-from changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.decoding import json_decoder
+from strandline.changelog.depth import check_json
+from strandline.changelog.errors import UNREADABLE
+from strandline.changelog.records import CommittedOffset, TopicPartition
 
 MAX_PLACED_BYTES = 2_000
 """Names of placed stores beyond this are left out: on Kafka metadata has at most 4,096 bytes."""

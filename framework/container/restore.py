@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from changelog.clock import Clock
-from changelog.records import TopicPartition
-from statestore.restore import Progress
+from strandline.changelog.clock import Clock
+from strandline.changelog.records import TopicPartition
+from strandline.statestore.restore import Progress
 
 
 @dataclass(frozen=True, slots=True)

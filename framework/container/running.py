@@ -14,36 +14,36 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.credentials import token_of
-from changelog.errors import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.credentials import token_of
+from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRequest,
     StrandlineError,
     UnknownTopic,
     out_of_memory,
 )
-from changelog.location import is_encrypted, is_url
-from changelog.metrics import Reading, measured
-from changelog.storage import LocalStorage
-from framework.container.folders import StoreFolders
-from framework.container.manager import TaskManager
-from framework.container.metrics import WorkerCounters
-from framework.container.outage import patiently
-from framework.container.place import Alone, member_of
-from framework.container.restore import OnRestore, RestoreBar
-from framework.container.seat import Seat
-from framework.container.worker import Worker
-from framework.declaring import Declarations
-from framework.left_timers import check_timers
-from framework.options import UNTIL, Options, Until
-from framework.querying.endpoint import Endpoint
-from framework.querying.provider import StoreProvider
-from framework.store_declarations import StoreDeclarations
+from strandline.changelog.location import is_encrypted, is_url
+from strandline.changelog.metrics import Reading, measured
+from strandline.changelog.storage import LocalStorage
+from strandline.framework.container.folders import StoreFolders
+from strandline.framework.container.manager import TaskManager
+from strandline.framework.container.metrics import WorkerCounters
+from strandline.framework.container.outage import patiently
+from strandline.framework.container.place import Alone, member_of
+from strandline.framework.container.restore import OnRestore, RestoreBar
+from strandline.framework.container.seat import Seat
+from strandline.framework.container.worker import Worker
+from strandline.framework.declaring import Declarations
+from strandline.framework.left_timers import check_timers
+from strandline.framework.options import UNTIL, Options, Until
+from strandline.framework.querying.endpoint import Endpoint
+from strandline.framework.querying.provider import StoreProvider
+from strandline.framework.store_declarations import StoreDeclarations
 
 if TYPE_CHECKING:
-    from framework.app import App
+    from strandline.framework.app import App
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ def open_log(app: App) -> OpenLog:
     """Open what the app's `log` names; an open one is taken as it is."""
     if not isinstance(app.log, str | Path):
         return OpenLog(getattr(app.log, "broker", app.log), owned=False)  # type: ignore[arg-type]
-    import changelog
+    from strandline import changelog
 
     log = changelog.open(str(app.log), durability=app.durability, clock=app.clock)
     return OpenLog(log.broker, owned=True)
@@ -90,7 +90,7 @@ def run(app: App, limits: Limits, *, progress: bool | OnRestore, metrics: str | 
         raise InvalidRequest(f"app {app.name!r} is running already, in another thread")
     if metrics is None:
         return _run(app, limits, progress)
-    from framework.metrics import served
+    from strandline.framework.metrics import served
 
     with served(metrics, partial(readings, app)):
         return _run(app, limits, progress)
@@ -232,7 +232,7 @@ def reset(app: App) -> None:
 
     Raises InvalidRequest, or LogLocked, and does nothing, if the app has workers or a store is open.
     """
-    from statestore.engines.folders import remove_all  # it imports RocksDB
+    from strandline.statestore.engines.folders import remove_all  # it imports RocksDB
 
     broker = app.broker
     check_at_rest(broker, app.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from statestore.store import AnyStore
+from strandline.statestore.store import AnyStore
 
 RARITY = 128
 LONGEST = 64

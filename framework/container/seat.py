@@ -13,18 +13,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.client.producer import Producer
-from changelog.client.standing import State
-from changelog.clock import Clock
-from changelog.errors import Fenced, InvalidTxnState, Retriable
-from changelog.records import TopicInfo
-from framework.container.commit import COMMITS, Committing
-from framework.container.instance import TaskInstance
-from framework.container.metrics import WorkerCounters
-from framework.container.place import Join, Place
-from framework.options import Options
-from framework.topic import Topic
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.client.standing import State
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import Fenced, InvalidTxnState, Retriable
+from strandline.changelog.records import TopicInfo
+from strandline.framework.container.commit import COMMITS, Committing
+from strandline.framework.container.instance import TaskInstance
+from strandline.framework.container.metrics import WorkerCounters
+from strandline.framework.container.place import Join, Place
+from strandline.framework.options import Options
+from strandline.framework.topic import Topic
 
 _log = logging.getLogger("strandline")
 

@@ -12,15 +12,15 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import StrandlineError
-from changelog.rarely import Rarely
-from changelog.records import TopicPartition
-from framework.container.folders import StoreFolders
-from statestore.restore import Progress
-from statestore.spec import AnySpec
-from statestore.store import AnyStore
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import StrandlineError
+from strandline.changelog.rarely import Rarely
+from strandline.changelog.records import TopicPartition
+from strandline.framework.container.folders import StoreFolders
+from strandline.statestore.restore import Progress
+from strandline.statestore.spec import AnySpec
+from strandline.statestore.store import AnyStore
 
 _log = logging.getLogger("strandline")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from changelog.errors import OffsetOutOfRange
-from changelog.records import CommittedOffset, PartitionOffsets, TopicPartition
-from framework.container.positions import position_of
+from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.records import CommittedOffset, PartitionOffsets, TopicPartition
+from strandline.framework.container.positions import position_of
 
 _log = logging.getLogger("strandline")
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from changelog.errors import DiskFull
-from changelog.records import TopicPartition
+from strandline.changelog.errors import DiskFull
+from strandline.changelog.records import TopicPartition
 
 if TYPE_CHECKING:
-    from framework.container.manager import TaskManager
-    from framework.container.seat import Seat
+    from strandline.framework.container.manager import TaskManager
+    from strandline.framework.container.seat import Seat
 
 WorkerState = Literal["joining", "restoring", "running", "waiting for disk"]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from changelog.errors import InvalidRecord
+from strandline.changelog.errors import InvalidRecord
 
 LAST_LEVEL = 3
 """Level of a verdict at which no dead letter is tried any more: the task fails."""

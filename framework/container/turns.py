@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from changelog.clock import Clock
-from framework.container.driving import Steps
-from framework.container.event_loop import EventLoop
-from framework.container.instance import TaskInstance
-from framework.container.slice_guard import SliceGuard
-from framework.container.slices import (
+from strandline.changelog.clock import Clock
+from strandline.framework.container.driving import Steps
+from strandline.framework.container.event_loop import EventLoop
+from strandline.framework.container.instance import TaskInstance
+from strandline.framework.container.slice_guard import SliceGuard
+from strandline.framework.container.slices import (
     ROUND_AT_MOST_S,
     SLICE_FIRST,
     SLICE_RECORDS,
     shares,
     slice_seconds,
 )
-from framework.container.trial import Trial
+from strandline.framework.container.trial import Trial
 
 
 class Turns:

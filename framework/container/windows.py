@@ -6,7 +6,7 @@ handled since the last call. The commit says whether such a call is still owed.
 
 from __future__ import annotations
 
-from changelog.clock import Clock
+from strandline.changelog.clock import Clock
 
 
 class WindowTimer:

@@ -17,9 +17,9 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import (
     DiskFull,
     InvalidRecord,
     MemberFenced,
@@ -29,20 +29,20 @@ from changelog.errors import (
     SharedOutAnew,
     TransactionAborted,
 )
-from changelog.metrics import Reading
-from framework.container.commit import checkpoint_if_due, offsets_of
-from framework.container.gauges import WAITING
-from framework.container.idle import Bound, Completion
-from framework.container.inputs import Input, groups
-from framework.container.instance import TaskInstance
-from framework.container.manager import Partitions, TaskManager
-from framework.container.outage import Outage, patiently
-from framework.container.place import Place
-from framework.container.positions import position_of
-from framework.container.seat import Seat
-from framework.container.status import WorkerStatus, positions_of, state_of
-from framework.container.turns import Turns
-from framework.options import Options
+from strandline.changelog.metrics import Reading
+from strandline.framework.container.commit import checkpoint_if_due, offsets_of
+from strandline.framework.container.gauges import WAITING
+from strandline.framework.container.idle import Bound, Completion
+from strandline.framework.container.inputs import Input, groups
+from strandline.framework.container.instance import TaskInstance
+from strandline.framework.container.manager import Partitions, TaskManager
+from strandline.framework.container.outage import Outage, patiently
+from strandline.framework.container.place import Place
+from strandline.framework.container.positions import position_of
+from strandline.framework.container.seat import Seat
+from strandline.framework.container.status import WorkerStatus, positions_of, state_of
+from strandline.framework.container.turns import Turns
+from strandline.framework.options import Options
 
 _log = logging.getLogger("strandline")
 

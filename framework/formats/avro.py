@@ -15,16 +15,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from changelog.depth import check_json, check_value
-from changelog.errors import InvalidConfig, InvalidRecord, MissingDependency
-from framework.codecs import Codec, SerdeCodec
-from framework.formats import avro_schema
-from framework.formats.avro_columns import decode, encode
-from framework.formats.avro_depth import DepthOf
-from framework.formats.avro_schema import MISSING, Items, Node, NotColumns, Nullable, Record
-from framework.formats.confluent import by_schema, framed, header
-from framework.formats.registry import RegisteredSchema, SchemaRegistry, chosen
-from framework.formats.wire import (
+from strandline.changelog.depth import check_json, check_value
+from strandline.changelog.errors import InvalidConfig, InvalidRecord, MissingDependency
+from strandline.framework.codecs import Codec, SerdeCodec
+from strandline.framework.formats import avro_schema
+from strandline.framework.formats.avro_columns import decode, encode
+from strandline.framework.formats.avro_depth import DepthOf
+from strandline.framework.formats.avro_schema import (
+    MISSING,
+    Items,
+    Node,
+    NotColumns,
+    Nullable,
+    Record,
+)
+from strandline.framework.formats.confluent import by_schema, framed, header
+from strandline.framework.formats.registry import RegisteredSchema, SchemaRegistry, chosen
+from strandline.framework.formats.wire import (
     Place,
     Single,
     Wire,
@@ -34,7 +41,7 @@ from framework.formats.wire import (
     leaf,
     relisted,
 )
-from framework.schema import RowType, is_typed
+from strandline.framework.schema import RowType, is_typed
 
 
 class AvroSerde:

@@ -15,10 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.errors import InvalidRecord
-from framework.formats.avro_schema import Items, Node, NotColumns, Nullable, Record, Scalar
-from framework.formats.binary import Bytes, Ints, binary, bounds_of, flat, ranges
-from framework.formats.wire import spread
+from strandline.changelog.errors import InvalidRecord
+from strandline.framework.formats.avro_schema import (
+    Items,
+    Node,
+    NotColumns,
+    Nullable,
+    Record,
+    Scalar,
+)
+from strandline.framework.formats.binary import Bytes, Ints, binary, bounds_of, flat, ranges
+from strandline.framework.formats.wire import spread
 
 LONGEST = 1_000
 """Items of an array up to which reading by columns pays: its nth items are read at once."""
@@ -40,7 +47,7 @@ class Part(NamedTuple):
 def encode(array: pa.Array, node: Node, prefix: bytes = b"") -> pa.Array:
     """Each value of a column, which is of the node's Arrow type, after `prefix`. Raises InvalidRecord.
 
-    >>> from framework.formats.avro_schema import parse
+    >>> from strandline.framework.formats.avro_schema import parse
     >>> encode(pa.array([1, -65]), parse('"long"')).to_pylist()
     [b'\\x02', b'\\x81\\x01']
     """
@@ -244,7 +251,7 @@ class Cursor:
 def decode(data: pa.Array, node: Node) -> pa.Array:
     """The column of values that `encode` wrote, without prefix. Raises InvalidRecord, NotColumns.
 
-    >>> from framework.formats.avro_schema import parse
+    >>> from strandline.framework.formats.avro_schema import parse
     >>> decode(pa.array([b"\\x02", b"\\x81\\x01"]), parse('"long"')).to_pylist()
     [1, -65]
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from changelog.depth import MAX_DEPTH, too_deep
+from strandline.changelog.depth import MAX_DEPTH, too_deep
 
 Skip = Callable[[bytes, int, int], int]
 """Goes past a value in data, from a position, within so many containers; where the value ends."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from changelog.depth import check_json
-from changelog.errors import InvalidConfig
-from framework.schema import RowType
+from strandline.changelog.depth import check_json
+from strandline.changelog.errors import InvalidConfig
+from strandline.framework.schema import RowType
 
 
 class NotColumns(Exception):

@@ -14,16 +14,16 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
-from changelog.broker import Broker
-from changelog.errors import InvalidConfig
-from changelog.location import is_kafka
-from framework.codecs import Codec, RowCodec, SerdeCodec, StrCodec
-from framework.formats.json import JsonSerde
-from framework.formats.msgpack import PackForm, untyped
-from framework.formats.numbers import NumberCodec
-from framework.formats.wire import Form, ObjectCodec, Place
-from framework.schema import RowType, is_typed
-from statestore.serdes import Bytes, Double, Long, Serde, topic_key_serde
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.location import is_kafka
+from strandline.framework.codecs import Codec, RowCodec, SerdeCodec, StrCodec
+from strandline.framework.formats.json import JsonSerde
+from strandline.framework.formats.msgpack import PackForm, untyped
+from strandline.framework.formats.numbers import NumberCodec
+from strandline.framework.formats.wire import Form, ObjectCodec, Place
+from strandline.framework.schema import RowType, is_typed
+from strandline.statestore.serdes import Bytes, Double, Long, Serde, topic_key_serde
 
 Name = Literal["json", "avro", "protobuf", "msgpack", "bytes"]
 AnySerde = Serde[Any] | Form | Name
@@ -103,13 +103,13 @@ class BytesForm:
 
 
 def _avro() -> Form:
-    from framework.formats.avro import AvroSerde
+    from strandline.framework.formats.avro import AvroSerde
 
     return AvroSerde()
 
 
 def _protobuf() -> Form:
-    from framework.formats.protobuf import ProtobufSerde
+    from strandline.framework.formats.protobuf import ProtobufSerde
 
     return ProtobufSerde()
 

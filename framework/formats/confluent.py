@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.errors import InvalidRecord
-from framework.formats.binary import Ints, binary, bounds_of, flat, ranges
+from strandline.changelog.errors import InvalidRecord
+from strandline.framework.formats.binary import Ints, binary, bounds_of, flat, ranges
 
 MAGIC = 0
 HEADER = 5

@@ -25,15 +25,22 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.decoding import json_decoder
-from changelog.depth import check_all_json, check_json
-from changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
-from framework.codecs import Codec, SerdeCodec, TypedCodec
-from framework.formats.confluent import HEADER, framed, header, schema_ids, without
-from framework.formats.mirror import Mirror, has_plain_names, mirror_of
-from framework.formats.registry import RegisteredSchema, SchemaRegistry, chosen
-from framework.formats.wire import ObjectCodec, Place, Wire, WireCodec, relisted, where_valid
-from framework.schema import RowType, is_typed
+from strandline.changelog.decoding import json_decoder
+from strandline.changelog.depth import check_all_json, check_json
+from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
+from strandline.framework.codecs import Codec, SerdeCodec, TypedCodec
+from strandline.framework.formats.confluent import HEADER, framed, header, schema_ids, without
+from strandline.framework.formats.mirror import Mirror, has_plain_names, mirror_of
+from strandline.framework.formats.registry import RegisteredSchema, SchemaRegistry, chosen
+from strandline.framework.formats.wire import (
+    ObjectCodec,
+    Place,
+    Wire,
+    WireCodec,
+    relisted,
+    where_valid,
+)
+from strandline.framework.schema import RowType, is_typed
 
 
 class JsonSerde:

@@ -10,15 +10,15 @@ from typing import Any, NotRequired, TypedDict
 import msgspec
 import pyarrow as pa
 
-from changelog.depth import MAX_DEPTH
-from changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
-from framework.schema import RowType, hints_of, is_typed
+from strandline.changelog.depth import MAX_DEPTH
+from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
+from strandline.framework.schema import RowType, hints_of, is_typed
 
 
 class Mirror:
     """Reads values of a type in one form, "JSON" say, into columns. Raises InvalidConfig.
 
-    >>> from changelog.depth import check_json
+    >>> from strandline.changelog.depth import check_json
     >>> rows = RowType(pa.schema([("n", pa.int64())]))
     >>> mirror = Mirror(rows, "JSON", msgspec.json.Decoder, check_json)
     >>> mirror.column(pa.array([b'{"n": 1}'])).to_pylist()

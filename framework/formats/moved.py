@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from changelog.moving import Conversion
-from changelog.records import TopicInfo
-from framework.formats.choice import value_codec
-from framework.formats.wire import Place, WireCodec
-from framework.schema import RowType, is_typed
-from framework.topic import Topic
+from strandline.changelog.moving import Conversion
+from strandline.changelog.records import TopicInfo
+from strandline.framework.formats.choice import value_codec
+from strandline.framework.formats.wire import Place, WireCodec
+from strandline.framework.schema import RowType, is_typed
+from strandline.framework.topic import Topic
 
 
 class Forms:

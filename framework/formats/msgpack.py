@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from changelog.depth import check_msgpack
-from framework.codecs import Codec, PackCodec, SerdeCodec
-from framework.formats.mirror import Mirror, has_plain_names
-from framework.formats.wire import ObjectCodec, Place, Wire, WireCodec, where_valid
-from framework.schema import RowType, is_typed
-from statestore.serdes import Typed, value_serde
+from strandline.changelog.depth import check_msgpack
+from strandline.framework.codecs import Codec, PackCodec, SerdeCodec
+from strandline.framework.formats.mirror import Mirror, has_plain_names
+from strandline.framework.formats.wire import ObjectCodec, Place, Wire, WireCodec, where_valid
+from strandline.framework.schema import RowType, is_typed
+from strandline.statestore.serdes import Typed, value_serde
 
 
 class PackForm:

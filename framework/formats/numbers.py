@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from framework.codecs import SerdeCodec
-from framework.formats.binary import binary, flat
-from statestore.serdes import Double, Long
+from strandline.framework.codecs import SerdeCodec
+from strandline.framework.formats.binary import binary, flat
+from strandline.statestore.serdes import Double, Long
 
 SIZE = 8
 

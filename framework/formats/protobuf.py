@@ -14,20 +14,27 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from changelog.errors import InvalidConfig, InvalidRecord, MissingDependency
-from framework.codecs import Codec
-from framework.formats.binary import flat
-from framework.formats.confluent import HEADER, framed, schema_ids, without
-from framework.formats.registry import SchemaRegistry, chosen
-from framework.formats.wire import Place, Wire, WireCodec, conform, where_valid, with_nulls
-from framework.schema import Row, RowType, is_typed
+from strandline.changelog.errors import InvalidConfig, InvalidRecord, MissingDependency
+from strandline.framework.codecs import Codec
+from strandline.framework.formats.binary import flat
+from strandline.framework.formats.confluent import HEADER, framed, schema_ids, without
+from strandline.framework.formats.registry import SchemaRegistry, chosen
+from strandline.framework.formats.wire import (
+    Place,
+    Wire,
+    WireCodec,
+    conform,
+    where_valid,
+    with_nulls,
+)
+from strandline.framework.schema import Row, RowType, is_typed
 
 try:
     from google.protobuf.descriptor import Descriptor
     from google.protobuf.message import DecodeError, Message
     from google.protobuf.message_factory import GetMessageClass
 
-    from framework.formats import protobuf_messages as messages
+    from strandline.framework.formats import protobuf_messages as messages
 except ModuleNotFoundError as missing:
     raise MissingDependency(
         "Protobuf values need the package protobuf: pip install 'strandline[protobuf]'"

@@ -27,9 +27,9 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP_FILE
 
-from changelog.errors import InvalidConfig, InvalidRecord
-from framework.formats.wire import conform
-from framework.schema import RowType
+from strandline.changelog.errors import InvalidConfig, InvalidRecord
+from strandline.framework.formats.wire import conform
+from strandline.framework.schema import RowType
 
 Read = Callable[[Any], Any]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from changelog.clock import SystemClock
-from changelog.errors import (
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRecord,
     MissingDependency,
@@ -21,7 +21,7 @@ from changelog.errors import (
     SchemaMismatch,
     Unauthenticated,
 )
-from changelog.secret import Secret, is_secret, masked
+from strandline.changelog.secret import Secret, is_secret, masked
 
 T = TypeVar("T")
 

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.client.columns import cast_column
-from changelog.errors import InvalidRecord, SchemaMismatch
-from framework.codecs import Codec, as_exactly, translated
-from framework.schema import Row, RowType
-from statestore.serdes import Serde
+from strandline.changelog.client.columns import cast_column
+from strandline.changelog.errors import InvalidRecord, SchemaMismatch
+from strandline.framework.codecs import Codec, as_exactly, translated
+from strandline.framework.schema import Row, RowType
+from strandline.statestore.serdes import Serde
 
 if TYPE_CHECKING:
-    from framework.formats.registry import SchemaRegistry
+    from strandline.framework.formats.registry import SchemaRegistry
 
 
 @dataclasses.dataclass(frozen=True)

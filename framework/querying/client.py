@@ -14,25 +14,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Generic, Self, TypeVar, overload
 
-import changelog
-from changelog.broker import Broker
-from changelog.clock import Clock, SystemClock
-from changelog.credentials import token_of
-from changelog.errors import InvalidRequest, UnknownTopic
-from changelog.location import is_encrypted, is_served
-from changelog.log import Log
-from framework.parts import partitions_asked
-from framework.querying.committed import Committed
-from framework.querying.connections import Connections
-from framework.querying.declared import Form, as_recorded, check_given, form_of
-from framework.querying.folded import Folded
-from framework.querying.messages import Described
-from framework.querying.placement import Placement
-from framework.querying.workers import Fleet, Source
-from framework.store import Store
-from statestore.ordered import FIRST_KEY
-from statestore.reader import Bounds
-from statestore.spec import UNSET, changelog_topic
+from strandline import changelog
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.credentials import token_of
+from strandline.changelog.errors import InvalidRequest, UnknownTopic
+from strandline.changelog.location import is_encrypted, is_served
+from strandline.changelog.log import Log
+from strandline.framework.parts import partitions_asked
+from strandline.framework.querying.committed import Committed
+from strandline.framework.querying.connections import Connections
+from strandline.framework.querying.declared import Form, as_recorded, check_given, form_of
+from strandline.framework.querying.folded import Folded
+from strandline.framework.querying.messages import Described
+from strandline.framework.querying.placement import Placement
+from strandline.framework.querying.workers import Fleet, Source
+from strandline.framework.store import Store
+from strandline.statestore.ordered import FIRST_KEY
+from strandline.statestore.reader import Bounds
+from strandline.statestore.spec import UNSET, changelog_topic
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -57,7 +57,7 @@ def connect(
     Make one for a process and keep it: it is thread-safe, and its connections are used again. Raises
     what `changelog.open` does, and InvalidConfig for a folder that holds no log: reading makes none.
     """
-    from changelog.flight import address  # it imports Flight
+    from strandline.changelog.flight import address  # it imports Flight
 
     workers = Connections(token or token_of())
     if isinstance(log, str | os.PathLike):

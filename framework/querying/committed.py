@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
-from framework.parts import Entry
-from framework.querying.folded import Folded
-from framework.querying.messages import Described
-from framework.querying.placement import Placement
-from framework.querying.workers import AtWorkers, Fleet, Nobody, Source
-from statestore.declaration import Declaration
-from statestore.reader import PAGE_ENTRIES, Bounds
+from strandline.framework.parts import Entry
+from strandline.framework.querying.folded import Folded
+from strandline.framework.querying.messages import Described
+from strandline.framework.querying.placement import Placement
+from strandline.framework.querying.workers import AtWorkers, Fleet, Nobody, Source
+from strandline.statestore.declaration import Declaration
+from strandline.statestore.reader import PAGE_ENTRIES, Bounds
 
 T = TypeVar("T")
 

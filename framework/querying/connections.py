@@ -9,15 +9,15 @@ import threading
 from functools import cache
 from typing import Any
 
-from changelog.clock import SystemClock
-from changelog.credentials import HOW_TO_GIVE_ONE
-from changelog.errors import Fenced, OwnerUnavailable, RequestTimedOut, Unauthenticated
-from changelog.flight import messages as log_messages
-from changelog.rarely import Rarely
-from changelog.secret import Secret
-from framework.peers import Deadline, send_all
-from framework.querying import proofs, sockets
-from framework.querying.messages import (
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.credentials import HOW_TO_GIVE_ONE
+from strandline.changelog.errors import Fenced, OwnerUnavailable, RequestTimedOut, Unauthenticated
+from strandline.changelog.flight import messages as log_messages
+from strandline.changelog.rarely import Rarely
+from strandline.changelog.secret import Secret
+from strandline.framework.peers import Deadline, send_all
+from strandline.framework.querying import proofs, sockets
+from strandline.framework.querying.messages import (
     MAX_ANSWER,
     WIRE_VERSION,
     Challenge,

@@ -12,19 +12,31 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, get_args
 
-from changelog.client.partitioner import partition_for
-from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, StrandlineError
-from framework.aggregates import Counter, Grouped
-from framework.parts import Merge, Parts
-from framework.querying.messages import Described
-from framework.store import Store
-from framework.task import TaskSpec
-from statestore.aggregates import Aggregate, Aggregates
-from statestore.declaration import Declaration, declaration_of, unreadable_as
-from statestore.key_types import key_from_wire, key_to_wire
-from statestore.keys import KeyCodec, codec_of, decode_key, key_codec
-from statestore.serdes import Bytes, MessagePack, Serde, Typed, topic_key_serde, value_serde
-from statestore.spec import UNSET, StoreSpec
+from strandline.changelog.client.partitioner import partition_for
+from strandline.changelog.errors import (
+    InvalidConfig,
+    InvalidRecord,
+    InvalidRequest,
+    StrandlineError,
+)
+from strandline.framework.aggregates import Counter, Grouped
+from strandline.framework.parts import Merge, Parts
+from strandline.framework.querying.messages import Described
+from strandline.framework.store import Store
+from strandline.framework.task import TaskSpec
+from strandline.statestore.aggregates import Aggregate, Aggregates
+from strandline.statestore.declaration import Declaration, declaration_of, unreadable_as
+from strandline.statestore.key_types import key_from_wire, key_to_wire
+from strandline.statestore.keys import KeyCodec, codec_of, decode_key, key_codec
+from strandline.statestore.serdes import (
+    Bytes,
+    MessagePack,
+    Serde,
+    Typed,
+    topic_key_serde,
+    value_serde,
+)
+from strandline.statestore.spec import UNSET, StoreSpec
 
 
 def described(task: TaskSpec, store: Store[Any, Any]) -> Described:

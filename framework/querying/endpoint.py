@@ -10,9 +10,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from changelog.errors import InvalidConfig, StorageFailed
-from framework.querying import sockets
-from framework.querying.listener import Answering, Listener
+from strandline.changelog.errors import InvalidConfig, StorageFailed
+from strandline.framework.querying import sockets
+from strandline.framework.querying.listener import Answering, Listener
 
 _log = logging.getLogger("strandline")
 
@@ -71,7 +71,7 @@ class Endpoint:
 
 
 def _check_token(token: str, listen: str) -> None:
-    from changelog.flight.serve import MIN_TOKEN  # it imports Flight
+    from strandline.changelog.flight.serve import MIN_TOKEN  # it imports Flight
 
     if len(token) < MIN_TOKEN:
         raise InvalidConfig(

@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Sequence
 
-from changelog.broker import Broker
-from changelog.clock import SystemClock
-from changelog.errors import InvalidConfig
-from changelog.records import TopicPartition
-from statestore.declaration import Declaration
-from statestore.reader import Bounds, CommittedReader
-from statestore.recorded import DeclarationLog
-from statestore.restore import READERS_WAIT_S, restore_all
-from statestore.spec import StoreSpec
-from statestore.store import AnyStore, open_store
-from statestore.values import Expiry
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.records import TopicPartition
+from strandline.statestore.declaration import Declaration
+from strandline.statestore.reader import Bounds, CommittedReader
+from strandline.statestore.recorded import DeclarationLog
+from strandline.statestore.restore import READERS_WAIT_S, restore_all
+from strandline.statestore.spec import StoreSpec
+from strandline.statestore.store import AnyStore, open_store
+from strandline.statestore.values import Expiry
 
 
 class Folded:

@@ -18,16 +18,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from changelog.errors import (
+from strandline.changelog.errors import (
     InvalidRequest,
     RequestTimedOut,
     StrandlineError,
     Unauthenticated,
 )
-from changelog.flight.messages import failure_of
-from framework.peers import AT_ONCE, Admission, Budget, Deadline, bounded, send_all
-from framework.querying import proofs, sockets
-from framework.querying.messages import (
+from strandline.changelog.flight.messages import failure_of
+from strandline.framework.peers import AT_ONCE, Admission, Budget, Deadline, bounded, send_all
+from strandline.framework.querying import proofs, sockets
+from strandline.framework.querying.messages import (
     MAX_HELLO,
     MAX_REQUEST,
     REQUEST_SECONDS,
@@ -45,7 +45,7 @@ from framework.querying.messages import (
     encode,
     read_frame,
 )
-from statestore.reader import PAGE_BYTES
+from strandline.statestore.reader import PAGE_BYTES
 
 _log = logging.getLogger("strandline")
 

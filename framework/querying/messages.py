@@ -15,11 +15,11 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from changelog.decoding import msgpack_decoder
-from changelog.depth import check_msgpack
-from changelog.errors import UNREADABLE, InvalidRequest
-from changelog.history import UNKNOWN_EPOCH
-from framework.peers import AT_ONCE, Deadline, receive
+from strandline.changelog.decoding import msgpack_decoder
+from strandline.changelog.depth import check_msgpack
+from strandline.changelog.errors import UNREADABLE, InvalidRequest
+from strandline.changelog.history import UNKNOWN_EPOCH
+from strandline.framework.peers import AT_ONCE, Deadline, receive
 
 WIRE_VERSION = 2
 HEAD = 4

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import Retriable
-from changelog.records import TopicPartition
-from framework.container.placing import home
-from framework.container.positions import placed_of
-from statestore.spec import changelog_topic
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import Retriable
+from strandline.changelog.records import TopicPartition
+from strandline.framework.container.placing import home
+from strandline.framework.container.positions import placed_of
+from strandline.statestore.spec import changelog_topic
 
 PLACED_SECONDS = 1.0
 """How long it counts that a store was placed. So the first key elsewhere is noticed a second late."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from changelog.errors import InvalidRequest
-from framework.container.instance import TaskInstance
-from framework.querying.declared import described
-from framework.querying.messages import (
+from strandline.changelog.errors import InvalidRequest
+from strandline.framework.container.instance import TaskInstance
+from strandline.framework.querying.declared import described
+from strandline.framework.querying.messages import (
     Answer,
     At,
     Count,
@@ -25,10 +25,10 @@ from framework.querying.messages import (
     Scanned,
     Values,
 )
-from framework.store import Store
-from framework.task import TaskSpec
-from statestore.engine import Position
-from statestore.reader import PAGE_BYTES, Bounds, CommittedReader
+from strandline.framework.store import Store
+from strandline.framework.task import TaskSpec
+from strandline.statestore.engine import Position
+from strandline.statestore.reader import PAGE_BYTES, Bounds, CommittedReader
 
 NOWHERE = At("", 0)
 FIRST_KEYS = 16

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from changelog.embedded.names import QUERIES
-from changelog.errors import InvalidConfig, from_os_error
-from changelog.flight.endpoint import MAX_SOCKET_PATH
-from changelog.hosts import bracketed, is_loopback
-from changelog.location import options_of
-from changelog.secret import masked
+from strandline.changelog.embedded.names import QUERIES
+from strandline.changelog.errors import InvalidConfig, from_os_error
+from strandline.changelog.flight.endpoint import MAX_SOCKET_PATH
+from strandline.changelog.hosts import bracketed, is_loopback
+from strandline.changelog.location import options_of
+from strandline.changelog.secret import masked
 
 UNIX, TCP, TLS = "unix://", "tcp://", "tls://"
 BACKLOG = 128

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import OwnerUnavailable, RequestTimedOut, Retriable
-from changelog.records import PartitionOffsets, TopicPartition
-from framework.querying.connections import Connections
-from framework.querying.messages import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import OwnerUnavailable, RequestTimedOut, Retriable
+from strandline.changelog.records import PartitionOffsets, TopicPartition
+from strandline.framework.querying.connections import Connections
+from strandline.framework.querying.messages import (
     At,
     Count,
     Counted,
@@ -29,8 +29,8 @@ from framework.querying.messages import (
     Scan,
     Scanned,
 )
-from statestore.reader import Bounds
-from statestore.spec import changelog_topic
+from strandline.statestore.reader import Bounds
+from strandline.statestore.spec import changelog_topic
 
 ATTEMPT_SECONDS = 3.0
 """How long one worker is waited for, before it is asked who has the partition by now."""

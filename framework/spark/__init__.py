@@ -10,7 +10,7 @@ and tables (getting it). `source` tells Spark, `sessions` and `java` start it.
 
 from __future__ import annotations
 
-from framework.spark.java import find_java
-from framework.spark.sessions import session
+from strandline.framework.spark.java import find_java
+from strandline.framework.spark.sessions import session
 
 __all__ = ["find_java", "session"]

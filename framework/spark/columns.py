@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.errors import InvalidConfig, InvalidRecord, SchemaMismatch
-from changelog.records import HEADERS_TYPE, Batch, TopicInfo
+from strandline.changelog.errors import InvalidConfig, InvalidRecord, SchemaMismatch
+from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo
 
 INSTANT = pa.timestamp("us", tz="UTC")
 

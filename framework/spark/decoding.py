@@ -15,11 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from changelog.errors import CorruptLog, InvalidRecord
-from framework.spark.columns import spark_type
-from framework.spark.planning import StoredValues
-from statestore.keys import decode_key
-from statestore.values import ValueCodec
+from strandline.changelog.errors import CorruptLog, InvalidRecord
+from strandline.framework.spark.columns import spark_type
+from strandline.framework.spark.planning import StoredValues
+from strandline.statestore.keys import decode_key
+from strandline.statestore.values import ValueCodec
 
 UNRECORDED = StoredValues("messagepack", "marked")
 """What is assumed of a store whose declaration is not recorded."""
@@ -37,7 +37,7 @@ def infer(
 
     Raises InvalidRecord if they are of no one type, or the values are not MessagePack.
 
-    >>> from statestore.keys import key_codec
+    >>> from strandline.statestore.keys import key_codec
     >>> infer([key_codec(str).encode("LHR")], [b"\\x81\\xa1n\\x01"], "t").types
     [DataType(string), StructType(struct<n: int64>)]
     """

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from changelog.errors import MissingDependency
+from strandline.changelog.errors import MissingDependency
 
 OLDEST_JAVA = 17
 """Spark 4 runs on nothing older."""

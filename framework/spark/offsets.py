@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from changelog.decoding import converter
-from changelog.errors import CorruptLog, FutureFormat
-from changelog.records import ReadPosition, TopicPartition
+from strandline.changelog.decoding import converter
+from strandline.changelog.errors import CorruptLog, FutureFormat
+from strandline.changelog.records import ReadPosition, TopicPartition
 
 VERSION = 1
 

@@ -31,10 +31,10 @@ from typing import Literal
 
 import msgspec
 
-from changelog import location
-from changelog.decoding import json_decoder
-from changelog.errors import InvalidConfig
-from changelog.secret import masked
+from strandline.changelog import location
+from strandline.changelog.decoding import json_decoder
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.secret import masked
 
 _log = logging.getLogger(__name__)
 

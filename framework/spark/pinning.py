@@ -13,14 +13,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from changelog.broker import Broker
-from changelog.clock import SystemClock
-from changelog.errors import OffsetOutOfRange, UnknownPin, UnknownTopic
-from changelog.pins import PinName, PinnedRanges, there
-from framework.spark.offsets import Positions
-from framework.spark.options import SourceOptions
-from framework.spark.planning import OffsetRange, Plan
-from framework.spark.reading import report
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.errors import OffsetOutOfRange, UnknownPin, UnknownTopic
+from strandline.changelog.pins import PinName, PinnedRanges, there
+from strandline.framework.spark.offsets import Positions
+from strandline.framework.spark.options import SourceOptions
+from strandline.framework.spark.planning import OffsetRange, Plan
+from strandline.framework.spark.reading import report
 
 ATTEMPTS = 3
 """How often it is planned anew when the log loses records between planning and pinning."""

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from changelog.errors import InvalidConfig, UnknownPartition
-from changelog.pins import PinName, PinnedRange
-from changelog.records import PartitionOffsets, TopicPartition
-from framework.spark.offsets import Position, Positions
-from framework.spark.options import EARLIEST, LATEST, StartOrEnd
-from statestore.declaration import Form
-from statestore.values import Expiry
+from strandline.changelog.errors import InvalidConfig, UnknownPartition
+from strandline.changelog.pins import PinName, PinnedRange
+from strandline.changelog.records import PartitionOffsets, TopicPartition
+from strandline.framework.spark.offsets import Position, Positions
+from strandline.framework.spark.options import EARLIEST, LATEST, StartOrEnd
+from strandline.statestore.declaration import Form
+from strandline.statestore.values import Expiry
 
 Ends = Mapping[TopicPartition, PartitionOffsets]
 """The partitions as they are now."""

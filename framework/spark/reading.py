@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import changelog
-from changelog.broker import Broker
-from changelog.clock import SystemClock
-from changelog.errors import InvalidConfig, OffsetOutOfRange, UnknownPin
-from changelog.pins import PinName, there
-from changelog.records import Batch, Fetched, PartitionOffsets, TopicInfo, TopicPartition
-from framework.spark.planning import Ends, OffsetRange
+from strandline import changelog
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.errors import InvalidConfig, OffsetOutOfRange, UnknownPin
+from strandline.changelog.pins import PinName, there
+from strandline.changelog.records import Batch, Fetched, PartitionOffsets, TopicInfo, TopicPartition
+from strandline.framework.spark.planning import Ends, OffsetRange
 
 if TYPE_CHECKING:
-    from changelog.log import Log
+    from strandline.changelog.log import Log
 
 FETCH_BYTES = 16 << 20
 """How much of a partition is asked for at a time."""

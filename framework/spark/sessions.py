@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from changelog.errors import MissingDependency
-from framework.spark.java import find_java
+from strandline.changelog.errors import MissingDependency
+from strandline.framework.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +33,7 @@ def session(
     _require_pyspark()
     from pyspark.sql import SparkSession
 
-    from framework.spark.source import StrandlineSource
+    from strandline.framework.spark.source import StrandlineSource
 
     if SparkSession.getActiveSession() is None:
         prepare_environment()

@@ -19,11 +19,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from changelog.errors import InvalidConfig
-from framework.spark import pinning, planning, reading, tables, versions
-from framework.spark.columns import to_rows, together, topics_schema
-from framework.spark.options import SourceOptions
-from framework.spark.planning import OffsetRange
+from strandline.changelog.errors import InvalidConfig
+from strandline.framework.spark import pinning, planning, reading, tables, versions
+from strandline.framework.spark.columns import to_rows, together, topics_schema
+from strandline.framework.spark.options import SourceOptions
+from strandline.framework.spark.planning import OffsetRange
 
 BATCH_ROWS = 32_768
 """Smaller batches of the log are put together for Spark."""
@@ -57,7 +57,7 @@ class StrandlineSource(DataSource):
         return BatchReader(self._options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from framework.spark.streaming import StreamReader
+        from strandline.framework.spark.streaming import StreamReader
 
         if self._options.store is not None:
             raise InvalidConfig(

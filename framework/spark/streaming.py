@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from changelog.broker import Broker
-from changelog.pins import PinName, there
-from framework.spark import pinning, planning, reading, versions
-from framework.spark.offsets import Positions, Reached, from_json, to_json
-from framework.spark.options import SourceOptions
-from framework.spark.planning import OffsetRange
-from framework.spark.source import RangePartition, RecordReader
+from strandline.changelog.broker import Broker
+from strandline.changelog.pins import PinName, there
+from strandline.framework.spark import pinning, planning, reading, versions
+from strandline.framework.spark.offsets import Positions, Reached, from_json, to_json
+from strandline.framework.spark.options import SourceOptions
+from strandline.framework.spark.planning import OffsetRange
+from strandline.framework.spark.source import RangePartition, RecordReader
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
 
-    from changelog.log import Log
+    from strandline.changelog.log import Log
 
 _log = logging.getLogger(__name__)
 

@@ -24,20 +24,27 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.clock import SystemClock
-from changelog.errors import InvalidConfig, UnknownPin
-from changelog.pins import there
-from changelog.records import Batch, TopicInfo
-from framework.parts import partitions_asked
-from framework.querying.placement import is_placed
-from framework.spark import decoding
-from framework.spark.columns import METADATA, fit, topic_schema
-from framework.spark.options import SourceOptions
-from framework.spark.pinning import pin_of_read, planned
-from framework.spark.planning import OffsetRange, Plan, StoredValues, latest, plan, resolve
-from framework.spark.reading import ends_of, read_pinned, read_range, report_unpinned
-from statestore.recorded import DeclarationLog
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.errors import InvalidConfig, UnknownPin
+from strandline.changelog.pins import there
+from strandline.changelog.records import Batch, TopicInfo
+from strandline.framework.parts import partitions_asked
+from strandline.framework.querying.placement import is_placed
+from strandline.framework.spark import decoding
+from strandline.framework.spark.columns import METADATA, fit, topic_schema
+from strandline.framework.spark.options import SourceOptions
+from strandline.framework.spark.pinning import pin_of_read, planned
+from strandline.framework.spark.planning import (
+    OffsetRange,
+    Plan,
+    StoredValues,
+    latest,
+    plan,
+    resolve,
+)
+from strandline.framework.spark.reading import ends_of, read_pinned, read_range, report_unpinned
+from strandline.statestore.recorded import DeclarationLog
 
 SAMPLE_OFFSETS = 1000
 """How many of the newest offsets of each partition show the types of a store."""

@@ -10,11 +10,11 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 
-from changelog.broker import Broker
-from changelog.clock import Clock
-from changelog.errors import Retriable, StrandlineError
-from changelog.records import TopicPartition
-from framework.container.status import lags
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import Clock
+from strandline.changelog.errors import Retriable, StrandlineError
+from strandline.changelog.records import TopicPartition
+from strandline.framework.container.status import lags
 
 ASK_SECONDS = 1.0
 """How often the log is asked."""

@@ -6,7 +6,7 @@ import logging
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from changelog.errors import from_os_error
+from strandline.changelog.errors import from_os_error
 
 FILE_BYTES = 10 << 20
 """A file that is larger begins anew; the one before is kept."""

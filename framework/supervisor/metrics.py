@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from changelog.metrics import Metric, Reading
-from framework.supervisor.slots import Row, lag_of
+from strandline.changelog.metrics import Metric, Reading
+from strandline.framework.supervisor.slots import Row, lag_of
 
 WORKERS = Metric(
     "strandline_workers", "gauge", "Worker processes of this supervisor.", ("app", "state")

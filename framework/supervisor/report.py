@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from changelog.decoding import json_decoder
+from strandline.changelog.decoding import json_decoder
 
 
 class Restoring(msgspec.Struct, frozen=True):

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from changelog.clock import SystemClock
-from changelog.errors import (
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.errors import (
     FutureFormat,
     InvalidConfig,
     InvalidTopic,
@@ -27,14 +27,14 @@ from changelog.errors import (
     SchemaMismatch,
     Unauthenticated,
 )
-from changelog.records import TopicPartition
-from framework.container.restore import RestoreProgress
-from framework.supervisor.behind import SILENT_SECONDS, Behind, Positions
-from framework.supervisor.report import Report, Restoring, encoded
+from strandline.changelog.records import TopicPartition
+from strandline.framework.container.restore import RestoreProgress
+from strandline.framework.supervisor.behind import SILENT_SECONDS, Behind, Positions
+from strandline.framework.supervisor.report import Report, Restoring, encoded
 
 if TYPE_CHECKING:
-    from framework.app import App
-    from framework.container.worker import Worker
+    from strandline.framework.app import App
+    from strandline.framework.container.worker import Worker
 
 _log = logging.getLogger("strandline")
 

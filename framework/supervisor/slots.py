@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from changelog.clock import Clock
-from framework.supervisor.backoff import Backoff
-from framework.supervisor.process import WorkerProcess, ending
-from framework.supervisor.report import Report, Restoring, decoded
+from strandline.changelog.clock import Clock
+from strandline.framework.supervisor.backoff import Backoff
+from strandline.framework.supervisor.process import WorkerProcess, ending
+from strandline.framework.supervisor.report import Report, Restoring, decoded
 
 RATE_SECONDS = 5.0
 """Over how long records a second are counted."""

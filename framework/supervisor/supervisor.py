@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from changelog.clock import Clock
-from framework.supervisor.backoff import Backoff
-from framework.supervisor.logs import LogFiles
-from framework.supervisor.process import Lines, WorkerProcess
-from framework.supervisor.slots import Row, Start, WorkerSlot
-from framework.supervisor.view import Nothing, View
+from strandline.changelog.clock import Clock
+from strandline.framework.supervisor.backoff import Backoff
+from strandline.framework.supervisor.logs import LogFiles
+from strandline.framework.supervisor.process import Lines, WorkerProcess
+from strandline.framework.supervisor.slots import Row, Start, WorkerSlot
+from strandline.framework.supervisor.view import Nothing, View
 
 TICK_SECONDS = 0.1
 """How often it looks for signals and for workers that have ended."""

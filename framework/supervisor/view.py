@@ -17,9 +17,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from changelog.clock import Clock
-from framework.supervisor.slots import Row, lag_of
-from framework.terminal import printable
+from strandline.changelog.clock import Clock
+from strandline.framework.supervisor.slots import Row, lag_of
+from strandline.framework.terminal import printable
 
 TABLE_SECONDS, JSON_SECONDS, SUMMARY_SECONDS = 0.5, 1.0, 10.0
 

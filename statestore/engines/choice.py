@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from changelog.clock import Clock
-from statestore.engine import Engine
-from statestore.engines.memory import MemoryEngine
-from statestore.spec import StoreSpec
+from strandline.changelog.clock import Clock
+from strandline.statestore.engine import Engine
+from strandline.statestore.engines.memory import MemoryEngine
+from strandline.statestore.spec import StoreSpec
 
 
 def engine_of(
@@ -23,6 +23,6 @@ def engine_of(
     """
     if spec.engine == "memory" or folder is None:
         return MemoryEngine()
-    from statestore.engines.folders import open_when_free  # it imports RocksDB
+    from strandline.statestore.engines.folders import open_when_free  # it imports RocksDB
 
     return open_when_free(folder, timeout=lock_timeout, clock=clock)

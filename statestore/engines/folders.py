@@ -23,11 +23,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from changelog.clock import Clock, SystemClock
-from changelog.errors import LogLocked, StrandlineError
-from changelog.storage import LocalStorage, Lock, Storage
-from statestore.engine import Position
-from statestore.engines.rocksdb import RocksEngine, wait_until
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import LogLocked, StrandlineError
+from strandline.changelog.storage import LocalStorage, Lock, Storage
+from strandline.statestore.engine import Position
+from strandline.statestore.engines.rocksdb import RocksEngine, wait_until
 
 log = logging.getLogger("strandline.state")
 

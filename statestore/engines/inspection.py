@@ -15,10 +15,10 @@ from typing import Any
 
 import rocksdict
 
-from changelog.errors import CorruptLog
-from statestore.engine import POSITION_KEY, Entry, Position
-from statestore.engines.rocksdb import DATABASE
-from statestore.ordered import FIRST_KEY
+from strandline.changelog.errors import CorruptLog
+from strandline.statestore.engine import POSITION_KEY, Entry, Position
+from strandline.statestore.engines.rocksdb import DATABASE
+from strandline.statestore.ordered import FIRST_KEY
 
 NOT_LINKED = {"LOCK", "LOG", "rocksdict-config.json"}
 

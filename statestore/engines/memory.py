@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 
-from statestore.engine import Column, Entry, Position
-from statestore.layers import MISSING, Change, Layers, overlaid
+from strandline.statestore.engine import Column, Entry, Position
+from strandline.statestore.layers import MISSING, Change, Layers, overlaid
 
 
 class MemoryEngine:

@@ -39,8 +39,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import rocksdict
 
-from changelog.clock import Clock, SystemClock
-from changelog.errors import (
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.errors import (
     MORE_FILES,
     CorruptLog,
     DiskFull,
@@ -52,9 +52,9 @@ from changelog.errors import (
     TooManyFiles,
     files_allowed,
 )
-from changelog.local_file import allow_many_files
-from changelog.storage import LocalStorage, Lock
-from statestore.engine import POSITION_KEY, Column, Entry, Position
+from strandline.changelog.local_file import allow_many_files
+from strandline.changelog.storage import LocalStorage, Lock
+from strandline.statestore.engine import POSITION_KEY, Column, Entry, Position
 
 P = ParamSpec("P")
 R = TypeVar("R")

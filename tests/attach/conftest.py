@@ -14,11 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from changelog.embedded.owner import Owner
-from changelog.flight.client import FlightBroker
-from changelog.flight.connection import Target
-from changelog.flight.server import FlightEndpoint
-from changelog.storage import LocalStorage
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.flight.client import FlightBroker
+from strandline.changelog.flight.connection import Target
+from strandline.changelog.flight.server import FlightEndpoint
+from strandline.changelog.storage import LocalStorage
 
 TOKEN = "a token of the tests"
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from changelog.client.consumer import Consumer
-from changelog.errors import Retriable, StrandlineError
-from changelog.flight.attach import attach_or_own
-from changelog.records import Append
+from strandline.changelog.client.consumer import Consumer
+from strandline.changelog.errors import Retriable, StrandlineError
+from strandline.changelog.flight.attach import attach_or_own
+from strandline.changelog.records import Append
 
 
 def columns(count: int, start: int = 0) -> pa.RecordBatch:

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from changelog import errors
-from changelog.embedded.owner import Owner
-from changelog.errors import (
+from strandline.changelog import errors
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRecord,
     InvalidRequest,
@@ -25,19 +25,19 @@ from changelog.errors import (
     Unauthenticated,
     UnknownTopic,
 )
-from changelog.flight import batches, messages, requests
-from changelog.flight.client import FlightBroker
-from changelog.flight.connection import Target
-from changelog.flight.failover import FailoverBroker, Link
-from changelog.flight.messages import (
+from strandline.changelog.flight import batches, messages, requests
+from strandline.changelog.flight.client import FlightBroker
+from strandline.changelog.flight.connection import Target
+from strandline.changelog.flight.failover import FailoverBroker, Link
+from strandline.changelog.flight.messages import (
     WIRE_VERSION,
     Hello,
     check_version,
     encode,
 )
-from changelog.flight.server import FlightEndpoint, _answer, _failures_sent
-from changelog.log import Log
-from changelog.records import (
+from strandline.changelog.flight.server import FlightEndpoint, _answer, _failures_sent
+from strandline.changelog.log import Log
+from strandline.changelog.records import (
     Append,
     Batch,
     CommittedOffset,
@@ -45,7 +45,7 @@ from changelog.records import (
     ProducerIdentity,
     TopicPartition,
 )
-from statestore import StoreSpec, open_store, restore
+from strandline.statestore import StoreSpec, open_store, restore
 from tests.cleaning import Segments, ignore
 from tests.state.kit import Meanwhile
 

@@ -13,17 +13,22 @@ from pathlib import Path
 
 import pytest
 
-import changelog
-from changelog.directory import Identity
-from changelog.embedded import document
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.environment import Environment
-from changelog.embedded.folder import FOLDER_KIND, MOST_ANCESTORS, FolderMeta, folder_meta
-from changelog.errors import StorageFailed, UnknownTopic
-from changelog.flight import background
-from changelog.flight import endpoint as endpoints
-from changelog.flight.attach import attach_or_own
-from changelog.storage import LocalStorage
+from strandline import changelog
+from strandline.changelog.directory import Identity
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.folder import (
+    FOLDER_KIND,
+    MOST_ANCESTORS,
+    FolderMeta,
+    folder_meta,
+)
+from strandline.changelog.errors import StorageFailed, UnknownTopic
+from strandline.changelog.flight import background
+from strandline.changelog.flight import endpoint as endpoints
+from strandline.changelog.flight.attach import attach_or_own
+from strandline.changelog.storage import LocalStorage
 from tests.attach.conftest import Process
 
 
@@ -226,8 +231,8 @@ def test_an_owner_that_lost_its_folder_leaves_what_came_to_its_path(tmp_path: Pa
 
 
 def test_the_id_of_a_storage_that_has_no_copies_stays() -> None:
-    from changelog.clock import SystemClock
-    from changelog.storage import MemoryStorage
+    from strandline.changelog.clock import SystemClock
+    from strandline.changelog.storage import MemoryStorage
 
     environment = Environment(MemoryStorage(), SystemClock())
     assert folder_meta(environment) == folder_meta(environment)

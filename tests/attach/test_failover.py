@@ -6,18 +6,18 @@ import contextlib
 
 import pytest
 
-from changelog.clock import ManualClock
-from changelog.embedded.owner import Owner
-from changelog.errors import (
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import (
     OwnerUnavailable,
     ProducerFenced,
     TopicExists,
     TransactionAborted,
     UnknownTopic,
 )
-from changelog.flight.failover import FailoverBroker, Link
-from changelog.records import Append, CommittedOffset, TopicPartition
-from changelog.storage import MemoryStorage
+from strandline.changelog.flight.failover import FailoverBroker, Link
+from strandline.changelog.records import Append, CommittedOffset, TopicPartition
+from strandline.changelog.storage import MemoryStorage
 from tests.cleaning import Segments
 
 T0 = TopicPartition("t", 0)

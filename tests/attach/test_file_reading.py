@@ -9,22 +9,22 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from changelog.errors import (
+from strandline.changelog.errors import (
     CorruptLog,
     InvalidRequest,
     OffsetOutOfRange,
     OwnerUnavailable,
     UnknownTopic,
 )
-from changelog.flight.client import FlightBroker
-from changelog.flight.files import FileReader
-from changelog.flight.messages import (
+from strandline.changelog.flight.client import FlightBroker
+from strandline.changelog.flight.files import FileReader
+from strandline.changelog.flight.messages import (
     FetchRequest,
     encode,
 )
-from changelog.flight.server import FlightEndpoint
-from changelog.records import Append, TopicPartition
-from changelog.storage import LocalStorage, MemoryStorage
+from strandline.changelog.flight.server import FlightEndpoint
+from strandline.changelog.records import Append, TopicPartition
+from strandline.changelog.storage import LocalStorage, MemoryStorage
 
 T0 = TopicPartition("t", 0)
 SMALL = {"segment.bytes": "4096", "file.delete.delay.ms": "0", "index.interval.bytes": "1024"}

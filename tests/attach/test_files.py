@@ -8,11 +8,16 @@ import sys
 
 import pytest
 
-from changelog.embedded import filesystem
-from changelog.embedded.filesystem import Mount, mount_of, parse_mount_command, parse_mountinfo
-from changelog.errors import CorruptLog, FutureFormat, StorageFailed
-from changelog.flight import endpoint as endpoints
-from changelog.processes import state_of
+from strandline.changelog.embedded import filesystem
+from strandline.changelog.embedded.filesystem import (
+    Mount,
+    mount_of,
+    parse_mount_command,
+    parse_mountinfo,
+)
+from strandline.changelog.errors import CorruptLog, FutureFormat, StorageFailed
+from strandline.changelog.flight import endpoint as endpoints
+from strandline.changelog.processes import state_of
 
 
 def test_an_endpoint_file_is_read_as_written_and_withdrawn_only_by_its_own(tmp_path):

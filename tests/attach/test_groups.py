@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import changelog
+from strandline import changelog
 from tests.attach.conftest import Process
 
 Start = Callable[..., Process]

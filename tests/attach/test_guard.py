@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from changelog.errors import TransactionAborted
-from changelog.flight.guard import TransactionGuard
-from changelog.records import ProducerIdentity
+from strandline.changelog.errors import TransactionAborted
+from strandline.changelog.flight.guard import TransactionGuard
+from strandline.changelog.records import ProducerIdentity
 
 ME = ProducerIdentity(1, 0)
 NEXT = ProducerIdentity(1, 1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from changelog.errors import InvalidRequest, OffsetOutOfRange, UnknownPin
-from changelog.flight.attach import attach_or_own
-from changelog.pins import PinName, PinnedRange
-from changelog.records import Append, TopicPartition
-from changelog.storage import LocalStorage
+from strandline.changelog.errors import InvalidRequest, OffsetOutOfRange, UnknownPin
+from strandline.changelog.flight.attach import attach_or_own
+from strandline.changelog.pins import PinName, PinnedRange
+from strandline.changelog.records import Append, TopicPartition
+from strandline.changelog.storage import LocalStorage
 from tests.cleaning import clean
 
 T0 = TopicPartition("t", 0)

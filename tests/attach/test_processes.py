@@ -13,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from changelog.errors import (
+from strandline.changelog.errors import (
     CorruptLog,
     InvalidConfig,
     LogLocked,
     OwnerUnavailable,
     TransactionAborted,
 )
-from changelog.flight import background
-from changelog.flight.attach import attach_or_own
-from changelog.records import Append, TopicPartition
+from strandline.changelog.flight import background
+from strandline.changelog.flight.attach import attach_or_own
+from strandline.changelog.records import Append, TopicPartition
 
 T0 = TopicPartition("t", 0)
 
@@ -174,9 +174,9 @@ def test_a_process_ends_though_the_owner_is_stopped_in_the_middle_of_an_append(
 STUCK = """
 import sys
 from helper import columns
-from changelog.errors import OwnerUnavailable
-from changelog.flight.attach import attach_or_own
-from changelog.records import Append, ProducerIdentity
+from strandline.changelog.errors import OwnerUnavailable
+from strandline.changelog.flight.attach import attach_or_own
+from strandline.changelog.records import Append, ProducerIdentity
 
 broker = attach_or_own(sys.argv[1], deadline=0.5)
 producer = ProducerIdentity(int(sys.argv[2]), 0)
@@ -258,8 +258,8 @@ def test_a_folder_whose_name_no_socket_can_have_is_served_from_a_private_one(tmp
 
 FORKING = """
 import os, sys
-from changelog.errors import Fenced
-from changelog.flight.attach import attach_or_own
+from strandline.changelog.errors import Fenced
+from strandline.changelog.flight.attach import attach_or_own
 
 broker = attach_or_own(sys.argv[1])
 child = os.fork()

@@ -8,13 +8,18 @@ import sys
 
 import pytest
 
-import changelog
-from changelog.errors import InvalidConfig, OwnerUnavailable, StrandlineError, Unauthenticated
-from changelog.flight.address import TOKEN_VARIABLE, connect, parse_url
-from changelog.flight.attach import attach_or_own
-from changelog.flight.serve import serve
-from changelog.location import is_served
-from changelog.records import Append, TopicPartition
+from strandline import changelog
+from strandline.changelog.errors import (
+    InvalidConfig,
+    OwnerUnavailable,
+    StrandlineError,
+    Unauthenticated,
+)
+from strandline.changelog.flight.address import TOKEN_VARIABLE, connect, parse_url
+from strandline.changelog.flight.attach import attach_or_own
+from strandline.changelog.flight.serve import serve
+from strandline.changelog.location import is_served
+from strandline.changelog.records import Append, TopicPartition
 
 TOKEN = "a token that is long enough"
 
@@ -176,11 +181,11 @@ ALONE = ["unshare", "--user", "--map-root-user", "--net"]
 
 VANISHING = """
 import os, subprocess, sys, time
-from changelog.errors import OwnerUnavailable
-from changelog.flight.connection import Connection, Target
-from changelog.flight.requests import (Topics)
-from changelog.flight.serve import serve
-from changelog.location import is_served
+from strandline.changelog.errors import OwnerUnavailable
+from strandline.changelog.flight.connection import Connection, Target
+from strandline.changelog.flight.requests import (Topics)
+from strandline.changelog.flight.serve import serve
+from strandline.changelog.location import is_served
 
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 served = serve(sys.argv[1], listen="127.0.0.1:0")

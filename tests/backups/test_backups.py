@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import changelog
-from changelog import backups
-from changelog.backups.restoring import MARK
-from changelog.backups.store import BLOCK_BYTES, BLOCKS, Backup, BackupFile, BackupStore
-from changelog.embedded import document
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.folder import FOLDER_KIND, FolderMeta
-from changelog.embedded.snapshots import LASTS_MS, Snapshot
-from changelog.errors import (
+from strandline import changelog
+from strandline.changelog import backups
+from strandline.changelog.backups.restoring import MARK
+from strandline.changelog.backups.store import BLOCK_BYTES, BLOCKS, Backup, BackupFile, BackupStore
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.folder import FOLDER_KIND, FolderMeta
+from strandline.changelog.embedded.snapshots import LASTS_MS, Snapshot
+from strandline.changelog.errors import (
     CorruptLog,
     DiskFull,
     InvalidConfig,
@@ -26,9 +26,9 @@ from changelog.errors import (
     LogLocked,
     StorageFailed,
 )
-from changelog.log import Log
-from changelog.records import CommittedOffset, TopicPartition
-from changelog.storage import LocalStorage
+from strandline.changelog.log import Log
+from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.storage import LocalStorage
 from tests.crash.twin import Died, PowerStorage
 from tests.log.kit import Client, World
 from tests.log.power import PowerWorld, failing, stopping_after

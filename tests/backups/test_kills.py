@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import changelog
-from changelog import backups
-from changelog.backups.store import BackupStore
-from changelog.storage import LocalStorage
+from strandline import changelog
+from strandline.changelog import backups
+from strandline.changelog.backups.store import BackupStore
+from strandline.changelog.storage import LocalStorage
 from tests.backups.test_backups import check_moment
 
 ROUNDS = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from changelog import backups
-from changelog.errors import StrandlineError
+from strandline.changelog import backups
+from strandline.changelog.errors import StrandlineError
 
 
 def main() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-import changelog
-from changelog.records import CommittedOffset, TopicPartition
+from strandline import changelog
+from strandline.changelog.records import CommittedOffset, TopicPartition
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from benchmarks.cleaning import Plan
 from benchmarks.dirty_log import CHANGELOG, check_cleaned, fill
 from benchmarks.kafka_cleaner import pass_over, rates
 from benchmarks.keyed_records import BATCH, KeyedRecords
-from changelog.embedded.owner import Owner
-from changelog.storage import LocalStorage
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.storage import LocalStorage
 
 COUNT = 2 * BATCH + 7
 

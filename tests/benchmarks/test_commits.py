@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import changelog
 from benchmarks import commits
 from benchmarks.commits import DIRTY, PARTITIONS, RECORDS, TOPIC, Plan, Run
 from benchmarks.keyed_records import BATCH
+from strandline import changelog
 
 
 def test_what_is_told_of_a_run() -> None:

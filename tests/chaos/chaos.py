@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kafka_broker import cluster
-from changelog.records import TopicPartition
 from strandline import Store
+from strandline.changelog.records import TopicPartition
 from tests.chaos.blows import Blows
 from tests.chaos.field import Field, wait_for
 from tests.chaos.report import Report

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from changelog.errors import StrandlineError
-from changelog.log import Log
-from changelog.records import TopicPartition
+from strandline.changelog.errors import StrandlineError
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition
 from tests.chaos.pens import Pen
 from tests.chaos.report import Report
 from tests.chaos.scribe import Scribe

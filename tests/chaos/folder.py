@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import changelog
-from changelog.embedded.checking.findings import Finding, Severity
-from changelog.embedded.checking.folder import Checked, check_log
-from changelog.errors import StrandlineError
-from changelog.records import TopicPartition
-from changelog.storage import LocalStorage
-from statestore.checking import check_stores
-from statestore.engines.inspection import inspected
-from statestore.engines.rocksdb import DATABASE
+from strandline import changelog
+from strandline.changelog.embedded.checking.findings import Finding, Severity
+from strandline.changelog.embedded.checking.folder import Checked, check_log
+from strandline.changelog.errors import StrandlineError
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.storage import LocalStorage
+from strandline.statestore.checking import check_stores
+from strandline.statestore.engines.inspection import inspected
+from strandline.statestore.engines.rocksdb import DATABASE
 from tests.chaos.blows import FREEZE, PAUSES, Blows, pause
 from tests.chaos.field import INPUTS, OUTPUTS, Field, wait_for
 from tests.chaos.report import Report

@@ -10,8 +10,8 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-import changelog
 from benchmarks.kafka_broker import Broker, servers
+from strandline import changelog
 from tests.chaos.blows import FREEZE, PAUSES, Blows, pause
 from tests.chaos.field import Field, wait_for
 from tests.chaos.report import Report

@@ -6,10 +6,10 @@ import random
 import threading
 from collections.abc import Callable
 
-from changelog.broker import Broker
-from changelog.client.producer import Producer
-from changelog.client.standing import State
-from changelog.errors import (
+from strandline.changelog.broker import Broker
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.client.standing import State
+from strandline.changelog.errors import (
     ProducerFenced,
     Retriable,
     StorageFailed,

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from changelog.broker import Broker
-from changelog.errors import StrandlineError
-from changelog.records import TopicPartition
-from framework.container.decoding import decode
-from framework.topic import Topic
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import StrandlineError
+from strandline.changelog.records import TopicPartition
+from strandline.framework.container.decoding import decode
+from strandline.framework.topic import Topic
 from tests.workers.pipeline import RECENT, Figures, Pipeline
 
 EXAMPLES = 10

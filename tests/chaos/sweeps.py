@@ -12,12 +12,12 @@ import signal
 import threading
 from pathlib import Path
 
-from changelog.broker import Broker
-from changelog.cleaning import Cleaned
-from changelog.embedded.manifest import Manifest
-from changelog.embedded.names import partition_folder, segment_of
-from changelog.errors import StrandlineError
-from changelog.storage import LocalStorage
+from strandline.changelog.broker import Broker
+from strandline.changelog.cleaning import Cleaned
+from strandline.changelog.embedded.manifest import Manifest
+from strandline.changelog.embedded.names import partition_folder, segment_of
+from strandline.changelog.errors import StrandlineError
+from strandline.changelog.storage import LocalStorage
 
 LOOK_SECONDS = 0.1
 LOG_SETTINGS = {

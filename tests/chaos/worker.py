@@ -15,8 +15,8 @@ import signal
 import sys
 from typing import Any
 
-from changelog.records import PartitionOffsets
-from framework.container import commit
+from strandline.changelog.records import PartitionOffsets
+from strandline.framework.container import commit
 from tests.workers.pipeline import work
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from changelog.embedded.batches import batch_of
-from changelog.embedded.format import FrameHeader
-from changelog.embedded.partition import Partition
-from changelog.records import ConsumerRecord, Headers, PartitionOffsets
+from strandline.changelog.embedded.batches import batch_of
+from strandline.changelog.embedded.format import FrameHeader
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.records import ConsumerRecord, Headers, PartitionOffsets
 
 FOREVER = 1 << 62
 

@@ -8,18 +8,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.cleaning import rewriting
-from changelog.embedded.cleaning.cleaner import clean
-from changelog.embedded.cleaning.passes import Pass
-from changelog.embedded.cleaning.schedule import Cleaners
-from changelog.embedded.manifest import NO_HORIZON
-from changelog.embedded.partition import Partition
-from changelog.embedded.topic import Topic
-from changelog.errors import DiskFull, StorageFailed
-from changelog.records import Append, Appended, TopicPartition
-from changelog.storage import Bytes
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.cleaning import rewriting
+from strandline.changelog.embedded.cleaning.cleaner import clean
+from strandline.changelog.embedded.cleaning.passes import Pass
+from strandline.changelog.embedded.cleaning.schedule import Cleaners
+from strandline.changelog.embedded.manifest import NO_HORIZON
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.topic import Topic
+from strandline.changelog.errors import DiskFull, StorageFailed
+from strandline.changelog.records import Append, Appended, TopicPartition
+from strandline.changelog.storage import Bytes
 from tests.crash.twin import Operation, PowerFile
 from tests.log.kit import START_MS, Client, World
 from tests.log.power import PowerWorld

@@ -8,18 +8,18 @@ from typing import Any, get_type_hints
 import pytest
 
 import strandline as sl
-from changelog.client.consumer import Consumer
-from changelog.client.producer import Producer
-from changelog.config import TopicConfig, topic_settings
-from changelog.embedded import document
-from changelog.embedded.names import CATALOG, LOG_CONFIG
-from changelog.embedded.topic import KIND, TopicMeta
-from changelog.errors import InvalidConfig
-from changelog.log_config import CleanerConfig, LogConfig
-from changelog.settings import LONG_MAX, LONGEST_MS, Range
-from framework.options import Options
-from framework.testing import TestDriver
-from statestore.spec import StoreLimits, StoreSpec
+from strandline.changelog.client.consumer import Consumer
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.config import TopicConfig, topic_settings
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.names import CATALOG, LOG_CONFIG
+from strandline.changelog.embedded.topic import KIND, TopicMeta
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.log_config import CleanerConfig, LogConfig
+from strandline.changelog.settings import LONG_MAX, LONGEST_MS, Range
+from strandline.framework.options import Options
+from strandline.framework.testing import TestDriver
+from strandline.statestore.spec import StoreLimits, StoreSpec
 from tests.log.kit import Client, World
 
 COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "4096"}

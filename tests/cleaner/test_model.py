@@ -21,15 +21,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.cleaning import look, rewriting, schedule
-from changelog.embedded.cleaning import marks as marking
-from changelog.embedded.cleaning.passes import Pass
-from changelog.embedded.environment import Environment
-from changelog.embedded.names import CONSUMER_OFFSETS
-from changelog.embedded.partition import Partition
-from changelog.errors import (
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.cleaning import look, rewriting, schedule
+from strandline.changelog.embedded.cleaning import marks as marking
+from strandline.changelog.embedded.cleaning.passes import Pass
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.names import CONSUMER_OFFSETS
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.errors import (
     DiskFull,
     InvalidRecord,
     OutOfOrderSequence,
@@ -37,7 +37,7 @@ from changelog.errors import (
     StorageFailed,
     StrandlineError,
 )
-from changelog.records import (
+from strandline.changelog.records import (
     HEADERS_TYPE,
     Append,
     Appended,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changelog.embedded.cleaning import offset_map
-from changelog.embedded.cleaning.offset_map import ABSENT, KeyHashes, Latest, OffsetMap
+from strandline.changelog.embedded.cleaning import offset_map
+from strandline.changelog.embedded.cleaning.offset_map import ABSENT, KeyHashes, Latest, OffsetMap
 
 BASE = 1_000
 SEED = 0x0123_4567_89AB_CDEF_FEDC_BA98_7654_3210

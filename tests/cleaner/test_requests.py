@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from changelog.embedded.cleaning import cleaner, schedule
-from changelog.embedded.cleaning.passes import Pass
-from changelog.embedded.owner import Owner
-from changelog.embedded.partition import Partition
-from changelog.errors import StorageFailed
-from changelog.storage import LocalStorage
+from strandline.changelog.embedded.cleaning import cleaner, schedule
+from strandline.changelog.embedded.cleaning.passes import Pass
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.errors import StorageFailed
+from strandline.changelog.storage import LocalStorage
 from tests.log.kit import Client, World
 from tests.log.test_threads import BOUND, RealWorld
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changelog.embedded.cleaning.marks import Marks
-from changelog.embedded.cleaning.offset_map import Entries, last_ones
-from changelog.embedded.cleaning.runs import Runs
-from changelog.errors import StorageFailed
-from changelog.storage import MemoryStorage
+from strandline.changelog.embedded.cleaning.marks import Marks
+from strandline.changelog.embedded.cleaning.offset_map import Entries, last_ones
+from strandline.changelog.embedded.cleaning.runs import Runs
+from strandline.changelog.errors import StorageFailed
+from strandline.changelog.storage import MemoryStorage
 from tests.cleaner.test_offset_map import Hashing, alike, at_the_ends, by_the_second, near
 
 PATH = "keys.tmp"

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.cleaning import look
-from changelog.embedded.cleaning.bounds import bounds_of
-from changelog.embedded.cleaning.cleaner import clean
-from changelog.embedded.cleaning.marks import FRAME_BITS
-from changelog.embedded.cleaning.offset_map import ENTRY_BYTES, OffsetMap
-from changelog.embedded.cleaning.passes import Pace, Pass
-from changelog.embedded.names import KEYS
-from changelog.embedded.partition import Partition
-from changelog.errors import DiskFull, StorageFailed
-from changelog.records import Append, TopicPartition
-from changelog.storage import LocalStorage
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.cleaning import look
+from strandline.changelog.embedded.cleaning.bounds import bounds_of
+from strandline.changelog.embedded.cleaning.cleaner import clean
+from strandline.changelog.embedded.cleaning.marks import FRAME_BITS
+from strandline.changelog.embedded.cleaning.offset_map import ENTRY_BYTES, OffsetMap
+from strandline.changelog.embedded.cleaning.passes import Pace, Pass
+from strandline.changelog.embedded.names import KEYS
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.errors import DiskFull, StorageFailed
+from strandline.changelog.records import Append, TopicPartition
+from strandline.changelog.storage import LocalStorage
 from tests.crash.twin import Died, Hook, Kind, Operation
 from tests.log.kit import START_MS, Client, World
 from tests.log.power import PowerWorld, doing, failing

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from changelog.embedded.owner import Owner
-from changelog.embedded.partition import Partition
-from changelog.embedded.transaction_log import TransactionLog
-from changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.transaction_log import TransactionLog
+from strandline.changelog.records import CommittedOffset, TopicPartition
 from tests.cleaner.model import on_disk
 from tests.log.kit import Client
 from tests.log.power import PowerWorld

@@ -20,15 +20,15 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from changelog.broker import Broker
-from changelog.clock import SystemClock
-from changelog.embedded.owner import Owner
-from changelog.flight.client import FlightBroker
-from changelog.flight.connection import Target
-from changelog.flight.server import FlightEndpoint
-from changelog.records import Append, PartitionOffsets, ProducerIdentity, TopicPartition
-from changelog.storage import LocalStorage
-from statestore import StoreSpec, open_store
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.flight.client import FlightBroker
+from strandline.changelog.flight.connection import Target
+from strandline.changelog.flight.server import FlightEndpoint
+from strandline.changelog.records import Append, PartitionOffsets, ProducerIdentity, TopicPartition
+from strandline.changelog.storage import LocalStorage
+from strandline.statestore import StoreSpec, open_store
 from tests.cleaning import little_memory
 from tests.log.test_threads import Crew
 

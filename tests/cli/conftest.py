@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-import changelog
-from changelog.log import Log
-from framework.cli import main
+from strandline import changelog
+from strandline.changelog.log import Log
+from strandline.framework.cli import main
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 import strandline as sl
-from changelog.clock import SystemClock
-from changelog.log import Log
-from changelog.records import TopicPartition
-from framework.cli import app_main, output
-from framework.cli.stores import _print_entries as print_entries
-from framework.querying import folded
-from statestore.keys import key_codec
-from statestore.values import ValueCodec
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition
+from strandline.framework.cli import app_main, output
+from strandline.framework.cli.stores import _print_entries as print_entries
+from strandline.framework.querying import folded
+from strandline.statestore.keys import key_codec
+from strandline.statestore.values import ValueCodec
 from tests.cli.conftest import Command
 from tests.workers.threads import InThread
 

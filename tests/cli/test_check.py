@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import changelog
-from changelog.flight.background import BACKGROUND
+from strandline import changelog
+from strandline.changelog.flight.background import BACKGROUND
 from tests.cli.conftest import Command
 
 pytestmark = pytest.mark.damages
@@ -83,7 +83,14 @@ def test_an_owner_in_the_background_is_waited_for(
 ) -> None:
     changelog.open(folder).close()
     owner = subprocess.Popen(
-        [sys.executable, "-m", "changelog.flight.background", str(folder), "--idle", "3"],
+        [
+            sys.executable,
+            "-m",
+            "strandline.changelog.flight.background",
+            str(folder),
+            "--idle",
+            "3",
+        ],
         env={**os.environ, "PYTHONPATH": str(repository)},
     )
     try:
@@ -114,7 +121,7 @@ def test_a_folder_that_is_no_log(strandline: Command, tmp_path: Path) -> None:
 def test_a_bar_shows_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from framework.cli import offline
+    from strandline.framework.cli import offline
 
     shown: list[Callable[[], object]] = []
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)

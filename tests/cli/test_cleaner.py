@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from changelog.log import Log
+from strandline.changelog.log import Log
 from tests.cli.conftest import Command
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import changelog
-from changelog import signals
-from changelog.log import Log
-from framework.cli.application import without_debug
+from strandline import changelog
+from strandline.changelog import signals
+from strandline.changelog.log import Log
+from strandline.framework.cli.application import without_debug
 from tests.cli.conftest import Command
 
-STRANDLINE = [sys.executable, "-m", "framework.cli"]
+STRANDLINE = [sys.executable, "-m", "strandline"]
 
 
 def run(*arguments: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from changelog.log import Log
+from strandline.changelog.log import Log
 from tests.cli.conftest import Command
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from changelog.errors import InvalidRecord
-from framework.cli import forms
-from statestore.serdes import MessagePack
+from strandline.changelog.errors import InvalidRecord
+from strandline.framework.cli import forms
+from strandline.statestore.serdes import MessagePack
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),

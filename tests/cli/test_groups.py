@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from changelog.log import Log
-from changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.log import Log
+from strandline.changelog.records import CommittedOffset, TopicPartition
 from tests.cli.conftest import Command
 
 

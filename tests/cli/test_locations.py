@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import changelog
 import strandline as sl
-from changelog.errors import InvalidConfig
-from changelog.flight.serve import serve
+from strandline import changelog
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.flight.serve import serve
 from tests.cli.conftest import Command
 
 SLIPS = [

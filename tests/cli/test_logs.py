@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-import changelog
 import strandline as sl
-from framework.cli import logs
+from strandline import changelog
+from strandline.framework.cli import logs
 from tests.cli.conftest import Command
 from tests.workers.processes import ROOT
 
@@ -54,7 +54,7 @@ class Shop:
 
     def run(self, *arguments: str, **environment: str) -> Any:
         return subprocess.run(
-            [sys.executable, "-m", "framework.cli", *arguments],
+            [sys.executable, "-m", "strandline", *arguments],
             cwd=self.folder,
             env=self.environment(**environment),
             stdin=subprocess.DEVNULL,
@@ -141,7 +141,7 @@ def test_what_workers_and_their_supervisor_say_is_json(tmp_path: Path, eventuall
     said = tmp_path / "said"
     with said.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "framework.cli", "--log-format", "json"]
+            [sys.executable, "-m", "strandline", "--log-format", "json"]
             + ["run", "shop:app", "--workers", "2"],
             cwd=tmp_path,
             env=shop.environment(),

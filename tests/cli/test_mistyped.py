@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import changelog
 import strandline as sl
-from changelog.errors import InvalidConfig
+from strandline import changelog
+from strandline.changelog.errors import InvalidConfig
 from tests.cli.conftest import Command
 
 READING = [

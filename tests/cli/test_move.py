@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import changelog
-from changelog.log import Log
-from changelog.records import CommittedOffset, TopicPartition
+from strandline import changelog
+from strandline.changelog.log import Log
+from strandline.changelog.records import CommittedOffset, TopicPartition
 from tests.cli.conftest import Command
 
 

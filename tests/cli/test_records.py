@@ -6,8 +6,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from changelog.log import Log
-from changelog.records import TopicPartition
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition
 from tests.cli.conftest import Command
 
 T0 = 1_700_000_000_000

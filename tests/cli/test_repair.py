@@ -7,11 +7,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-import changelog
 import strandline as sl
-from framework.testing import TestDriver
-from statestore.engines.rocksdb import RocksEngine
-from statestore.ordered import encode_str
+from strandline import changelog
+from strandline.framework.testing import TestDriver
+from strandline.statestore.engines.rocksdb import RocksEngine
+from strandline.statestore.ordered import encode_str
 from tests.cli.conftest import Command
 
 pytestmark = pytest.mark.damages

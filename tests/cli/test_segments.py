@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from changelog.log import Log
+from strandline.changelog.log import Log
 from tests.cli.conftest import Command
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.errors import InvalidRequest
-from changelog.log import Log
-from framework.cli import output
-from framework.cli.application import explained
-from framework.container.restore import RestoreBar, RestoreProgress
-from framework.terminal import printable
+from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.log import Log
+from strandline.framework.cli import output
+from strandline.framework.cli.application import explained
+from strandline.framework.container.restore import RestoreBar, RestoreProgress
+from strandline.framework.terminal import printable
 from tests.cli.conftest import Command
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202egpj.\u2066\r[red]x[/red]\x00\U000e0041"
@@ -104,7 +104,7 @@ def test_every_way_to_say_something_is_safe(
 def test_a_warning_says_nothing_to_the_terminal(
     strandline: Command, app: sl.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from framework.cli import logs
+    from strandline.framework.cli import logs
 
     records = []
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import changelog
-from changelog.embedded.names import TOKENS, TOKENS_LOCK
-from changelog.errors import NotAuthorized, Unauthenticated
-from changelog.flight.serve import serve
-from changelog.log import Log
-from changelog.storage import LocalStorage
+from strandline import changelog
+from strandline.changelog.embedded.names import TOKENS, TOKENS_LOCK
+from strandline.changelog.errors import NotAuthorized, Unauthenticated
+from strandline.changelog.flight.serve import serve
+from strandline.changelog.log import Log
+from strandline.changelog.storage import LocalStorage
 from tests.cli.conftest import Command
 
 ADMIN = "sixteen-or-more-characters"
@@ -101,7 +101,7 @@ def test_a_damaged_document_is_named_with_the_way_out(strandline: Command, folde
 def test_two_commands_at_a_time_take_turns(
     strandline: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("changelog.flight.tokens.LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("strandline.changelog.flight.tokens.LOCK_WAIT_S", 0.1)
     lock = LocalStorage(folder).lock(TOKENS_LOCK, "the test")
     assert "locked" in strandline("tokens", "create", "a", "--admin").err
     lock.release()

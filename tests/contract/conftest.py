@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from changelog.log import Log
-from changelog.records import TopicPartition
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition
 from tests.systems import System
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from changelog.log import Log
-from changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.log import Log
+from strandline.changelog.records import CommittedOffset, TopicPartition
 from tests.cli.conftest import Command, strandline
 from tests.systems import System
 

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 import strandline as sl
-from changelog.log import Log
+from strandline.changelog.log import Log
 from tests.systems import System
 
 

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from changelog.client.consumer import Consumer
-from changelog.client.membership import Membership
-from changelog.clock import SystemClock
-from changelog.errors import Fenced, InvalidConfig, MemberFenced, StrandlineError
-from changelog.groups import Subscription
-from changelog.log import Log
-from changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.client.consumer import Consumer
+from strandline.changelog.client.membership import Membership
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.errors import Fenced, InvalidConfig, MemberFenced, StrandlineError
+from strandline.changelog.groups import Subscription
+from strandline.changelog.log import Log
+from strandline.changelog.records import CommittedOffset, TopicPartition
 
 Eventually = Callable[..., None]
 SESSION_MS = 3000

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import changelog
-from changelog.clock import SystemClock
-from changelog.errors import InvalidRequest, TopicExists
-from changelog.log import Log
-from changelog.moving import Place, Report, Selection, move, verify_only
-from changelog.moving.reading import committed_in
-from changelog.records import CommittedOffset, TopicPartition
+from strandline import changelog
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.errors import InvalidRequest, TopicExists
+from strandline.changelog.log import Log
+from strandline.changelog.moving import Place, Report, Selection, move, verify_only
+from strandline.changelog.moving.reading import committed_in
+from strandline.changelog.records import CommittedOffset, TopicPartition
 
 HUGE = 3 << 20
 

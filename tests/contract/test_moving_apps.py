@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-import changelog
 import strandline as sl
-from changelog.moving import Place, Report, Selection, move
-from framework.container.positions import translated
-from framework.formats.moved import Forms
+from strandline import changelog
+from strandline.changelog.moving import Place, Report, Selection, move
+from strandline.framework.container.positions import translated
+from strandline.framework.formats.moved import Forms
 
 WORDS = [f"word {n % 7}" for n in range(300)]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-import changelog
-from changelog.log import Log
-from changelog.moving.journal import TOPIC
-from changelog.records import CommittedOffset, TopicPartition
-from framework.cli.reading import partitions_of, read
+from strandline import changelog
+from strandline.changelog.log import Log
+from strandline.changelog.moving.journal import TOPIC
+from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.framework.cli.reading import partitions_of, read
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 20
@@ -40,7 +40,7 @@ def filled(folder: Path, topics: list[str], group: str) -> None:
 def moving(source: Path, target: str, topics: list[str]) -> subprocess.Popen[str]:
     words = ["move", str(source), target, "--topics", ",".join(topics), "--json"]
     return subprocess.Popen(
-        [sys.executable, "-m", "framework.cli", *words],
+        [sys.executable, "-m", "strandline", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

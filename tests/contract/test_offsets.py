@@ -6,9 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from changelog.errors import InvalidConfig, InvalidRequest, OffsetOutOfRange, UnknownTopic
-from changelog.log import Log
-from changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.errors import (
+    InvalidConfig,
+    InvalidRequest,
+    OffsetOutOfRange,
+    UnknownTopic,
+)
+from strandline.changelog.log import Log
+from strandline.changelog.records import CommittedOffset, TopicPartition
 from tests.systems import System
 
 

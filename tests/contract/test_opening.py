@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import changelog
-from changelog.clock import SystemClock
-from changelog.errors import InvalidConfig, MissingDependency, OwnerUnavailable
-from changelog.kafka.address import OURS, parse_url
-from changelog.location import shown
+from strandline import changelog
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.errors import InvalidConfig, MissingDependency, OwnerUnavailable
+from strandline.changelog.kafka.address import OURS, parse_url
+from strandline.changelog.location import shown
 
 
 def test_a_url_names_servers_and_properties() -> None:
@@ -69,7 +69,7 @@ def test_no_property_of_the_url_is_overruled_in_silence(
     kafka: str, name: str, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:
     """What clients are made with, beside what the URL says, the URL cannot say."""
-    from changelog.kafka import connection
+    from strandline.changelog.kafka import connection
 
     own: set[str] = set()
     made = connection.Connection.client
@@ -112,7 +112,7 @@ def test_what_is_secret_is_not_shown() -> None:
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name.startswith("changelog.kafka.")]:
+    for module in [name for name in sys.modules if name.startswith("strandline.changelog.kafka.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(MissingDependency, match=r"pip install 'strandline\[kafka\]'"):
@@ -135,7 +135,7 @@ def test_where_nobody_answers_it_says_so_in_time_and_why(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from changelog.kafka import connection
+    from strandline.changelog.kafka import connection
 
     monkeypatch.setattr(connection, "MEET_S", 0.5)
     clock = SystemClock()

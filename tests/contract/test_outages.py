@@ -7,9 +7,14 @@ from contextlib import contextmanager
 
 import pytest
 
-import changelog
-from changelog.errors import OutOfOrderSequence, RequestTimedOut, Retriable, TransactionAborted
-from changelog.records import Append, TopicPartition
+from strandline import changelog
+from strandline.changelog.errors import (
+    OutOfOrderSequence,
+    RequestTimedOut,
+    Retriable,
+    TransactionAborted,
+)
+from strandline.changelog.records import Append, TopicPartition
 from tests.contract.test_records import batch
 from tests.kafka.brokers import Running
 
@@ -76,7 +81,7 @@ def test_a_pause_that_is_short_enough_is_not_noticed(running: Running, name: str
 def test_a_commit_without_an_answer_can_be_asked_for_again(
     running: Running, name: str, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
 ) -> None:
-    from changelog.kafka import transactions
+    from strandline.changelog.kafka import transactions
 
     with changelog.open(running.url) as log:
         log.create_topic(name)
@@ -98,7 +103,7 @@ def test_a_commit_without_an_answer_can_be_asked_for_again(
 def test_what_is_interrupted_is_given_up_and_the_next_goes_on(
     kafka: str, name: str, now: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from changelog.kafka.sending import Sending
+    from strandline.changelog.kafka.sending import Sending
 
     with changelog.open(kafka) as log:
         log.create_topic(name)
@@ -126,7 +131,7 @@ def test_a_transaction_that_was_interrupted_can_only_be_aborted(
     monkeypatch: pytest.MonkeyPatch,
     eventually: Callable[..., None],
 ) -> None:
-    from changelog.kafka.sending import Sending
+    from strandline.changelog.kafka.sending import Sending
 
     with changelog.open(kafka) as log:
         log.create_topic(name)

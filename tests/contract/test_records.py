@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from changelog.client.partitioner import partition_for
-from changelog.errors import (
+from strandline.changelog.client.partitioner import partition_for
+from strandline.changelog.errors import (
     InvalidRecord,
     OffsetOutOfRange,
     OutOfOrderSequence,
@@ -18,8 +18,8 @@ from changelog.errors import (
     StrandlineError,
     UnknownPartition,
 )
-from changelog.log import Log
-from changelog.records import HEADERS_TYPE, Append, TopicPartition
+from strandline.changelog.log import Log
+from strandline.changelog.records import HEADERS_TYPE, Append, TopicPartition
 from tests.systems import System
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from changelog.client.producer import Producer
-from changelog.log import Log
-from changelog.records import TopicPartition
-from statestore import PartitionStore, StoreSpec, open_store
-from statestore.engines.memory import MemoryEngine
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition
+from strandline.statestore import PartitionStore, StoreSpec, open_store
+from strandline.statestore.engines.memory import MemoryEngine
 
 SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
 

@@ -9,9 +9,9 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 
-from changelog.errors import InvalidConfig, InvalidTopic, TopicExists, UnknownTopic
-from changelog.log import Log
-from changelog.records import TopicPartition
+from strandline.changelog.errors import InvalidConfig, InvalidTopic, TopicExists, UnknownTopic
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition
 from tests.systems import System
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from changelog.errors import (
+from strandline.changelog.errors import (
     CoordinatorLoading,
     Fenced,
     InvalidConfig,
@@ -16,9 +16,9 @@ from changelog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from changelog.log import Log
-from changelog.records import Append, CommittedOffset, TopicPartition
-from statestore import PartitionStore, Progress, StoreSpec, open_store
+from strandline.changelog.log import Log
+from strandline.changelog.records import Append, CommittedOffset, TopicPartition
+from strandline.statestore import PartitionStore, Progress, StoreSpec, open_store
 from tests.contract.test_records import batch
 from tests.systems import System
 

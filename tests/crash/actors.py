@@ -12,9 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from changelog.errors import StorageFailed, TransactionAborted, UnknownPartition, UnknownTopic
-from changelog.pins import PinName, PinnedRange
-from changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.errors import (
+    StorageFailed,
+    TransactionAborted,
+    UnknownPartition,
+    UnknownTopic,
+)
+from strandline.changelog.pins import PinName, PinnedRange
+from strandline.changelog.records import CommittedOffset, TopicPartition
 from tests.crash.oracle import (
     AGED,
     KEPT,

@@ -30,9 +30,9 @@ from multiprocessing import get_context
 from random import Random
 from unittest import mock
 
-from changelog.embedded.cleaning import rewriting
-from changelog.embedded.environment import Environment
-from framework.container import outage
+from strandline.changelog.embedded.cleaning import rewriting
+from strandline.changelog.embedded.environment import Environment
+from strandline.framework.container import outage
 from tests.cleaning import little_memory
 from tests.crash.images import Image, Score, Tried, judge, promised
 from tests.crash.lives import FAILURES, FailingDisk, Failure, Share, filmed

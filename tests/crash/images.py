@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from changelog.clock import ManualClock
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import check_log
 from tests.crash.oracle import PROMISES, Promise, Violation, check
 from tests.crash.points import POINTS, named
 from tests.crash.twin import Operation, Outcome, PowerStorage

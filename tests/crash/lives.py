@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from changelog.errors import DiskFull, StorageFailed
+from strandline.changelog.errors import DiskFull, StorageFailed
 from tests.crash.images import Camera, Image
 from tests.crash.points import named
 from tests.crash.twin import Died, Operation, Outcome, PowerStorage

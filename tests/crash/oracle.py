@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Literal, NamedTuple
 
-from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from changelog.embedded.owner import Owner
-from changelog.errors import StrandlineError
-from changelog.pins import PinName, PinnedRange, PinnedRanges
-from changelog.records import ConsumerRecord, Isolation, ProducerIdentity, TopicPartition
+from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import StrandlineError
+from strandline.changelog.pins import PinName, PinnedRange, PinnedRanges
+from strandline.changelog.records import ConsumerRecord, Isolation, ProducerIdentity, TopicPartition
 from tests.log.kit import World
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

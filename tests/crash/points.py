@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from changelog.embedded.names import (
+from strandline.changelog.embedded.names import (
     CONSUMER_OFFSETS,
     STATE,
     TOPICS,

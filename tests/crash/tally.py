@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 import strandline as sl
-from changelog.clock import Clock
-from changelog.embedded.names import STATE
-from changelog.embedded.owner import Owner
-from changelog.records import TopicPartition
-from changelog.storage import Storage, replace
-from framework.container.folders import StoreFolders
-from framework.container.running import worker_on
-from framework.options import Options
-from statestore.engine import Column, Entry, Position
-from statestore.spec import StoreLimits, StoreSpec
-from statestore.store import PartitionStore, open_store
-from statestore.values import Expiry
+from strandline.changelog.clock import Clock
+from strandline.changelog.embedded.names import STATE
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.storage import Storage, replace
+from strandline.framework.container.folders import StoreFolders
+from strandline.framework.container.running import worker_on
+from strandline.framework.options import Options
+from strandline.statestore.engine import Column, Entry, Position
+from strandline.statestore.spec import StoreLimits, StoreSpec
+from strandline.statestore.store import PartitionStore, open_store
+from strandline.statestore.values import Expiry
 from tests.crash.oracle import check, records
 from tests.crash.twin import read_all
 from tests.log.kit import START_MS

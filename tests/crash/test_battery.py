@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from changelog.embedded import document
-from changelog.embedded.producer_state import ProducerStates
-from changelog.embedded.transaction_log import TransactionLog
-from changelog.storage import Storage
-from framework.container.commit import COMMITS
-from statestore.engine import Position
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.producer_state import ProducerStates
+from strandline.changelog.embedded.transaction_log import TransactionLog
+from strandline.changelog.storage import Storage
+from strandline.framework.container.commit import COMMITS
+from strandline.statestore.engine import Position
 from tests.crash.battery import PARTS, alone, gaps
 from tests.crash.images import KILL, Score, Tried, judge
 from tests.crash.lives import Share, filmed, image_at, visited, visited_by_recovery

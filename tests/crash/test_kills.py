@@ -16,10 +16,10 @@ from random import Random
 
 import pytest
 
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.storage import LocalStorage
-from statestore.checking import check_stores
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.storage import LocalStorage
+from strandline.statestore.checking import check_stores
 from tests.crash.victim import Process, live
 
 SHORT, LONG = 0.4, 2.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from changelog.errors import StorageFailed
+from strandline.changelog.errors import StorageFailed
 from tests.crash.twin import Died, Operation, Outcome, PowerStorage, read_all
 
 

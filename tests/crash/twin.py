@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import Literal, NamedTuple
 
-from changelog.errors import LogLocked, StorageFailed
-from changelog.storage import Bytes, Storage
+from strandline.changelog.errors import LogLocked, StorageFailed
+from strandline.changelog.storage import Bytes, Storage
 from tests.crash.inode import Inode
 
 Kind = Literal[

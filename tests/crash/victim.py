@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from changelog.clock import SystemClock
-from changelog.embedded.names import STATE
-from changelog.embedded.owner import Owner
-from changelog.records import Append
-from changelog.storage import LocalStorage
-from framework.container.folders import StoreFolders
-from statestore.engines.rocksdb import RocksEngine
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.embedded.names import STATE
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.records import Append
+from strandline.changelog.storage import LocalStorage
+from strandline.framework.container.folders import StoreFolders
+from strandline.statestore.engines.rocksdb import RocksEngine
 from tests.crash.oracle import records
 from tests.crash.tally import APP, WORDS, Runner
 from tests.log.kit import START_MS, columns

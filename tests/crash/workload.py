@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from changelog.clock import ManualClock
-from changelog.errors import StorageFailed
-from changelog.records import TopicPartition
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.errors import StorageFailed
+from strandline.changelog.records import TopicPartition
 from tests.crash.actors import TIMEOUT_MS, Actors
 from tests.crash.oracle import AGED, KEPT, PARTITIONS, T0, T1, Ledger, check
 from tests.crash.tally import CHECKPOINT_MS, WORDS, Runner, TwinFolders

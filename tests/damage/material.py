@@ -14,12 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from changelog.clock import ManualClock
-from changelog.embedded.names import partition_folder
-from changelog.embedded.owner import Owner
-from changelog.errors import CorruptLog
-from changelog.records import Append, CommittedOffset, Isolation, TopicPartition
-from changelog.storage import MemoryStorage
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.names import partition_folder
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import CorruptLog
+from strandline.changelog.records import Append, CommittedOffset, Isolation, TopicPartition
+from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import START_MS, Client, World
 
 SMALL = {"segment.bytes": "4096", "index.interval.bytes": "512", "retention.ms": "-1"}

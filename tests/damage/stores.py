@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
-from changelog.errors import CorruptLog, StrandlineError
-from statestore import StoreSpec
-from statestore.engines.rocksdb import SST_FROM
+from strandline.changelog.errors import CorruptLog, StrandlineError
+from strandline.statestore import StoreSpec
+from strandline.statestore.engines.rocksdb import SST_FROM
 from tests.damage.ward import Case, Verdict, go_round
 from tests.damage.wounds import Wound, hurt, pairs, single
 from tests.state.kit import Changelog

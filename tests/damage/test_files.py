@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from changelog.embedded import frame
+from strandline.changelog.embedded import frame
 from tests.damage.material import make
 from tests.damage.ward import judge
 from tests.damage.wounds import Wound

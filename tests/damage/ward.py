@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, NamedTuple
 
-from changelog.clock import ManualClock
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.names import CLEAN, MANIFEST
-from changelog.embedded.repairing.folder import LEFT, plan_of
-from changelog.embedded.repairing.plan import carry_out
-from changelog.errors import CorruptLog, FutureFormat, StrandlineError
-from changelog.storage import MemoryStorage
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.names import CLEAN, MANIFEST
+from strandline.changelog.embedded.repairing.folder import LEFT, plan_of
+from strandline.changelog.embedded.repairing.plan import carry_out
+from strandline.changelog.errors import CorruptLog, FutureFormat, StrandlineError
+from strandline.changelog.storage import MemoryStorage
 from tests.damage.material import CLOCK_MS, Answers, Material, ask, load, make, opened
 from tests.damage.wounds import Wound, hurt, pairs, single, swaps, tails
 

@@ -7,7 +7,7 @@ from itertools import combinations
 from random import Random
 from typing import NamedTuple
 
-from changelog.embedded.format import HEADER_SIZE
+from strandline.changelog.embedded.format import HEADER_SIZE
 from tests.damage.material import Files
 
 _HEADER_FIELDS = (0, 4, 8, 12, 16, 17, 18, 20, 24, 32, 40, 48, 56, 64, 72, 76, 80, 84, 88, 96, 100)

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from framework.spark.options import SourceOptions
-from framework.spark.tables import plan_store, read_store, store_schema
-from framework.testing import TestDriver
+from strandline.framework.spark.options import SourceOptions
+from strandline.framework.spark.tables import plan_store, read_store, store_schema
+from strandline.framework.testing import TestDriver
 from tests.cli.conftest import Command, folder, strandline
 from tests.declarations.programs import Program, program
 
@@ -146,7 +146,7 @@ def test_a_timers_store_is_recorded_as_well(tmp_path: Path) -> None:
     app.on_timer(tally)(lambda name: None)
     with TestDriver(app, folder=tmp_path) as driver:
         driver.run([("york", 1)])
-        from statestore.recorded import DeclarationLog
+        from strandline.statestore.recorded import DeclarationLog
 
         recorded = DeclarationLog(driver.owner, "shop", driver.clock).read()
     [declared] = recorded.stores.values()

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-import changelog
 import strandline as sl
-from changelog import moving
-from changelog.clock import SystemClock
-from changelog.log import Log
-from framework.cli.reset import carry_out, plan_for
-from statestore.recorded import DeclarationLog, declarations_topic
+from strandline import changelog
+from strandline.changelog import moving
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.log import Log
+from strandline.framework.cli.reset import carry_out, plan_for
+from strandline.statestore.recorded import DeclarationLog, declarations_topic
 from tests.systems import System
 from tests.workers.threads import InThread
 
@@ -140,8 +140,8 @@ def test_a_change_decides_again_when_another_was_first(system: System, log: Log)
 
 
 def _some(kind: Any) -> bytes:
-    from statestore import StoreSpec
-    from statestore.declaration import declaration_of
+    from strandline.statestore import StoreSpec
+    from strandline.statestore.declaration import declaration_of
 
     return declaration_of(StoreSpec("x", key=kind, value=int)).to_bytes()
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 import msgspec
 import pytest
 
-from changelog.errors import CorruptLog, FutureFormat
-from statestore import StoreSpec
-from statestore.declaration import Declaration, compare, declaration_of, undeclared
-from statestore.key_types import key_accepts, key_from_wire, key_to_wire
-from statestore.serdes import Typed
-from statestore.value_types import described_type, misfit, unreadable
+from strandline.changelog.errors import CorruptLog, FutureFormat
+from strandline.statestore import StoreSpec
+from strandline.statestore.declaration import Declaration, compare, declaration_of, undeclared
+from strandline.statestore.key_types import key_accepts, key_from_wire, key_to_wire
+from strandline.statestore.serdes import Typed
+from strandline.statestore.value_types import described_type, misfit, unreadable
 
 
 class Struct(msgspec.Struct):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.clock import SystemClock
-from statestore.recorded import DeclarationLog
+from strandline.changelog.clock import SystemClock
+from strandline.statestore.recorded import DeclarationLog
 from tests.declarations.programs import program
 
 OLD_LOG = Path(__file__).parent / "stores_without_declarations.tar.xz"

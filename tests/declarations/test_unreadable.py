@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.clock import ManualClock
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.storage import LocalStorage
-from framework.testing import TestDriver
-from statestore import StoreSpec, open_store
-from statestore.checking import check_stores
-from statestore.keys import key_codec
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.storage import LocalStorage
+from strandline.framework.testing import TestDriver
+from strandline.statestore import StoreSpec, open_store
+from strandline.statestore.checking import check_stores
+from strandline.statestore.keys import key_codec
 from tests.declarations.programs import program
 
 pytestmark = pytest.mark.damages

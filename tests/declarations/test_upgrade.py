@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.clock import SystemClock
-from changelog.records import TopicPartition
-from framework.spark.options import SourceOptions
-from framework.spark.tables import plan_store, read_store, store_schema
-from framework.store_declarations import StoreDeclarations
-from statestore import open_store, recorded, rewriting
-from statestore.recorded import DeclarationLog
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.records import TopicPartition
+from strandline.framework.spark.options import SourceOptions
+from strandline.framework.spark.tables import plan_store, read_store, store_schema
+from strandline.framework.store_declarations import StoreDeclarations
+from strandline.statestore import open_store, recorded, rewriting
+from strandline.statestore.recorded import DeclarationLog
 from tests.declarations.programs import Program, program
 
 CHANGELOG = "shop-totals-changelog"
@@ -259,7 +259,7 @@ def test_whoever_began_to_rewrite_and_was_overtaken_changes_nothing(
 
 
 def _memory() -> Any:
-    from statestore.engines.memory import MemoryEngine
+    from strandline.statestore.engines.memory import MemoryEngine
 
     return MemoryEngine()
 
@@ -278,7 +278,7 @@ def test_it_waits_for_no_older_worker_but_refuses_beside_one(log: Path) -> None:
 
 
 def _subscription() -> Any:
-    from changelog.groups import Subscription
+    from strandline.changelog.groups import Subscription
 
     return Subscription(["sales"], together=[["sales"]], client="older-1")
 

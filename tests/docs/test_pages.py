@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer.main
 
-import changelog
 import strandline as sl
-from framework.cli import main
-from framework.cli.application import strandline as command_line
+from strandline import changelog
+from strandline.framework.cli import main
+from strandline.framework.cli.application import strandline as command_line
 from tests.docs.page import (
     PAGES,
     ROOT,
@@ -239,7 +239,7 @@ def spark(tmp_path: Path) -> Iterator[SparkSession]:
     """A small session, which the page's own call gets."""
     if importlib.util.find_spec("pyspark") is None:
         pytest.skip("there is no PySpark")
-    from framework.spark import session
+    from strandline.framework.spark import session
     from tests.spark.conftest import SMALL
 
     config = SMALL | {"spark.sql.warehouse.dir": str(tmp_path / "warehouse")}

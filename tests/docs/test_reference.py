@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-import changelog
 import strandline
+from strandline import changelog
 from tests.docs.page import ROOT
 
 REFERENCE = ROOT / "docs/reference.md"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from framework.testing import CRASH, TestDriver
+from strandline.framework.testing import CRASH, TestDriver
 from tests.kafka.apps import totals
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from changelog.broker import Broker
+from strandline.changelog.broker import Broker
 
 CALLS = ("append", "add_offsets", "end_transaction", "commit_offsets")
 

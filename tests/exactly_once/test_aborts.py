@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.errors import Fenced, OwnerUnavailable, ProducerFenced, TransactionAborted
-from framework.container import seat
-from framework.testing import TestDriver
+from strandline.changelog.errors import Fenced, OwnerUnavailable, ProducerFenced, TransactionAborted
+from strandline.framework.container import seat
+from strandline.framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
 from tests.exactly_once.flaky import Flaky
 from tests.kafka.apps import Totals, worker
@@ -141,7 +141,7 @@ def test_a_commit_in_doubt_is_looked_up_in_the_log(
 def test_a_worker_that_cannot_commit_gives_up_with_the_reason(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("framework.container.worker.GIVE_UP", 2)
+    monkeypatch.setattr("strandline.framework.container.worker.GIVE_UP", 2)
     always = TransactionAborted("always")
     with pytest.raises(TransactionAborted, match="always"):
         story.goes({"end_transaction": [always] * 100})

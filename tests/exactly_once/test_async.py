@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.errors import DiskFull, RegistryUnavailable
-from framework.container import outage
-from framework.container.decoding import decode
-from framework.testing import TestDriver
+from strandline.changelog.errors import DiskFull, RegistryUnavailable
+from strandline.framework.container import outage
+from strandline.framework.container.decoding import decode
+from strandline.framework.testing import TestDriver
 
 GIVEN = [(key, n) for n in range(5) for key in "abcd"]
 
@@ -57,7 +57,7 @@ def test_each_record_counts_once_if_another_partition_cannot_go_on(
             fail()
         return decode(topic, batch, tombstones)
 
-    monkeypatch.setattr("framework.container.inputs.decode", decoding)
+    monkeypatch.setattr("strandline.framework.container.inputs.decode", decoding)
     with TestDriver(app) as driver:
         cycle, driver.worker.cycle = driver.worker.cycle, lambda **_: 0  # type: ignore[method-assign]
         driver._take([(words, *record) for record in GIVEN])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from framework.testing import CRASH, TestDriver
+from strandline.framework.testing import CRASH, TestDriver
 
 Open = Callable[[sl.App], TestDriver]
 
@@ -103,7 +103,7 @@ def test_a_pipeline_through_a_repartition_topic(driver_of: Open) -> None:
 
 
 def test_what_a_view_shows_is_what_the_task_has(driver_of: Open) -> None:
-    from framework.query import view_of
+    from strandline.framework.query import view_of
 
     app, _, state = summing()
     driver = driver_of(app).run([1, 2, CRASH, 3])

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-import changelog
 import strandline as sl
-from changelog.errors import DiskFull, RequestTimedOut
-from changelog.records import TopicPartition
-from changelog.storage import LocalStorage
-from framework.container.folders import StoreFolders
-from framework.container.restore import RestoreProgress
-from framework.container.running import readings, worker_on
-from framework.container.worker import Worker
-from framework.testing import TestDriver
-from statestore.engines.folders import lock_folder
+from strandline import changelog
+from strandline.changelog.errors import DiskFull, RequestTimedOut
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.storage import LocalStorage
+from strandline.framework.container.folders import StoreFolders
+from strandline.framework.container.restore import RestoreProgress
+from strandline.framework.container.running import readings, worker_on
+from strandline.framework.container.worker import Worker
+from strandline.framework.testing import TestDriver
+from strandline.statestore.engines.folders import lock_folder
 
 LETTERS = [(letter, 1) for letter in "abcdefgh"]
 Handler = Callable[[sl.Record[str, int]], None]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from changelog.log import Log
-from changelog.records import TopicPartition
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition
 from tests.exactly_once.victim import ASLEEP, STATUS
 from tests.kafka.apps import Totals, worker
 from tests.systems import System

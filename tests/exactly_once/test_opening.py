@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 
-import changelog
 import strandline as sl
-from changelog.client.producer import Producer
-from changelog.errors import CoordinatorLoading, DiskFull, OwnerUnavailable, RequestTimedOut
-from changelog.records import TopicPartition
-from framework.container import outage
-from framework.container.place import Alone
-from framework.testing import TestDriver
+from strandline import changelog
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.errors import (
+    CoordinatorLoading,
+    DiskFull,
+    OwnerUnavailable,
+    RequestTimedOut,
+)
+from strandline.changelog.records import TopicPartition
+from strandline.framework.container import outage
+from strandline.framework.container.place import Alone
+from strandline.framework.testing import TestDriver
 
 
 @pytest.fixture(autouse=True)

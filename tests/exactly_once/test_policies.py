@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import strandline as sl
-from changelog.records import TopicPartition
+from strandline.changelog.records import TopicPartition
 from tests.exactly_once.flaky import Flaky
 from tests.kafka.apps import Totals
 from tests.systems import System

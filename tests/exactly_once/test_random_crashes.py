@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from framework.testing import CRASH, TestDriver
+from strandline.framework.testing import CRASH, TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
 
 

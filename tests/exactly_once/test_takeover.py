@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import strandline as sl
-from changelog.embedded.owner import Owner
-from changelog.storage import MemoryStorage
-from framework.container.restore import RestoreProgress
-from statestore.spec import StoreLimits
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.storage import MemoryStorage
+from strandline.framework.container.restore import RestoreProgress
+from strandline.statestore.spec import StoreLimits
 
 
 class TakenOver:

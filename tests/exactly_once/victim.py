@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from framework.container import worker
-from framework.container.instance import TaskInstance
+from strandline.framework.container import worker
+from strandline.framework.container.instance import TaskInstance
 from tests.kafka.apps import Totals
 from tests.kafka.apps import worker as made_of
 

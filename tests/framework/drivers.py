@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from framework.testing import TestDriver
+from strandline.framework.testing import TestDriver
 
 
 @pytest.fixture(autouse=True)

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.embedded.owner import Owner
-from changelog.records import TopicPartition
-from changelog.storage import MemoryStorage
-from framework.container.folders import StoreFolders
-from framework.container.standbys import Standbys
-from framework.querying.folded import Folded
-from statestore import StoreSpec
-from statestore import restore as restore_module
-from statestore.reader import Bounds
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.storage import MemoryStorage
+from strandline.framework.container.folders import StoreFolders
+from strandline.framework.container.standbys import Standbys
+from strandline.framework.querying.folded import Folded
+from strandline.statestore import StoreSpec
+from strandline.statestore import restore as restore_module
+from strandline.statestore.reader import Bounds
 from tests.cleaning import Segments, clean, close_segment
 from tests.state.kit import Meanwhile
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 
 import strandline as sl
-from changelog.clock import ManualClock
-from changelog.embedded.owner import Owner
-from changelog.storage import MemoryStorage
-from framework.testing import TestDriver
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.storage import MemoryStorage
+from strandline.framework.testing import TestDriver
 
 
 @dataclass(frozen=True)

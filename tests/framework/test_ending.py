@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.log import Log
-from framework.container.worker import Worker
-from framework.testing import CRASH, TestDriver
+from strandline.changelog.log import Log
+from strandline.framework.container.worker import Worker
+from strandline.framework.testing import CRASH, TestDriver
 
 HOUR = 3_600_000
 
@@ -465,7 +465,7 @@ def test_the_end_waits_for_timers_of_a_worker_that_runs_on(
 
 
 def _opened(folder: Path) -> Log:
-    import changelog
+    from strandline import changelog
 
     return changelog.open(folder / "log", durability="os")
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.errors import SharedOutAnew
-from changelog.records import TopicPartition
-from framework.testing import CRASH, TestDriver
+from strandline.changelog.errors import SharedOutAnew
+from strandline.changelog.records import TopicPartition
+from strandline.framework.testing import CRASH, TestDriver
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def test_a_failed_instance_does_not_stop_the_others() -> None:
 
 
 def _partition(key: str) -> int:
-    from changelog.client.partitioner import partition_for
+    from strandline.changelog.client.partitioner import partition_for
 
     return partition_for(key.encode(), 4)
 

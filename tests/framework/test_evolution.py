@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from changelog.clock import ManualClock
-from changelog.embedded.owner import Owner
-from changelog.errors import SchemaMismatch
-from changelog.storage import MemoryStorage
-from framework.testing import TestDriver
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import SchemaMismatch
+from strandline.changelog.storage import MemoryStorage
+from strandline.framework.testing import TestDriver
 
 OLD = pa.schema([pa.field("carrier", pa.string(), nullable=False), pa.field("delay", pa.float64())])
 NEW = OLD.append(pa.field("gate", pa.string()))
@@ -51,7 +51,7 @@ def forwarding(app: sl.App, **settings: object) -> list[Flight | None]:
 
 
 def stored(owner: Owner, topic: str) -> list[dict[str, object] | None]:
-    from framework.looking import committed_batches
+    from strandline.framework.looking import committed_batches
 
     batches = committed_batches(owner, topic)
     return [value for b in batches for value in b.columns.column("value").to_pylist()]

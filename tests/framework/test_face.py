@@ -1,4 +1,4 @@
-"""`import strandline`: light, complete, and sure of its own packages."""
+"""`import strandline`: light and complete."""
 
 from __future__ import annotations
 
@@ -39,15 +39,6 @@ def test_everything_promised_is_there() -> None:
     assert [name for name in sl.__all__ if not hasattr(sl, name)] == []
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         sl.nothing  # type: ignore[attr-defined]  # noqa: B018
-
-
-@pytest.mark.parametrize("name", ["changelog", "framework", "statestore"])
-def test_a_foreign_package_of_the_same_name_is_named(name: str, tmp_path: Path) -> None:
-    (tmp_path / f"{name}.py").write_text("")
-    result = python("import strandline", tmp_path, ROOT, cwd=tmp_path)
-    assert f"own package '{name}'" in result.stderr
-    assert str(tmp_path / f"{name}.py") in result.stderr
-    assert "remove or rename" in result.stderr
 
 
 @pytest.mark.parametrize(

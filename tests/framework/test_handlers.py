@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.records import TopicPartition
-from framework.testing import TestDriver
+from strandline.changelog.records import TopicPartition
+from strandline.framework.testing import TestDriver
 
 
 def generator(record: Any) -> Iterator[None]:

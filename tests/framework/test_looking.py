@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 import strandline as sl
-from changelog.embedded.owner import Owner
-from changelog.storage import MemoryStorage
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.storage import MemoryStorage
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from framework.testing import TestDriver
+from strandline.framework.testing import TestDriver
 
 T = 1_760_000_400_000
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import strandline as sl
-from changelog.errors import InvalidRequest, MemberFenced, OwnerUnavailable
-from changelog.records import TopicPartition
-from framework.container import outage
-from framework.container.outage import patiently
-from framework.testing import TestDriver
+from strandline.changelog.errors import InvalidRequest, MemberFenced, OwnerUnavailable
+from strandline.changelog.records import TopicPartition
+from strandline.framework.container import outage
+from strandline.framework.container.outage import patiently
+from strandline.framework.testing import TestDriver
 
 
 class Away:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.errors import SchemaMismatch
-from changelog.records import TopicPartition
-from framework.options import Guarantee
-from framework.testing import CRASH, TestDriver
+from strandline.changelog.errors import SchemaMismatch
+from strandline.changelog.records import TopicPartition
+from strandline.framework.options import Guarantee
+from strandline.framework.testing import CRASH, TestDriver
 
 LIMIT = 2_000
 SMALL = {"max.message.bytes": str(LIMIT)}

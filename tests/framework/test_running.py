@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from changelog.errors import LogLocked
-from statestore.engines.folders import open_when_free
+from strandline.changelog.errors import LogLocked
+from strandline.statestore.engines.folders import open_when_free
 
 ROOT = Path(__file__).parents[2]
 
@@ -183,7 +183,7 @@ def test_a_reset_with_a_store_still_open_somewhere_does_nothing(
 
 
 def test_restore_reports_its_progress(counting: Counting, tmp_path: Path) -> None:
-    from framework.container.restore import RestoreProgress
+    from strandline.framework.container.restore import RestoreProgress
 
     counting.words.append(WORDS)
     counting.app.run("idle")

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changelog.errors import InvalidConfig, InvalidRecord
-from framework.formats.choice import key_codec, value_codec
-from framework.schema import RowType, is_typed
+from strandline.changelog.errors import InvalidConfig, InvalidRecord
+from strandline.framework.formats.choice import key_codec, value_codec
+from strandline.framework.schema import RowType, is_typed
 
 
 @dataclass(frozen=True)

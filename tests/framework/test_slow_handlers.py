@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from framework.container import slice_guard
-from framework.container.instance import TaskInstance
-from framework.container.slice_guard import SliceGuard
-from framework.container.worker import Worker
-from framework.testing import TestDriver
+from strandline.framework.container import slice_guard
+from strandline.framework.container.instance import TaskInstance
+from strandline.framework.container.slice_guard import SliceGuard
+from strandline.framework.container.worker import Worker
+from strandline.framework.testing import TestDriver
 
 RECORDS = 300
 """More than the first slice has."""

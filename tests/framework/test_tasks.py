@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import strandline as sl
-from framework.testing import TestDriver
+from strandline.framework.testing import TestDriver
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from framework.testing import CRASH, TestDriver
+from strandline.framework.testing import CRASH, TestDriver
 
 
 def sessions(

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.clock import ManualClock
-from changelog.embedded.owner import Owner
-from changelog.records import TopicPartition
-from changelog.storage import MemoryStorage
-from framework.declaring import TTL_MARGIN_MS, changelog_config
-from statestore import StoreSpec, open_store
-from statestore.keys import key_codec
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.storage import MemoryStorage
+from strandline.framework.declaring import TTL_MARGIN_MS, changelog_config
+from strandline.statestore import StoreSpec, open_store
+from strandline.statestore.keys import key_codec
 from tests.state.kit import Changelog
 
 HOUR_MS = 60 * 60 * 1000

@@ -8,11 +8,11 @@ from itertools import count, groupby, islice
 import pytest
 
 import strandline as sl
-from changelog.client.partitioner import partition_for
-from changelog.clock import ManualClock
-from changelog.embedded.owner import Owner
-from changelog.storage import MemoryStorage
-from framework.container import turns
+from strandline.changelog.client.partitioner import partition_for
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.storage import MemoryStorage
+from strandline.framework.container import turns
 
 PARTITIONS = 4
 SLICES = 3

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from changelog.errors import StrandlineError
+from strandline.changelog.errors import StrandlineError
 from tests.fuzz.targets import Target, targets
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -16,47 +16,65 @@ import crc32c
 import msgspec
 import pyarrow as pa
 
-from changelog.clock import ManualClock
-from changelog.config import TopicConfig
-from changelog.embedded import document, offsets, transaction_log
-from changelog.embedded.document import pack
-from changelog.embedded.folder import CLEAN_KIND, CONFIG_KIND, FOLDER_KIND, ClosedSizes, FolderMeta
-from changelog.embedded.format import HEADER_SIZE, MAGIC, Kind, unpack_header, unpack_marker
-from changelog.embedded.frame import decode, encode, encode_marker, frame_parts, payload_bytes
-from changelog.embedded.manifest import KIND as MANIFEST_KIND
-from changelog.embedded.manifest import Manifest
-from changelog.embedded.names import SegmentName, pin_file
-from changelog.embedded.owner import Owner
-from changelog.embedded.pin import KIND as PIN_KIND
-from changelog.embedded.pin import Pin, PinReader
-from changelog.embedded.producer_state import ProducerEntry
-from changelog.embedded.scanning import Whole, durable_end_behind, scan
-from changelog.embedded.segment import INDEX_KIND, Segment, SparseIndex
-from changelog.embedded.side_files import ABORTED_KIND, SNAPSHOT_KIND
-from changelog.embedded.topic import COPY_KIND, TopicMeta
-from changelog.embedded.topic import KIND as CATALOG_KIND
-from changelog.errors import CorruptLog, StrandlineError
-from changelog.flight import batches, endpoint, messages, requests
-from changelog.log_config import LogConfig
-from changelog.pins import PinName, PinnedRange
-from changelog.records import (
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.config import TopicConfig
+from strandline.changelog.embedded import document, offsets, transaction_log
+from strandline.changelog.embedded.document import pack
+from strandline.changelog.embedded.folder import (
+    CLEAN_KIND,
+    CONFIG_KIND,
+    FOLDER_KIND,
+    ClosedSizes,
+    FolderMeta,
+)
+from strandline.changelog.embedded.format import (
+    HEADER_SIZE,
+    MAGIC,
+    Kind,
+    unpack_header,
+    unpack_marker,
+)
+from strandline.changelog.embedded.frame import (
+    decode,
+    encode,
+    encode_marker,
+    frame_parts,
+    payload_bytes,
+)
+from strandline.changelog.embedded.manifest import KIND as MANIFEST_KIND
+from strandline.changelog.embedded.manifest import Manifest
+from strandline.changelog.embedded.names import SegmentName, pin_file
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.embedded.pin import KIND as PIN_KIND
+from strandline.changelog.embedded.pin import Pin, PinReader
+from strandline.changelog.embedded.producer_state import ProducerEntry
+from strandline.changelog.embedded.scanning import Whole, durable_end_behind, scan
+from strandline.changelog.embedded.segment import INDEX_KIND, Segment, SparseIndex
+from strandline.changelog.embedded.side_files import ABORTED_KIND, SNAPSHOT_KIND
+from strandline.changelog.embedded.topic import COPY_KIND, TopicMeta
+from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
+from strandline.changelog.errors import CorruptLog, StrandlineError
+from strandline.changelog.flight import batches, endpoint, messages, requests
+from strandline.changelog.log_config import LogConfig
+from strandline.changelog.pins import PinName, PinnedRange
+from strandline.changelog.records import (
     Append,
     CommittedOffset,
     ConsumerRecord,
     ProducerIdentity,
     TopicPartition,
 )
-from changelog.schema import decode_schemas
-from changelog.storage import MemoryStorage
-from framework.codecs import Codec
-from framework.container.positions import position_of, waiting_of
-from framework.formats.choice import value_codec
-from framework.querying import messages as queries
-from framework.querying.declared import form_of
-from statestore.engine import Position
-from statestore.keys import decode_key, key_codec
-from statestore.serdes import topic_key_serde, value_serde
-from statestore.spec import UNSET
+from strandline.changelog.schema import decode_schemas
+from strandline.changelog.storage import MemoryStorage
+from strandline.framework.codecs import Codec
+from strandline.framework.container.positions import position_of, waiting_of
+from strandline.framework.formats.choice import value_codec
+from strandline.framework.querying import messages as queries
+from strandline.framework.querying.declared import form_of
+from strandline.statestore.engine import Position
+from strandline.statestore.keys import decode_key, key_codec
+from strandline.statestore.serdes import topic_key_serde, value_serde
+from strandline.statestore.spec import UNSET
 from tests.damage.material import CLOCK_MS, Material, ask, load, make
 from tests.hostile.bombs import batch, compressed
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from changelog.errors import CorruptLog
+from strandline.changelog.errors import CorruptLog
 from tests.fuzz.fuzzing import CORPUS, attempt, changed, seeds
 from tests.fuzz.targets import Target, targets
 

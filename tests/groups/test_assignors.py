@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from changelog.embedded.groups.assignors import ASSIGNORS, Counts, Shares, sticky
-from changelog.records import TopicPartition
+from strandline.changelog.embedded.groups.assignors import ASSIGNORS, Counts, Shares, sticky
+from strandline.changelog.records import TopicPartition
 
 TOPICS = ("t", "u", "v")
 MEMBERS = tuple("abcdef")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from changelog.embedded.groups.group import Group
-from changelog.errors import InvalidConfig, MemberFenced
-from changelog.groups import Grant, Subscription
-from changelog.records import TopicPartition
+from strandline.changelog.embedded.groups.group import Group
+from strandline.changelog.errors import InvalidConfig, MemberFenced
+from strandline.changelog.groups import Grant, Subscription
+from strandline.changelog.records import TopicPartition
 
 
 @dataclass(eq=False)

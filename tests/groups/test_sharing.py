@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import changelog
-from changelog.client.consumer import Consumer
-from changelog.errors import InvalidConfig, MemberFenced
-from changelog.log import Log
-from changelog.records import CommittedOffset, TopicPartition
+from strandline import changelog
+from strandline.changelog.client.consumer import Consumer
+from strandline.changelog.errors import InvalidConfig, MemberFenced
+from strandline.changelog.log import Log
+from strandline.changelog.records import CommittedOffset, TopicPartition
 
 Eventually = Callable[..., None]
 RECORDS = 200

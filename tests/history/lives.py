@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import changelog
 import strandline as sl
-from changelog.log import Log
+from strandline import changelog
+from strandline.changelog.log import Log
 
 
 @dataclass(frozen=True)

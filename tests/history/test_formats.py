@@ -7,13 +7,13 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from changelog.embedded import document
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.manifest import KIND
-from changelog.embedded.names import MANIFEST, partition_folder
-from changelog.embedded.offsets import _decode_value
-from changelog.errors import FutureFormat
-from changelog.history import (
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.manifest import KIND
+from strandline.changelog.embedded.names import MANIFEST, partition_folder
+from strandline.changelog.embedded.offsets import _decode_value
+from strandline.changelog.errors import FutureFormat
+from strandline.changelog.history import (
     FIRST,
     MOST_EPOCHS,
     REBUILT,
@@ -24,9 +24,9 @@ from changelog.history import (
     epochs_within,
     with_epoch,
 )
-from changelog.records import PartitionOffsets, ReadPosition, TopicPartition
-from changelog.storage import MemoryStorage
-from framework.spark.offsets import from_json, to_json
+from strandline.changelog.records import PartitionOffsets, ReadPosition, TopicPartition
+from strandline.changelog.storage import MemoryStorage
+from strandline.framework.spark.offsets import from_json, to_json
 from tests.log.damage import change_manifest, files
 from tests.log.kit import Client, World
 

@@ -13,14 +13,14 @@ from random import Random
 
 import pytest
 
-from changelog.clock import ManualClock
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.owner import Owner
-from changelog.embedded.partition import Partition
-from changelog.history import continues, epoch_before
-from changelog.records import Append, ReadPosition, TopicPartition
-from changelog.storage import MemoryStorage
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.history import continues, epoch_before
+from strandline.changelog.records import Append, ReadPosition, TopicPartition
+from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import START_MS, columns
 
 T0 = TopicPartition("t", 0)

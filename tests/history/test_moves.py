@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from changelog.errors import InvalidRequest
-from changelog.log import Log
-from changelog.moving import Place, move
-from changelog.storage import MemoryStorage
+from strandline.changelog.errors import InvalidRequest
+from strandline.changelog.log import Log
+from strandline.changelog.moving import Place, move
+from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import Client, World
 
 
@@ -104,7 +104,7 @@ def test_a_target_that_was_restored_goes_on_from_what_it_has(source: World, targ
 
 def test_a_move_of_an_earlier_version_goes_on(source: World, target: World) -> None:
     """Its entries have no history, like those of a source on a cluster."""
-    from changelog.moving import journal
+    from strandline.changelog.moving import journal
 
     entry = journal._decoded(b"\x98\xa6copied\xa1s\x00\x05\x05\x92\x00\x90\x92\x00\x90\xc4\x00", 0)
     assert isinstance(entry, journal.Copied)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from changelog.errors import RequestTimedOut
-from changelog.history import Epoch
-from changelog.records import PartitionOffsets
-from framework.querying.messages import At, Get, Got, Scan, Scanned, Values
-from framework.querying.workers import AtWorkers
-from statestore.reader import Bounds
+from strandline.changelog.errors import RequestTimedOut
+from strandline.changelog.history import Epoch
+from strandline.changelog.records import PartitionOffsets
+from strandline.framework.querying.messages import At, Get, Got, Scan, Scanned, Values
+from strandline.framework.querying.workers import AtWorkers
+from strandline.statestore.reader import Bounds
 
 BACKUP, LATER, RESTORED = Epoch(0, 0, "one"), Epoch(1, 4, "two"), Epoch(1, 4, "three")
 ROUNDS = 3

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from changelog.client.consumer import Consumer
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.owner import Owner
-from changelog.errors import OffsetOutOfRange
-from changelog.flight.failover import FailoverBroker, Link
-from changelog.records import CommittedOffset, TopicPartition
-from changelog.storage import MemoryStorage
+from strandline.changelog.client.consumer import Consumer
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.flight.failover import FailoverBroker, Link
+from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import Client, World
 
 T0 = TopicPartition("t", 0)

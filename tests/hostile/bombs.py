@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from changelog import ipc
-from changelog.embedded.format import HEADER_SIZE, FrameHeader, Kind, pack_header, padded
-from changelog.embedded.frame import _payload, frame_parts
+from strandline.changelog import ipc
+from strandline.changelog.embedded.format import HEADER_SIZE, FrameHeader, Kind, pack_header, padded
+from strandline.changelog.embedded.frame import _payload, frame_parts
 from tests.log.kit import columns
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from pyarrow import flight
 
-from changelog.embedded.owner import Owner
-from changelog.flight.batches import ROW_SCHEMA, Row
-from changelog.flight.connection import Connection, Target
-from changelog.flight.grants import Subject
-from changelog.flight.messages import (
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.flight.batches import ROW_SCHEMA, Row
+from strandline.changelog.flight.connection import Connection, Target
+from strandline.changelog.flight.grants import Subject
+from strandline.changelog.flight.messages import (
     APPEND,
 )
-from changelog.flight.server import FlightEndpoint
-from changelog.storage import LocalStorage
+from strandline.changelog.flight.server import FlightEndpoint
+from strandline.changelog.storage import LocalStorage
 
 TOKEN = "a token of the tests"
 

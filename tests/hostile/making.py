@@ -14,13 +14,13 @@ import stat
 import sys
 from pathlib import Path
 
-import changelog
-from changelog.client.producer import Producer
-from changelog.flight.background import _open_log
-from changelog.log import Log
-from changelog.records import TopicPartition
-from framework.cli import main as strandline
-from statestore import StoreSpec, open_store
+from strandline import changelog
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.flight.background import _open_log
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition
+from strandline.framework.cli import main as strandline
+from strandline.statestore import StoreSpec, open_store
 
 
 def make(root: Path) -> None:

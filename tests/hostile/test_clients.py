@@ -15,28 +15,33 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-import changelog
-from changelog.clock import SystemClock
-from changelog.errors import InvalidRequest, OwnerUnavailable, QuotaExceeded, RecordTooLarge
-from changelog.flight import batches, hello, http2
-from changelog.flight.address import parse_url
-from changelog.flight.batches import ROW_SCHEMA, Row
-from changelog.flight.budgets import Budget, Budgets
-from changelog.flight.clients import Caller, Client
-from changelog.flight.connection import Connection
-from changelog.flight.hello import NOBODY
-from changelog.flight.limits import Limits
-from changelog.flight.messages import (
+from strandline import changelog
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.errors import (
+    InvalidRequest,
+    OwnerUnavailable,
+    QuotaExceeded,
+    RecordTooLarge,
+)
+from strandline.changelog.flight import batches, hello, http2
+from strandline.changelog.flight.address import parse_url
+from strandline.changelog.flight.batches import ROW_SCHEMA, Row
+from strandline.changelog.flight.budgets import Budget, Budgets
+from strandline.changelog.flight.clients import Caller, Client
+from strandline.changelog.flight.connection import Connection
+from strandline.changelog.flight.hello import NOBODY
+from strandline.changelog.flight.limits import Limits
+from strandline.changelog.flight.messages import (
     REMOTE_APPEND,
     FetchRequest,
     SmallAppend,
     StreamHeader,
     encode,
 )
-from changelog.flight.requests import InitProducer
-from changelog.flight.serve import Served, serve
-from changelog.flight.splice import CutOff
-from changelog.records import Append, TopicPartition
+from strandline.changelog.flight.requests import InitProducer
+from strandline.changelog.flight.serve import Served, serve
+from strandline.changelog.flight.splice import CutOff
+from strandline.changelog.records import Append, TopicPartition
 from tests.hostile.bombs import batch, compressed
 from tests.hostile.conftest import Stranger
 from tests.hostile.test_front import process, read, resets, taken

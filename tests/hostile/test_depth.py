@@ -17,17 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
-from changelog.depth import MAX_DEPTH, check_json, check_msgpack
-from changelog.errors import InvalidRecord, InvalidRequest
-from changelog.flight import messages as flight
-from framework.container.positions import _read
-from framework.formats.avro import AvroSerde
-from framework.formats.choice import value_codec
-from framework.formats.json import JsonSerde
-from framework.formats.wire import Place
-from framework.querying import messages as queries
-from framework.testing import TestDriver
-from statestore.serdes import MessagePack, Typed
+from strandline.changelog.depth import MAX_DEPTH, check_json, check_msgpack
+from strandline.changelog.errors import InvalidRecord, InvalidRequest
+from strandline.changelog.flight import messages as flight
+from strandline.framework.container.positions import _read
+from strandline.framework.formats.avro import AvroSerde
+from strandline.framework.formats.choice import value_codec
+from strandline.framework.formats.json import JsonSerde
+from strandline.framework.formats.wire import Place
+from strandline.framework.querying import messages as queries
+from strandline.framework.testing import TestDriver
+from strandline.statestore.serdes import MessagePack, Typed
 
 STACK_BYTES = 256 << 10
 """Of a thread. Those of gRPC have 512 KiB on macOS."""

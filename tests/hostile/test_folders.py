@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-import changelog
 import strandline as sl
-from changelog import trust
-from changelog.errors import StorageFailed, UntrustedFolder
-from changelog.flight.attach import attach_or_own
-from changelog.storage import LocalStorage
-from framework.querying import sockets
-from statestore.engines.folders import open_when_free, remove_all
+from strandline import changelog
+from strandline.changelog import trust
+from strandline.changelog.errors import StorageFailed, UntrustedFolder
+from strandline.changelog.flight.attach import attach_or_own
+from strandline.changelog.storage import LocalStorage
+from strandline.framework.querying import sockets
+from strandline.statestore.engines.folders import open_when_free, remove_all
 
 pytestmark = pytest.mark.damages
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-import changelog
-from changelog.errors import InvalidConfig, OwnerUnavailable, Unauthenticated
-from changelog.flight import front, hello
-from changelog.flight.address import connect
-from changelog.flight.greeting import HTTP2_PREFACE
-from changelog.flight.limits import Limits, limits_from
-from changelog.flight.messages import WIRE_VERSION, Hello, encode
-from changelog.flight.serve import Served, serve
+from strandline import changelog
+from strandline.changelog.errors import InvalidConfig, OwnerUnavailable, Unauthenticated
+from strandline.changelog.flight import front, hello
+from strandline.changelog.flight.address import connect
+from strandline.changelog.flight.greeting import HTTP2_PREFACE
+from strandline.changelog.flight.limits import Limits, limits_from
+from strandline.changelog.flight.messages import WIRE_VERSION, Hello, encode
+from strandline.changelog.flight.serve import Served, serve
 
 TOKEN = "sixteen-or-more-characters"
 FOR_EVER = 1_000_000.0
@@ -389,7 +389,7 @@ def test_limits_come_from_the_environment() -> None:
 
 SERVER = """
 import json, os, sys
-from changelog.flight.serve import serve
+from strandline.changelog.flight.serve import serve
 
 def taken():
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from changelog.clock import SystemClock
-from changelog.embedded.groups.groups import Groups
-from changelog.errors import InvalidConfig
-from changelog.groups import MAX_SUBSCRIBED, Assignor, Subscription
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.embedded.groups.groups import Groups
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.groups import MAX_SUBSCRIBED, Assignor, Subscription
 
 
 class Name(str):
@@ -96,7 +96,7 @@ def test_a_member_names_so_many_topics_at_most() -> None:
 
 
 def test_a_group_has_so_many_members_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("changelog.embedded.groups.groups.MAX_MEMBERS", 3)
+    monkeypatch.setattr("strandline.changelog.embedded.groups.groups.MAX_MEMBERS", 3)
     groups = Groups(SystemClock(), lambda _: 0)
     for _ in range(3):
         groups.join("g", Subscription(["t"]))

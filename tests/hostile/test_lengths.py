@@ -8,18 +8,18 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from changelog.embedded import document
-from changelog.embedded.format import MAX_FRAME, Kind, unpack_header
-from changelog.embedded.frame import decode, encode, payload_bytes
-from changelog.embedded.manifest import Manifest
-from changelog.embedded.names import SegmentName
-from changelog.embedded.scanning import Broken, scan
-from changelog.embedded.segment import Segment
-from changelog.errors import CorruptLog, RecordTooLarge
-from changelog.flight import messages, requests
-from changelog.ipc import MAX_UNPACKED
-from changelog.storage import LocalStorage, MemoryStorage
-from statestore.serdes import MessagePack
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.format import MAX_FRAME, Kind, unpack_header
+from strandline.changelog.embedded.frame import decode, encode, payload_bytes
+from strandline.changelog.embedded.manifest import Manifest
+from strandline.changelog.embedded.names import SegmentName
+from strandline.changelog.embedded.scanning import Broken, scan
+from strandline.changelog.embedded.segment import Segment
+from strandline.changelog.errors import CorruptLog, RecordTooLarge
+from strandline.changelog.flight import messages, requests
+from strandline.changelog.ipc import MAX_UNPACKED
+from strandline.changelog.storage import LocalStorage, MemoryStorage
+from strandline.statestore.serdes import MessagePack
 from tests.hostile.bombs import (
     batch,
     claiming,
@@ -69,7 +69,7 @@ def test_one_that_claims_a_little_more_or_less_than_it_is(compression: str) -> N
 def test_a_batch_that_unpacks_to_too_much_is_refused_when_it_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("changelog.ipc.MAX_UNPACKED", 1000)
+    monkeypatch.setattr("strandline.changelog.ipc.MAX_UNPACKED", 1000)
     with pytest.raises(RecordTooLarge, match="send smaller batches"):
         encode(batch(), compression="lz4")
     assert encode(batch(), compression="none").record_count == 100

@@ -9,18 +9,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import changelog
-from changelog.embedded import document
-from changelog.embedded.names import CATALOG
-from changelog.embedded.owner import Owner
-from changelog.errors import CorruptLog, InvalidConfig, InvalidRequest, InvalidTopic
-from changelog.flight.client import FlightBroker
-from changelog.flight.connection import Target
-from changelog.records import CommittedOffset, TopicPartition
-from changelog.storage import LocalStorage
-from framework.app import App
-from framework.cli import main
-from statestore import StoreSpec
+from strandline import changelog
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.names import CATALOG
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRequest, InvalidTopic
+from strandline.changelog.flight.client import FlightBroker
+from strandline.changelog.flight.connection import Target
+from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.storage import LocalStorage
+from strandline.framework.app import App
+from strandline.framework.cli import main
+from strandline.statestore import StoreSpec
 
 T0 = TopicPartition("t", 0)
 

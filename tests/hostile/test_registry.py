@@ -10,9 +10,9 @@ from contextlib import closing, suppress
 
 import pytest
 
-from changelog.errors import RegistryUnavailable
-from framework.formats import registry
-from framework.formats.registry import SchemaRegistry
+from strandline.changelog.errors import RegistryUnavailable
+from strandline.framework.formats import registry
+from strandline.framework.formats.registry import SchemaRegistry
 from tests.hostile.bombs import measured
 
 pytest.importorskip("confluent_kafka.schema_registry")

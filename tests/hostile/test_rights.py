@@ -15,12 +15,12 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-import changelog
 import strandline as sl
-from changelog.broker import Broker
-from changelog.embedded import document
-from changelog.embedded.names import TOKENS
-from changelog.errors import (
+from strandline import changelog
+from strandline.changelog.broker import Broker
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.names import TOKENS
+from strandline.changelog.errors import (
     CorruptLog,
     FutureFormat,
     InvalidConfig,
@@ -32,18 +32,18 @@ from changelog.errors import (
     Unauthenticated,
     UnknownPin,
 )
-from changelog.flight import hello, requests, tokens
-from changelog.flight.address import connect
-from changelog.flight.authorization import NEEDED, VISIBLE, Permit
-from changelog.flight.failover import FailoverBroker
-from changelog.flight.grants import Granting, Grants
-from changelog.flight.rights import KINDS, NONE, Holder, Rights, rights_of_app
-from changelog.flight.serve import Served, serve
-from changelog.groups import GroupMember, Subscription
-from changelog.log import Log
-from changelog.pins import PinName, PinnedRange, there
-from changelog.records import Append, CommittedOffset, ProducerIdentity, TopicPartition
-from changelog.storage import LocalStorage
+from strandline.changelog.flight import hello, requests, tokens
+from strandline.changelog.flight.address import connect
+from strandline.changelog.flight.authorization import NEEDED, VISIBLE, Permit
+from strandline.changelog.flight.failover import FailoverBroker
+from strandline.changelog.flight.grants import Granting, Grants
+from strandline.changelog.flight.rights import KINDS, NONE, Holder, Rights, rights_of_app
+from strandline.changelog.flight.serve import Served, serve
+from strandline.changelog.groups import GroupMember, Subscription
+from strandline.changelog.log import Log
+from strandline.changelog.pins import PinName, PinnedRange, there
+from strandline.changelog.records import Append, CommittedOffset, ProducerIdentity, TopicPartition
+from strandline.changelog.storage import LocalStorage
 from tests.hostile.bombs import batch
 
 ADMIN = "sixteen-or-more-characters"
@@ -397,7 +397,7 @@ def test_a_grant_is_for_one_token_and_one_thing() -> None:
 
 
 def test_a_client_keeps_a_bounded_number_of_grants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("changelog.flight.grants.MAX_KEPT", 3)
+    monkeypatch.setattr("strandline.changelog.flight.grants.MAX_KEPT", 3)
     grants = Grants()
     for number in range(10):
         for epoch in range(10):

@@ -13,17 +13,17 @@ import msgspec
 import pytest
 
 import strandline as sl
-from changelog.credentials import read_token, token_of
-from changelog.errors import InvalidConfig, StorageFailed
-from changelog.flight import address
-from changelog.flight.endpoint import new_endpoint
-from changelog.kafka.address import parse_url
-from changelog.location import is_encrypted
-from changelog.secret import MASK, Secret, is_secret, masked
-from framework import metrics
-from framework.querying import sockets
-from framework.querying.connections import Connections
-from framework.spark.options import SourceOptions
+from strandline.changelog.credentials import read_token, token_of
+from strandline.changelog.errors import InvalidConfig, StorageFailed
+from strandline.changelog.flight import address
+from strandline.changelog.flight.endpoint import new_endpoint
+from strandline.changelog.kafka.address import parse_url
+from strandline.changelog.location import is_encrypted
+from strandline.changelog.secret import MASK, Secret, is_secret, masked
+from strandline.framework import metrics
+from strandline.framework.querying import sockets
+from strandline.framework.querying.connections import Connections
+from strandline.framework.spark.options import SourceOptions
 
 HIDDEN = "hunter2-open-sesame"
 PRINTABLE = "".join(c for c in string.printable if c.isprintable()) + "äß漢😀"

@@ -28,8 +28,7 @@ NAMED_BY_THE_PROGRAM = {
     ("framework/cli/loading.py", "import_module"): 1,
     ("framework/cli/loading.py", "find_spec"): 1,
     # Names that stand in tables and tuples of the same module.
-    ("strandline.py", "import_module"): 2,
-    ("strandline.py", "find_spec"): 1,
+    ("strandline/__init__.py", "import_module"): 2,
 }
 """How often a name that is computed may be looked up where: whose it is, was judged by a person."""
 
@@ -43,7 +42,7 @@ def packages(repository: Path) -> list[Path]:
         for name in ("changelog", "statestore", "framework")
         for p in (repository / name).rglob("*.py")
     ]
-    return [*found, repository / "strandline.py", repository / "pyspark_strandline.py"]
+    return [*found, *(repository / "strandline").glob("*.py"), repository / "pyspark_strandline.py"]
 
 
 def findings(tree: ast.AST) -> Iterator[str]:

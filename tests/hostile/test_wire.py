@@ -9,15 +9,21 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from changelog.embedded.owner import Owner
-from changelog.errors import InvalidRequest, StrandlineError
-from changelog.flight import batches
-from changelog.flight.batches import ROW_SCHEMA, Row
-from changelog.flight.client import FlightBroker
-from changelog.flight.connection import Target
-from changelog.flight.messages import SMALL_APPEND, AppendHeader, SmallAppend, StreamHeader, encode
-from changelog.flight.requests import REQUESTS
-from changelog.records import Append, ProducerIdentity, TopicPartition
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import InvalidRequest, StrandlineError
+from strandline.changelog.flight import batches
+from strandline.changelog.flight.batches import ROW_SCHEMA, Row
+from strandline.changelog.flight.client import FlightBroker
+from strandline.changelog.flight.connection import Target
+from strandline.changelog.flight.messages import (
+    SMALL_APPEND,
+    AppendHeader,
+    SmallAppend,
+    StreamHeader,
+    encode,
+)
+from strandline.changelog.flight.requests import REQUESTS
+from strandline.changelog.records import Append, ProducerIdentity, TopicPartition
 from tests.hostile.bombs import batch, claiming, compressed, measured, sharing
 from tests.hostile.conftest import Stranger
 

@@ -9,12 +9,12 @@ import weakref
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-import changelog
-from changelog.errors import ProducerFenced
-from changelog.kafka.broker import KafkaBroker
-from changelog.kafka.callbacks import called
-from changelog.kafka.caller import Caller
-from changelog.kafka.failures import error_of
+from strandline import changelog
+from strandline.changelog.errors import ProducerFenced
+from strandline.changelog.kafka.broker import KafkaBroker
+from strandline.changelog.kafka.callbacks import called
+from strandline.changelog.kafka.caller import Caller
+from strandline.changelog.kafka.failures import error_of
 
 
 def fenced() -> int:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from changelog.kafka import connection
-from changelog.kafka.heard import Heard
-from framework.cli import main
+from strandline.changelog.kafka import connection
+from strandline.changelog.kafka.heard import Heard
+from strandline.framework.cli import main
 
 NOBODY = "kafka://127.0.0.1:1"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import changelog
 import strandline as sl
-from changelog.errors import (
+from strandline import changelog
+from strandline.changelog.errors import (
     OwnerUnavailable,
     ProducerFenced,
     RecordTooLarge,
@@ -21,7 +21,7 @@ from changelog.errors import (
     TaskFailed,
     UnknownTopic,
 )
-from changelog.records import TopicPartition
+from strandline.changelog.records import TopicPartition
 from tests.kafka.apps import Totals, totals
 from tests.kafka.brokers import Running
 from tests.workers.threads import InThread
@@ -132,7 +132,7 @@ def test_a_record_that_is_too_large_stops_the_app_with_its_topic(
 def test_where_no_broker_is_an_app_says_the_address_and_what_to_do(
     name: str, tmp_path: Path, kafka: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from changelog.kafka import connection
+    from strandline.changelog.kafka import connection
 
     monkeypatch.setattr(connection, "MEET_S", 0.5)
     made = totals(name, "kafka://127.0.0.1:1", tmp_path)
@@ -143,7 +143,7 @@ def test_where_no_broker_is_an_app_says_the_address_and_what_to_do(
 def test_a_call_that_never_comes_back_ends_the_producer_and_another_one_goes_on(
     kafka: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from changelog.kafka import transactions
+    from strandline.changelog.kafka import transactions
 
     released = threading.Event()
     with changelog.open(kafka) as log:

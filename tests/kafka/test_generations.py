@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import changelog
-from changelog.errors import SharedOutAnew, TransactionAborted
-from changelog.groups import Subscription
-from changelog.kafka.transactions import Transactions
-from changelog.records import CommittedOffset, TopicPartition
+from strandline import changelog
+from strandline.changelog.errors import SharedOutAnew, TransactionAborted
+from strandline.changelog.groups import Subscription
+from strandline.changelog.kafka.transactions import Transactions
+from strandline.changelog.records import CommittedOffset, TopicPartition
 
 
 def test_it_is_aborted_when_the_member_knows_the_new_one(

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from changelog.clock import ManualClock
-from changelog.errors import InvalidTopic, OwnerUnavailable, RequestTimedOut
-from changelog.kafka.asking import Asking
-from changelog.kafka.failures import failure
-from changelog.kafka.heard import CAUSE_SECONDS, EVERY_SECONDS, QUIET_SECONDS, Heard
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.errors import InvalidTopic, OwnerUnavailable, RequestTimedOut
+from strandline.changelog.kafka.asking import Asking
+from strandline.changelog.kafka.failures import failure
+from strandline.changelog.kafka.heard import CAUSE_SECONDS, EVERY_SECONDS, QUIET_SECONDS, Heard
 
 REFUSED = (
     "db:9092/bootstrap: Connect to ipv4#10.0.0.7:9092 failed: Connection refused (after 0ms in "

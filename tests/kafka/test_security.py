@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import changelog
-from changelog.clock import SystemClock
-from changelog.errors import Unauthenticated
+from strandline import changelog
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.errors import Unauthenticated
 from tests.kafka.apps import totals
 from tests.kafka.brokers import Running
 from tests.kafka.security import Secured

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import changelog
 from benchmarks.kafka_broker import Broker, kafka_java
-from changelog.client.partitioner import partition_for
+from strandline import changelog
+from strandline.changelog.client.partitioner import partition_for
 from tests.kafka.apps import totals
 from tests.kafka.brokers import Running
 

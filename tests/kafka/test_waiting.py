@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-import changelog
-from changelog.groups import Subscription
-from changelog.kafka import members
+from strandline import changelog
+from strandline.changelog.groups import Subscription
+from strandline.changelog.kafka import members
 from tests.workers.processes import ROOT
 
 SESSION_MS = 4_000
 DYING = """
 import os, sys
-import changelog
-from changelog.groups import Subscription
+from strandline import changelog
+from strandline.changelog.groups import Subscription
 url, name = sys.argv[1:]
 log = changelog.open(url)
 log.broker.join_group(name, Subscription((name,), together=[[name]], session_timeout_ms={session}))

@@ -6,13 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from changelog.embedded import document
-from changelog.embedded.checking.findings import Finding, Report, Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.frame import encode, frame_parts
-from changelog.embedded.manifest import Manifest
-from changelog.embedded.names import partition_folder, place_of
-from changelog.storage import MemoryStorage
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.checking.findings import Finding, Report, Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.frame import encode, frame_parts
+from strandline.changelog.embedded.manifest import Manifest
+from strandline.changelog.embedded.names import partition_folder, place_of
+from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import World, columns
 
 SMALL = {"segment.bytes": "4096", "index.interval.bytes": "512"}

@@ -7,10 +7,16 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from changelog.clock import ManualClock
-from changelog.embedded.owner import Owner
-from changelog.records import Append, Appended, Isolation, ProducerIdentity, TopicPartition
-from changelog.storage import MemoryStorage, Storage
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.records import (
+    Append,
+    Appended,
+    Isolation,
+    ProducerIdentity,
+    TopicPartition,
+)
+from strandline.changelog.storage import MemoryStorage, Storage
 
 START_MS = 1_700_000_000_000
 

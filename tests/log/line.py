@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from changelog.broker import Broker
-from changelog.errors import OwnerUnavailable, StorageFailed
-from changelog.records import Append, Appended, ProducerIdentity
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import OwnerUnavailable, StorageFailed
+from strandline.changelog.records import Append, Appended, ProducerIdentity
 from tests.log.kit import World
 
 LOST_CALL = OwnerUnavailable("the call got lost")

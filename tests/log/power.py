@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from changelog.embedded.environment import Environment
-from changelog.embedded.owner import Owner
-from changelog.errors import StorageFailed
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import StorageFailed
 from tests.crash.twin import Died, Hook, Kind, NameChange, Operation, PowerStorage
 from tests.log.kit import World
 

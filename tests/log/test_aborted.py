@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from changelog.embedded.aborted import BLOCK, AbortedTransactions
-from changelog.embedded.producer_state import EndedTransaction
+from strandline.changelog.embedded.aborted import BLOCK, AbortedTransactions
+from strandline.changelog.embedded.producer_state import EndedTransaction
 
 
 def history(count: int, producers: int, seed: int) -> list[EndedTransaction]:

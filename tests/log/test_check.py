@@ -5,20 +5,20 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from changelog.embedded import document
-from changelog.embedded.checking.findings import AT_MOST, Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.folder import CLEAN_KIND, CONFIG_KIND
-from changelog.embedded.frame import encode, encode_marker, frame_parts
-from changelog.embedded.manifest import Manifest
-from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOG_CONFIG, topic_copy
-from changelog.embedded.producer_state import ProducerStates
-from changelog.embedded.scanning import CHUNK
-from changelog.embedded.topic import COPY_KIND, TopicMeta
-from changelog.embedded.topic import KIND as CATALOG_KIND
-from changelog.embedded.transaction_log import TransactionRecord
-from changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
-from changelog.storage import Bytes, File, MemoryStorage
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.checking.findings import AT_MOST, Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.folder import CLEAN_KIND, CONFIG_KIND
+from strandline.changelog.embedded.frame import encode, encode_marker, frame_parts
+from strandline.changelog.embedded.manifest import Manifest
+from strandline.changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOG_CONFIG, topic_copy
+from strandline.changelog.embedded.producer_state import ProducerStates
+from strandline.changelog.embedded.scanning import CHUNK
+from strandline.changelog.embedded.topic import COPY_KIND, TopicMeta
+from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
+from strandline.changelog.embedded.transaction_log import TransactionRecord
+from strandline.changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
+from strandline.changelog.storage import Bytes, File, MemoryStorage
 from tests.log.damage import (
     SMALL,
     append_frame,

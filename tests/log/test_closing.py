@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import changelog
-from changelog.closing import Closing
-from changelog.embedded.names import CLEAN
+from strandline import changelog
+from strandline.changelog.closing import Closing
+from strandline.changelog.embedded.names import CLEAN
 
 
 class Thing:
@@ -74,7 +74,7 @@ def test_a_log_that_is_garbage_can_be_opened_again(tmp_path: Path) -> None:
 
 def test_what_is_open_at_exit_is_closed_then() -> None:
     program = """
-from changelog.closing import Closing
+from strandline.changelog.closing import Closing
 class Thing: ...
 thing = Thing()
 Closing(thing, lambda: print("closed"))
@@ -87,7 +87,7 @@ Closing(thing, lambda: print("closed"))
 
 OWNING = """
 import sys
-import changelog
+from strandline import changelog
 log = changelog.open(sys.argv[1])
 log.create_topic("words", 3, config={"cleanup.policy": "compact"})
 producer = log.producer()
@@ -99,7 +99,7 @@ ATTACHED = (
     + """
 import subprocess
 beside = (
-    "import sys, changelog; log = changelog.open(sys.argv[1]); "
+    "import sys; from strandline import changelog; log = changelog.open(sys.argv[1]); "
     "log.producer().append('words', [{'key': b'k', 'value': b'b'}], partition=0)"
 )
 done = subprocess.run([sys.executable, "-c", beside, sys.argv[1]], capture_output=True, text=True)
@@ -108,7 +108,7 @@ assert (done.returncode, done.stderr) == (0, ""), done.stderr
 )
 AT_EXIT = """
 import atexit, sys
-import changelog
+from strandline import changelog
 log = changelog.open(sys.argv[1])
 log.create_topic("words", 1)
 producer = log.producer()

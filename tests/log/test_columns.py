@@ -13,9 +13,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from changelog.client.columns import to_batches
-from changelog.errors import InvalidRecord, SchemaMismatch
-from changelog.records import HEADERS_TYPE, TopicInfo, columns_schema
+from strandline.changelog.client.columns import to_batches
+from strandline.changelog.errors import InvalidRecord, SchemaMismatch
+from strandline.changelog.records import HEADERS_TYPE, TopicInfo, columns_schema
 
 NOW = 1_700_000_000_000
 HOUR = dt.datetime(2013, 1, 1, 5, tzinfo=dt.UTC)

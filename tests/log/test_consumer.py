@@ -8,11 +8,11 @@ import threading
 import pyarrow as pa
 import pytest
 
-from changelog.client.consumer import METADATA_MAX_AGE_S, Consumer, OffsetReset
-from changelog.client.cursor import Cursor
-from changelog.client.producer import Producer
-from changelog.embedded.owner import Owner
-from changelog.errors import (
+from strandline.changelog.client.consumer import METADATA_MAX_AGE_S, Consumer, OffsetReset
+from strandline.changelog.client.cursor import Cursor
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRequest,
     OffsetOutOfRange,
@@ -20,8 +20,8 @@ from changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from changelog.records import Batch, CommittedOffset, Fetched, TopicPartition
-from changelog.storage import MemoryStorage
+from strandline.changelog.records import Batch, CommittedOffset, Fetched, TopicPartition
+from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import START_MS, Client, World, columns
 
 T0 = TopicPartition("t", 0)

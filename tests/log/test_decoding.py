@@ -19,9 +19,9 @@ WAYS = {
     "document": 'document.load(storage, "d", "manifest", kind)',
 }
 IMPORTS = """
-from changelog.decoding import converter, json_decoder, msgpack_decoder
-from changelog.embedded import document
-from changelog.storage import MemoryStorage
+from strandline.changelog.decoding import converter, json_decoder, msgpack_decoder
+from strandline.changelog.embedded import document
+from strandline.changelog.storage import MemoryStorage
 
 PACKED = msgspec.msgpack.encode(msgspec.json.decode(DATA))
 storage = MemoryStorage()

@@ -18,9 +18,14 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from changelog.embedded.format import MAX_FRAME
-from changelog.embedded.names import CATALOG, FOLDER_META, TRANSACTION_STATE, partition_folder
-from changelog.errors import (
+from strandline.changelog.embedded.format import MAX_FRAME
+from strandline.changelog.embedded.names import (
+    CATALOG,
+    FOLDER_META,
+    TRANSACTION_STATE,
+    partition_folder,
+)
+from strandline.changelog.errors import (
     CoordinatorLoading,
     CorruptLog,
     DiskFull,
@@ -34,8 +39,8 @@ from changelog.errors import (
     StrandlineError,
     UnknownTopic,
 )
-from changelog.records import Append, CommittedOffset, TopicPartition
-from changelog.storage import Bytes, File, LocalStorage
+from strandline.changelog.records import Append, CommittedOffset, TopicPartition
+from strandline.changelog.storage import Bytes, File, LocalStorage
 from tests.log.kit import START_MS, Client, World, columns
 from tests.log.power import (
     Died,
@@ -819,9 +824,9 @@ def test_more_partitions_than_a_process_may_usually_open_files(
     program = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-from changelog.embedded.owner import Owner
-from changelog.records import Append
-from changelog.storage import Bytes, File, LocalStorage
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.records import Append
+from strandline.changelog.storage import Bytes, File, LocalStorage
 from tests.log.kit import columns
 owner = Owner(LocalStorage({str(tmp_path)!r}), background=False)
 owner.create_topic("t", 100)

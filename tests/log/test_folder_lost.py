@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from changelog.directory import Directory
-from changelog.embedded.checking.folder import check_log
-from changelog.errors import FolderLost, StorageFailed
-from changelog.storage import LocalStorage
-from statestore.engine import Position
+from strandline.changelog.directory import Directory
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.errors import FolderLost, StorageFailed
+from strandline.changelog.storage import LocalStorage
+from strandline.statestore.engine import Position
 from tests.log.kit import Client, World
 from tests.state.test_folders import at_once
 
@@ -111,9 +111,9 @@ def test_a_folder_that_is_put_back_does_not_wake_its_owner(world: World, folder:
 
 SECOND = """
 import sys
-from changelog.embedded.owner import Owner
-from changelog.errors import LogLocked
-from changelog.storage import LocalStorage
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import LogLocked
+from strandline.changelog.storage import LocalStorage
 
 try:
     Owner(LocalStorage(sys.argv[1]), background=False)
@@ -189,7 +189,7 @@ def test_no_link_is_followed_by_any_way_of_opening(
 ) -> None:
     """The kernel walks a path where it can (openat2), else it is walked here."""
     if not kernel:
-        monkeypatch.setattr("changelog.directory._syscall", None)
+        monkeypatch.setattr("strandline.changelog.directory._syscall", None)
     storage = LocalStorage(tmp_path / "in")
     storage.make_dir("a/b")
     storage.create("a/b/file").append(b"x")

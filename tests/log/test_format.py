@@ -12,14 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changelog.embedded import frame
-from changelog.embedded.batches import batch_of, records_of
-from changelog.embedded.format import _HEADER, HEADER_SIZE, FrameHeader, Kind, unpack_header
-from changelog.embedded.names import partition_folder, place_of
-from changelog.embedded.segment import LocatedFrame
-from changelog.errors import CorruptLog, StrandlineError
-from changelog.records import HEADERS_TYPE, TopicPartition
-from changelog.schema import ValueSchemas
+from strandline.changelog.embedded import frame
+from strandline.changelog.embedded.batches import batch_of, records_of
+from strandline.changelog.embedded.format import (
+    _HEADER,
+    HEADER_SIZE,
+    FrameHeader,
+    Kind,
+    unpack_header,
+)
+from strandline.changelog.embedded.names import partition_folder, place_of
+from strandline.changelog.embedded.segment import LocatedFrame
+from strandline.changelog.errors import CorruptLog, StrandlineError
+from strandline.changelog.records import HEADERS_TYPE, TopicPartition
+from strandline.changelog.schema import ValueSchemas
 from tests.log.kit import columns
 
 TYPES = {"4s": "4s", "u8": "B", "u16": "H", "u32": "I", "i32": "i", "i64": "q"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
-from changelog.errors import DiskFull, OutOfOrderSequence, ProducerFenced
-from changelog.records import ProducerIdentity, TopicPartition
+from strandline.changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
+from strandline.changelog.errors import DiskFull, OutOfOrderSequence, ProducerFenced
+from strandline.changelog.records import ProducerIdentity, TopicPartition
 from tests.log.kit import Client, World
 from tests.log.power import PowerWorld, failing
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from changelog.errors import DiskFull, LogLocked
-from changelog.lock import UNKNOWN, holder
-from changelog.storage import LocalStorage
+from strandline.changelog.errors import DiskFull, LogLocked
+from strandline.changelog.lock import UNKNOWN, holder
+from strandline.changelog.storage import LocalStorage
 
 BOUND_S = 60
 
 FORKING = """
 import os, sys
-from changelog.storage import LocalStorage
+from strandline.changelog.storage import LocalStorage
 
 lock = LocalStorage(sys.argv[1]).lock("lock", "the parent")
 if os.fork() == 0:

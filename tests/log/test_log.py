@@ -8,8 +8,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from changelog.errors import InvalidRequest, OwnerUnavailable, UnknownTopic
-from changelog.log import Log
+from strandline.changelog.errors import InvalidRequest, OwnerUnavailable, UnknownTopic
+from strandline.changelog.log import Log
 from tests.log.kit import START_MS, Client, World
 
 SCHEMA = pa.schema([pa.field("carrier", pa.string()), pa.field("delay", pa.int32())])

@@ -9,16 +9,16 @@ from concurrent.futures import Future
 
 import pytest
 
-from changelog.client.accumulator import RecordMetadata
-from changelog.client.producer import Producer
-from changelog.embedded.names import FOLDER_META, LOG_CONFIG
-from changelog.embedded.owner import Owner
-from changelog.embedded.upkeep import RETENTION_CHECK_MS
-from changelog.errors import DiskFull, InvalidConfig, InvalidRecord, RecordTooLarge
-from changelog.log import Log
-from changelog.log_config import NAMES, LogConfig
-from changelog.records import TopicPartition
-from changelog.storage import MemoryStorage, Storage
+from strandline.changelog.client.accumulator import RecordMetadata
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.embedded.names import FOLDER_META, LOG_CONFIG
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.embedded.upkeep import RETENTION_CHECK_MS
+from strandline.changelog.errors import DiskFull, InvalidConfig, InvalidRecord, RecordTooLarge
+from strandline.changelog.log import Log
+from strandline.changelog.log_config import NAMES, LogConfig
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.storage import MemoryStorage, Storage
 from tests.crash.twin import Kind
 from tests.log.kit import START_MS, Client, World
 from tests.log.power import PowerWorld, failing

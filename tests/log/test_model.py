@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.records import CommittedOffset, TopicPartition
 from tests.log.kit import Client, World
 
 PARTITIONS = 2

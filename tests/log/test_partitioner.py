@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from changelog.client.keys import encode_key, encode_keys
-from changelog.client.partitioner import (
+from strandline.changelog.client.keys import encode_key, encode_keys
+from strandline.changelog.client.partitioner import (
     StickyPartitioner,
     murmur2,
     murmur2_array,

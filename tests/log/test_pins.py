@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.names import pin_file, pin_folder
-from changelog.errors import (
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.names import pin_file, pin_folder
+from strandline.changelog.errors import (
     CorruptLog,
     InvalidConfig,
     InvalidRequest,
@@ -28,9 +28,9 @@ from changelog.errors import (
     UnknownPin,
     UnknownTopic,
 )
-from changelog.pins import MAX_TIMEOUT_MS, PinName, PinnedRange
-from changelog.records import Append, TopicPartition, columns_schema
-from changelog.storage import LocalStorage
+from strandline.changelog.pins import MAX_TIMEOUT_MS, PinName, PinnedRange
+from strandline.changelog.records import Append, TopicPartition, columns_schema
+from strandline.changelog.storage import LocalStorage
 from tests.cleaning import clean
 from tests.crash.twin import Died, Operation, PowerStorage
 from tests.log.kit import Client, World

@@ -17,11 +17,11 @@ from random import Random
 
 import pytest
 
-from changelog.embedded.environment import Environment
-from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from changelog.embedded.producer_state import ProducerStates
-from changelog.embedded.transaction_log import TransactionLog
-from changelog.errors import DiskFull, StorageFailed, StrandlineError
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from strandline.changelog.embedded.producer_state import ProducerStates
+from strandline.changelog.embedded.transaction_log import TransactionLog
+from strandline.changelog.errors import DiskFull, StorageFailed, StrandlineError
 from tests.crash.actors import Actors
 from tests.crash.oracle import PARTITIONS, Ledger, check
 from tests.crash.twin import Died, Operation, PowerStorage

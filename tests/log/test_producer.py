@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from changelog.client.partitioner import partition_for
-from changelog.client.producer import Producer, RecordMetadata, State
-from changelog.embedded.owner import Owner
-from changelog.errors import (
+from strandline.changelog.client.partitioner import partition_for
+from strandline.changelog.client.producer import Producer, RecordMetadata, State
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import (
     DiskFull,
     InvalidRecord,
     InvalidRequest,
@@ -36,8 +36,8 @@ from changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from changelog.records import CommittedOffset, TopicPartition
-from changelog.storage import MemoryStorage
+from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import START_MS, World, columns
 from tests.log.line import LOST_ANSWER, LOST_CALL, UNSAFE_AFTERWARDS, Fault, Line
 
@@ -102,7 +102,7 @@ def test_a_full_buffer_makes_send_itself_send(world: World) -> None:
 
 @pytest.mark.parametrize("key", ["a", "ü", b"\xff", 7, -1, 2.5])
 def test_a_key_chooses_the_partition_that_kafka_chooses(producer: Producer, key: Any) -> None:
-    from changelog.client.keys import encode_key
+    from strandline.changelog.client.keys import encode_key
 
     encoded = encode_key(key)
     assert encoded is not None
@@ -728,7 +728,8 @@ def test_a_producer_that_ends_in_order_says_nothing(end: str) -> None:
 
 def test_a_process_that_ends_with_records_unsent_says_so(tmp_path: Path) -> None:
     code = (
-        "import sys, changelog\n"
+        "import sys\n"
+        "from strandline import changelog\n"
         "log = changelog.open(sys.argv[1], durability='os')\n"
         "log.create_topic('t')\n"
         "producer = log.producer(linger_ms=60_000)\n"

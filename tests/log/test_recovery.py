@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from changelog.embedded import document
-from changelog.embedded.folder import FOLDER_KIND
-from changelog.embedded.names import FOLDER_META, partition_folder
-from changelog.embedded.owner import Owner
-from changelog.errors import (
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.folder import FOLDER_KIND
+from strandline.changelog.embedded.names import FOLDER_META, partition_folder
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import (
     CorruptLog,
     FutureFormat,
     LogLocked,
     PartitionPoisoned,
     StorageFailed,
 )
-from changelog.records import TopicPartition
-from changelog.storage import Bytes, File, LocalStorage, MemoryStorage
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.storage import Bytes, File, LocalStorage, MemoryStorage
 from tests.log.kit import Client, World
 
 T0 = TopicPartition("t", 0)

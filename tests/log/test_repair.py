@@ -8,17 +8,24 @@ from itertools import combinations
 import pyarrow as pa
 import pytest
 
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.folder import save_log_config
-from changelog.embedded.manifest import Manifest
-from changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOG_CONFIG, REPAIRED, topic_copy
-from changelog.embedded.repairing.folder import LEFT, plan_of
-from changelog.embedded.repairing.plan import Plan, carry_out
-from changelog.errors import CorruptLog, StrandlineError
-from changelog.log_config import LogConfig
-from changelog.records import CommittedOffset, TopicPartition
-from changelog.storage import MemoryStorage
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.folder import save_log_config
+from strandline.changelog.embedded.manifest import Manifest
+from strandline.changelog.embedded.names import (
+    CATALOG,
+    CLEAN,
+    FOLDER_META,
+    LOG_CONFIG,
+    REPAIRED,
+    topic_copy,
+)
+from strandline.changelog.embedded.repairing.folder import LEFT, plan_of
+from strandline.changelog.embedded.repairing.plan import Plan, carry_out
+from strandline.changelog.errors import CorruptLog, StrandlineError
+from strandline.changelog.log_config import LogConfig
+from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.storage import MemoryStorage
 from tests.log.damage import SMALL, change_manifest, files, folder_of, log_file, paths, positions
 from tests.log.kit import Client, World
 from tests.log.power import Died, PowerStorage, PowerWorld, stopping_after

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changelog.embedded import partition
-from changelog.embedded.format import HEADER_SIZE
-from changelog.embedded.names import partition_folder
-from changelog.errors import OffsetOutOfRange
-from changelog.records import Fetched, TopicPartition
-from changelog.storage import Bytes, MemoryFile
+from strandline.changelog.embedded import partition
+from strandline.changelog.embedded.format import HEADER_SIZE
+from strandline.changelog.embedded.names import partition_folder
+from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.records import Fetched, TopicPartition
+from strandline.changelog.storage import Bytes, MemoryFile
 from tests.log.kit import START_MS, Client, World
 
 T0 = TopicPartition("t", 0)

@@ -12,10 +12,10 @@ from random import Random
 
 import pytest
 
-from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from changelog.errors import CorruptLog, StorageFailed
-from changelog.records import CommittedOffset, TopicPartition
-from changelog.storage import LocalStorage, MemoryStorage, Storage
+from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from strandline.changelog.errors import CorruptLog, StorageFailed
+from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.storage import LocalStorage, MemoryStorage, Storage
 from tests.log.damage import folder_of
 from tests.log.kit import Client
 from tests.log.power import Died, Operation, PowerStorage, PowerWorld, failing, stopping

@@ -11,13 +11,17 @@ from random import Random
 
 import pytest
 
-import changelog.embedded.ticking
-import changelog.embedded.upkeep
-from changelog.clock import SystemClock
-from changelog.embedded.owner import Owner
-from changelog.errors import OffsetOutOfRange, ProducerFenced, StrandlineError, TransactionAborted
-from changelog.records import Isolation, ProducerIdentity, TopicPartition
-from changelog.storage import LocalStorage, MemoryStorage
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.embedded import ticking, upkeep
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import (
+    OffsetOutOfRange,
+    ProducerFenced,
+    StrandlineError,
+    TransactionAborted,
+)
+from strandline.changelog.records import Isolation, ProducerIdentity, TopicPartition
+from strandline.changelog.storage import LocalStorage, MemoryStorage
 from tests.log.kit import Client, World
 
 T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
@@ -195,8 +199,8 @@ def switching(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealWorld]:
     """A log of small segments whose periodic work never rests."""
-    monkeypatch.setattr(changelog.embedded.ticking, "TICK_SECONDS", 0.001)
-    monkeypatch.setattr(changelog.embedded.upkeep, "RETENTION_CHECK_MS", 1)
+    monkeypatch.setattr(ticking, "TICK_SECONDS", 0.001)
+    monkeypatch.setattr(upkeep, "RETENTION_CHECK_MS", 1)
     world = RealWorld(LocalStorage(tmp_path))
     config = {"segment.bytes": "4096"}
     world.owner.create_topic("t", 2, config=config)

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from changelog.clock import ManualClock
-from changelog.errors import StrandlineError
-from framework.testing import TestDriver
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.errors import StrandlineError
+from strandline.framework.testing import TestDriver
 
 NOW = 1_760_000_400_000
 SECONDS = NOW // 1000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from changelog.config import TopicConfig, check_topic_name
-from changelog.errors import InvalidConfig, InvalidTopic
+from strandline.changelog.config import TopicConfig, check_topic_name
+from strandline.changelog.errors import InvalidConfig, InvalidTopic
 
 
 def test_without_settings_there_are_kafkas_defaults() -> None:

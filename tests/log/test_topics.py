@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from changelog.errors import (
+from strandline.changelog.errors import (
     InvalidConfig,
     InvalidRecord,
     InvalidTopic,
@@ -15,7 +15,7 @@ from changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from changelog.records import Append, TopicPartition
+from strandline.changelog.records import Append, TopicPartition
 from tests.log.kit import START_MS, Client, World, columns
 
 FLIGHT = pa.schema([pa.field("carrier", pa.string()), pa.field("delay", pa.float64())])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from changelog.clock import ManualClock
-from changelog.embedded.traffic import PATIENCE, Courtesy, Traffic
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.traffic import PATIENCE, Courtesy, Traffic
 
 
 class Moments(threading.Event):

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from changelog.embedded.syncing import sync_all
-from changelog.errors import (
+from strandline.changelog.embedded.syncing import sync_all
+from strandline.changelog.errors import (
     CoordinatorLoading,
     InvalidConfig,
     InvalidTxnState,
     ProducerFenced,
     TransactionAborted,
 )
-from changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.records import CommittedOffset, TopicPartition
 from tests.log.kit import Client, World
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -212,7 +212,7 @@ def test_offsets_count_though_the_commit_was_interrupted_behind_its_last_marker(
         return sync_all(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr("changelog.embedded.group_commit.sync_all", interrupted)
+        patched.setattr("strandline.changelog.embedded.group_commit.sync_all", interrupted)
         with pytest.raises(KeyboardInterrupt):
             client.commit()
     other.append(b"a")

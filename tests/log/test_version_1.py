@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from changelog.embedded.checking.findings import Severity
-from changelog.embedded.checking.folder import check_log
-from changelog.records import TopicPartition
-from changelog.storage import LocalStorage
+from strandline.changelog.embedded.checking.findings import Severity
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.storage import LocalStorage
 from tests.log.kit import Client, World
 
 OLD = Path(__file__).parent / "version_1.zip"

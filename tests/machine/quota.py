@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from changelog.errors import DiskFull
+from strandline.changelog.errors import DiskFull
 from tests.log.power import Operation
 
 NEED_ROOM = ("create", "append", "rename", "make_dir")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import strandline as sl
-from changelog.errors import ProducerFenced
-from changelog.records import TopicPartition
-from framework.testing import TestDriver
+from strandline.changelog.errors import ProducerFenced
+from strandline.changelog.records import TopicPartition
+from strandline.framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
 from tests.log.kit import START_MS, Client, World
 

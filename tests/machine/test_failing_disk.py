@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from changelog.errors import StorageFailed
-from framework.testing import TestDriver
+from strandline.changelog.errors import StorageFailed
+from strandline.framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
 from tests.log.power import Operation, PowerStorage
 
@@ -34,7 +34,7 @@ class Failing:
 def test_an_app_whose_disk_fails_at_any_step_stops_and_the_next_run_goes_on(
     end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("framework.testing.MemoryStorage", PowerStorage)
+    monkeypatch.setattr("strandline.framework.testing.MemoryStorage", PowerStorage)
     caplog.set_level(logging.CRITICAL, "strandline")
     for count in range(200):
         app, out, seen = running_totals()

@@ -13,7 +13,7 @@ import os, resource, sys
 folder, limit, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, 1_024), limit))
 import strandline as sl
-from statestore.spec import StoreLimits
+from strandline.statestore.spec import StoreLimits
 
 app = sl.App("app", log=folder, durability="os")
 words = app.topic("words", value=int)

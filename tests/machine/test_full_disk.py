@@ -13,12 +13,16 @@ from typing import TypeVar
 
 import pytest
 
-from changelog.client.producer import Producer
-from changelog.client.standing import State
-from changelog.embedded.format import HEADER_SIZE
-from changelog.embedded.frame import encode, frame_parts
-from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE, partition_folder
-from changelog.errors import (
+from strandline.changelog.client.producer import Producer
+from strandline.changelog.client.standing import State
+from strandline.changelog.embedded.format import HEADER_SIZE
+from strandline.changelog.embedded.frame import encode, frame_parts
+from strandline.changelog.embedded.names import (
+    CONSUMER_OFFSETS,
+    TRANSACTION_STATE,
+    partition_folder,
+)
+from strandline.changelog.errors import (
     CoordinatorLoading,
     DiskFull,
     PartitionPoisoned,
@@ -26,9 +30,9 @@ from changelog.errors import (
     StrandlineError,
     TransactionAborted,
 )
-from changelog.groups import Subscription
-from changelog.records import CommittedOffset, TopicPartition
-from changelog.storage import LocalStorage
+from strandline.changelog.groups import Subscription
+from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.storage import LocalStorage
 from tests.log.kit import Client, World, columns
 from tests.log.power import Operation, PowerStorage, PowerWorld
 from tests.machine.quota import Quota
@@ -553,7 +557,7 @@ def test_an_fsync_that_fails_ends_the_partition_even_if_it_is_for_want_of_room(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:
-        patched.setattr("changelog.local_file._sync_descriptor", fails)
+        patched.setattr("strandline.changelog.local_file._sync_descriptor", fails)
         with pytest.raises(StorageFailed, match=r"\.log: .*open the log again") as caught:
             client.append(b"b")
     assert not isinstance(caught.value, DiskFull)

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.clock import ManualClock
-from changelog.errors import DiskFull
-from framework.container import outage
-from framework.container.outage import Outage
-from framework.testing import TestDriver
-from statestore.engines.memory import MemoryEngine
-from statestore.engines.rocksdb import RocksEngine
-from statestore.spec import StoreLimits
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.errors import DiskFull
+from strandline.framework.container import outage
+from strandline.framework.container.outage import Outage
+from strandline.framework.testing import TestDriver
+from strandline.statestore.engines.memory import MemoryEngine
+from strandline.statestore.engines.rocksdb import RocksEngine
+from strandline.statestore.spec import StoreLimits
 from tests.exactly_once.apps import expected, running_totals, totals_sent
 from tests.log.power import PowerStorage
 from tests.machine.quota import Quota
@@ -46,7 +46,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[sl.App], TestDri
         drivers.append(TestDriver(app))
         return drivers[-1]
 
-    monkeypatch.setattr("framework.testing.MemoryStorage", PowerStorage)
+    monkeypatch.setattr("strandline.framework.testing.MemoryStorage", PowerStorage)
     yield make
     for driver in drivers:
         driver.close()
@@ -284,7 +284,7 @@ def test_pauses_grow_up_to_a_bound_and_begin_anew(monkeypatch: pytest.MonkeyPatc
 PROGRAM = """
 import json, resource, sys, threading, time
 import strandline as sl
-from statestore.spec import StoreLimits
+from strandline.statestore.spec import StoreLimits
 
 folder, guarantee = sys.argv[1:]
 app = sl.App("app", log=folder, processing_guarantee=guarantee, commit_interval_ms=20)

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from changelog.errors import CorruptLog, OutOfMemory
-from changelog.storage import LocalStorage
-from framework.container import commit, decoding
-from framework.testing import TestDriver
+from strandline.changelog.errors import CorruptLog, OutOfMemory
+from strandline.changelog.storage import LocalStorage
+from strandline.framework.container import commit, decoding
+from strandline.framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
 from tests.exactly_once.flaky import Flaky
 from tests.log.kit import Client, World
@@ -79,7 +79,9 @@ def test_a_commit_without_memory_stops_the_app_and_the_next_run_goes_on(
         driver._take(GIVEN)
         with monkeypatch.context() as patched:
             if where == "checkpoint":
-                patched.setattr("framework.container.worker.checkpoint_if_due", none_left)
+                patched.setattr(
+                    "strandline.framework.container.worker.checkpoint_if_due", none_left
+                )
             else:
                 patched.setattr(commit, where, none_left)
             with pytest.raises(MemoryError):
@@ -133,7 +135,7 @@ def test_no_policy_passes_over_a_record_for_want_of_memory(
 PROGRAM = """
 import resource, sys
 import strandline as sl
-from changelog.errors import OutOfMemory
+from strandline.changelog.errors import OutOfMemory
 
 app = sl.App("app", log=sys.argv[1])
 blobs = app.topic("blobs", value=bytes, config={"max.message.bytes": str(200 << 20)})

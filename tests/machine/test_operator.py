@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import changelog
-from changelog.errors import (
+from strandline import changelog
+from strandline.changelog.errors import (
     DiskFull,
     FolderLost,
     LogLocked,
@@ -22,9 +22,9 @@ from changelog.errors import (
     from_failed_sync,
     from_os_error,
 )
-from changelog.flight.attach import attach_or_own
-from changelog.records import TopicPartition
-from changelog.storage import LocalStorage
+from strandline.changelog.flight.attach import attach_or_own
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.storage import LocalStorage
 from tests.log.kit import Client, World
 
 T0 = TopicPartition("t", 0)

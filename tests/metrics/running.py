@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from changelog.log import Log
-from changelog.metrics import exposition
-from framework.container.running import readings
+from strandline.changelog.log import Log
+from strandline.changelog.metrics import exposition
+from strandline.framework.container.running import readings
 from tests.metrics.scraping import Scrape, parsed
 from tests.workers.pipeline import Pipeline, pipeline
 

@@ -17,18 +17,18 @@ from typing import Any
 
 import pytest
 
-import changelog
 import strandline as sl
-from changelog.embedded import metrics as of_the_log
-from changelog.embedded.cleaning import schedule
-from changelog.flight import metrics as of_the_part
-from changelog.flight.serve import serve
-from changelog.metrics import Metric, exposition
-from framework import metrics as endpoints
-from framework.container import gauges, metrics
-from framework.supervisor import metrics as of_workers
-from framework.supervisor.metrics import Workers
-from framework.supervisor.slots import Row
+from strandline import changelog
+from strandline.changelog.embedded import metrics as of_the_log
+from strandline.changelog.embedded.cleaning import schedule
+from strandline.changelog.flight import metrics as of_the_part
+from strandline.changelog.flight.serve import serve
+from strandline.changelog.metrics import Metric, exposition
+from strandline.framework import metrics as endpoints
+from strandline.framework.container import gauges, metrics
+from strandline.framework.supervisor import metrics as of_workers
+from strandline.framework.supervisor.metrics import Workers
+from strandline.framework.supervisor.slots import Row
 from tests.metrics.running import running
 from tests.metrics.scraping import Family, parsed, scrape
 from tests.workers.processes import Process, ending
@@ -285,7 +285,7 @@ class Commands:
 
     def start(self, *arguments: str, metrics: str = ANY) -> Process:
         said = self._folder / f"said-{len(self.processes)}"
-        command = ["framework.cli", *arguments, "--metrics", metrics]
+        command = ["strandline", *arguments, "--metrics", metrics]
         self.processes.append(Process(command, said))
         return self.processes[-1]
 

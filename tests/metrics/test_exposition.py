@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from changelog.metrics import Counter, Histogram, Latency, Metric, Reading, exposition
+from strandline.changelog.metrics import Counter, Histogram, Latency, Metric, Reading, exposition
 from tests.metrics.scraping import parsed
 
 WAITING = Metric("waiting", "gauge", "How many\nwait \\ here.", ("line",))

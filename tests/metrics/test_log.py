@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import changelog
-from changelog.embedded.owner import Owner
-from changelog.errors import PartitionPoisoned, StorageFailed
-from changelog.flight.serve import serve
-from changelog.log import Log
-from changelog.metrics import exposition, measured
-from changelog.records import TopicPartition
+from strandline import changelog
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import PartitionPoisoned, StorageFailed
+from strandline.changelog.flight.serve import serve
+from strandline.changelog.log import Log
+from strandline.changelog.metrics import exposition, measured
+from strandline.changelog.records import TopicPartition
 from tests.metrics.scraping import Scrape, parsed
 
 TOKEN = "sixteen-or-more-characters"

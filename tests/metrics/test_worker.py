@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-import changelog
 import strandline as sl
-from changelog.clock import SystemClock
-from changelog.embedded.owner import Owner
-from changelog.errors import DiskFull, TransactionAborted
-from changelog.log import Log
-from changelog.metrics import exposition
-from changelog.records import TopicPartition
-from changelog.storage import MemoryStorage
-from framework.container import gauges, outage, sampling
-from framework.container.running import worker_for
-from statestore import StoreSpec, open_store
-from statestore.store import AnyStore
+from strandline import changelog
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import DiskFull, TransactionAborted
+from strandline.changelog.log import Log
+from strandline.changelog.metrics import exposition
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.storage import MemoryStorage
+from strandline.framework.container import gauges, outage, sampling
+from strandline.framework.container.running import worker_for
+from strandline.statestore import StoreSpec, open_store
+from strandline.statestore.store import AnyStore
 from tests.metrics.running import Running, running
 from tests.metrics.scraping import parsed
 from tests.workers.pipeline import PARTITIONS

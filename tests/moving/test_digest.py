@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from changelog.moving.digest import Digest
-from changelog.records import columns_schema
+from strandline.changelog.moving.digest import Digest
+from strandline.changelog.records import columns_schema
 
 RECORD: dict[str, Any] = {"timestamp": 1, "key": b"k", "value": b"v", "headers": [("a", b"1")]}
 STRANGE = pa.struct([("n", pa.int64()), ("s", pa.list_(pa.string())), ("b", pa.bool_())])

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from changelog.embedded.owner import Owner
-from changelog.log import Log
-from changelog.moving import Place, Selection, move, reading, verify_only
-from changelog.records import CommittedOffset, TopicPartition
-from changelog.storage import MemoryStorage
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.log import Log
+from strandline.changelog.moving import Place, Selection, move, reading, verify_only
+from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.storage import MemoryStorage
 
 CHANGING = {
     *("create_topic", "alter_topic", "append", "init_producer", "add_offsets", "end_transaction"),

@@ -11,13 +11,13 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from changelog.embedded.owner import Owner
-from changelog.errors import CorruptLog, InvalidRequest, InvalidTopic, UnknownTopic
-from changelog.log import Log
-from changelog.moving import Place, Report, Selection, move, reading, verify_only
-from changelog.records import Append, CommittedOffset, TopicPartition
-from changelog.storage import MemoryStorage
-from framework.container.positions import (
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import CorruptLog, InvalidRequest, InvalidTopic, UnknownTopic
+from strandline.changelog.log import Log
+from strandline.changelog.moving import Place, Report, Selection, move, reading, verify_only
+from strandline.changelog.records import Append, CommittedOffset, TopicPartition
+from strandline.changelog.storage import MemoryStorage
+from strandline.framework.container.positions import (
     Progress,
     Waiting,
     position_of,

@@ -19,14 +19,19 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.errors import InvalidRequest, OwnerUnavailable, RequestTimedOut, Unauthenticated
-from framework.peers import Admission
-from framework.querying import listener as listeners
-from framework.querying import proofs, sockets
-from framework.querying.connections import Connections
-from framework.querying.endpoint import Endpoint
-from framework.querying.listener import BEYOND, HERE, Listener
-from framework.querying.messages import (
+from strandline.changelog.errors import (
+    InvalidRequest,
+    OwnerUnavailable,
+    RequestTimedOut,
+    Unauthenticated,
+)
+from strandline.framework.peers import Admission
+from strandline.framework.querying import listener as listeners
+from strandline.framework.querying import proofs, sockets
+from strandline.framework.querying.connections import Connections
+from strandline.framework.querying.endpoint import Endpoint
+from strandline.framework.querying.listener import BEYOND, HERE, Listener
+from strandline.framework.querying.messages import (
     MAX_HELLO,
     MAX_REQUEST,
     WIRE_VERSION,
@@ -49,11 +54,11 @@ from framework.querying.messages import (
     encode,
     read_frame,
 )
-from framework.querying.provider import FIRST_KEYS, StoreProvider
-from framework.querying.workers import AtWorkers
-from statestore import open_store
-from statestore.keys import key_codec
-from statestore.spec import StoreSpec
+from strandline.framework.querying.provider import FIRST_KEYS, StoreProvider
+from strandline.framework.querying.workers import AtWorkers
+from strandline.statestore import open_store
+from strandline.statestore.keys import key_codec
+from strandline.statestore.spec import StoreSpec
 from tests.queries.shop import Running, Total, shop
 
 Eventually = Callable[..., None]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from framework.cli import main
-from framework.querying.declared import likely_partition
 from strandline import testing
+from strandline.framework.cli import main
+from strandline.framework.querying.declared import likely_partition
 from tests.workers.threads import InThread
 
 Eventually = Callable[..., None]
@@ -268,7 +268,7 @@ def test_the_list_of_stores_counts_each_key_once(
 
 def asked(store: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The partitions that a get of a key asks."""
-    from framework.querying.workers import AtWorkers
+    from strandline.framework.querying.workers import AtWorkers
 
     found: set[int] = set()
     read = AtWorkers.read
@@ -296,7 +296,7 @@ def test_the_first_key_elsewhere_is_noticed(
     tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stays known over a restart."""
-    monkeypatch.setattr("framework.querying.placement.PLACED_SECONDS", 0.0)
+    monkeypatch.setattr("strandline.framework.querying.placement.PLACED_SECONDS", 0.0)
     words = Words(str(tmp_path / "log"), durability="os")
     at_home = [(str(n), str(n)) for n in range(50)]
     elsewhere = ("99", next(w for w in map(str, range(9)) if _homes(w) != _homes("99")))

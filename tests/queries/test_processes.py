@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 import strandline as sl
-from changelog.errors import RequestTimedOut
-from framework.querying import workers as querying
-from framework.querying.declared import likely_partition
-from framework.querying.messages import Get, Got
-from statestore.keys import key_codec
+from strandline.changelog.errors import RequestTimedOut
+from strandline.framework.querying import workers as querying
+from strandline.framework.querying.declared import likely_partition
+from strandline.framework.querying.messages import Get, Got
+from strandline.statestore.keys import key_codec
 from tests.queries.shop import PARTITIONS, Shop, Total, shop
 from tests.workers.processes import Process, ending
 

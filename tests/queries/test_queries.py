@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import changelog
 import strandline as sl
-from changelog.errors import RequestTimedOut
-from changelog.log import Log
-from framework.cli import main, stores
+from strandline import changelog
+from strandline.changelog.errors import RequestTimedOut
+from strandline.changelog.log import Log
+from strandline.framework.cli import main, stores
 from tests.queries.shop import PARTITIONS, Running, Total, shop
 
 Eventually = Callable[..., None]
@@ -302,7 +302,7 @@ def test_sockets_are_private_and_removed_at_the_end_and_those_of_the_killed_by_t
         two.stop()
         two.made.app.close()
     finally:
-        from changelog.storage import LocalStorage
+        from strandline.changelog.storage import LocalStorage
 
         LocalStorage(path.parent).remove_tree(path.name)
 

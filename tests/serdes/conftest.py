@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from framework.formats.registry import SchemaRegistry
+from strandline.framework.formats.registry import SchemaRegistry
 from tests.framework.drivers import drivers_are_closed
 
 __all__ = ["drivers_are_closed"]

@@ -10,9 +10,9 @@ import msgspec
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from framework.codecs import TypedCodec
-from framework.formats.choice import AnySerde, value_codec
-from framework.formats.wire import Place
+from strandline.framework.codecs import TypedCodec
+from strandline.framework.formats.choice import AnySerde, value_codec
+from strandline.framework.formats.wire import Place
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from framework.formats import avro_columns, avro_schema
-from framework.formats.avro import AvroWire
-from framework.formats.wire import Place
-from framework.schema import RowType
+from strandline.framework.formats import avro_columns, avro_schema
+from strandline.framework.formats.avro import AvroWire
+from strandline.framework.formats.wire import Place
+from strandline.framework.schema import RowType
 from tests.serdes.kit import Trip, codec, read, shown, trips, written
 
 SOME = settings(
@@ -252,7 +252,7 @@ class _Knows:
         self._text = json.dumps(schema)
 
     def schema(self, _id: int) -> Any:
-        from framework.formats.registry import RegisteredSchema
+        from strandline.framework.formats.registry import RegisteredSchema
 
         return RegisteredSchema("AVRO", self._text)
 

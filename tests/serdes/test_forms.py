@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import strandline as sl
-from changelog.errors import MissingDependency
-from framework.codecs import TypedCodec
-from framework.formats.choice import value_codec
-from framework.schema import RowType
+from strandline.changelog.errors import MissingDependency
+from strandline.framework.codecs import TypedCodec
+from strandline.framework.formats.choice import value_codec
+from strandline.framework.schema import RowType
 from tests.serdes.kit import FORMS, Trip, codec, read, trips, written
 
 EACH = pytest.mark.parametrize("form", FORMS)
@@ -232,7 +232,10 @@ def test_a_package_that_is_missing_is_named(
     package: str, kind: Any, form: Any, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    for loaded in ("framework.formats.protobuf", "framework.formats.protobuf_messages"):
+    for loaded in (
+        "strandline.framework.formats.protobuf",
+        "strandline.framework.formats.protobuf_messages",
+    ):
         monkeypatch.delitem(sys.modules, loaded, raising=False)
     with pytest.raises(MissingDependency, match=re.escape(f"pip install 'strandline[{extra}]'")):
         written(codec(kind, form), a_trip(1))

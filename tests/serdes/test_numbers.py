@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from changelog.errors import InvalidRecord
-from framework.codecs import Codec
-from framework.formats.choice import key_codec, value_codec
-from framework.formats.numbers import NumberCodec
-from statestore.serdes import Double, Long
+from strandline.changelog.errors import InvalidRecord
+from strandline.framework.codecs import Codec
+from strandline.framework.formats.choice import key_codec, value_codec
+from strandline.framework.formats.numbers import NumberCodec
+from strandline.statestore.serdes import Double, Long
 
 longs = st.integers(-(2**63), 2**63 - 1)
 

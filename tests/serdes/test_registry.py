@@ -17,11 +17,11 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 import strandline as sl
-from changelog.errors import RegistryUnavailable, SchemaMismatch
-from framework.formats import avro_schema, protobuf_messages
-from framework.formats.registry import SchemaRegistry
-from framework.formats.wire import Place
-from framework.schema import RowType
+from strandline.changelog.errors import RegistryUnavailable, SchemaMismatch
+from strandline.framework.formats import avro_schema, protobuf_messages
+from strandline.framework.formats.registry import SchemaRegistry
+from strandline.framework.formats.wire import Place
+from strandline.framework.schema import RowType
 from tests.serdes.kit import Trip, codec, read, shown, written
 from tests.serdes.test_forms import a_trip
 from tests.serdes.test_protobuf import SalePb, a_message

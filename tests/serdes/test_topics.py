@@ -13,10 +13,10 @@ import pytest
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 import strandline as sl
-from changelog.errors import RegistryUnavailable, SchemaMismatch
-from framework.formats.registry import SchemaRegistry
-from framework.looking import committed_batches
-from framework.testing import CRASH, TestDriver
+from strandline.changelog.errors import RegistryUnavailable, SchemaMismatch
+from strandline.framework.formats.registry import SchemaRegistry
+from strandline.framework.looking import committed_batches
+from strandline.framework.testing import CRASH, TestDriver
 from tests.serdes.kit import FORMS
 
 EACH = pytest.mark.parametrize("form", FORMS)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import changelog
+from strandline import changelog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from changelog.log import Log
+    from strandline.changelog.log import Log
 
 SMALL = {
     "spark.ui.enabled": "false",
@@ -29,7 +29,7 @@ SMALL = {
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Spark with two cores, in which nothing was registered by hand."""
-    from framework.spark import session
+    from strandline.framework.spark import session
 
     folder = tmp_path_factory.mktemp("spark")
     config = SMALL | {"spark.sql.warehouse.dir": str(folder / "warehouse")}

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from framework.spark import session
+from strandline.framework.spark import session
 from tests.spark.conftest import SMALL
 
 

@@ -7,9 +7,9 @@ from datetime import UTC, date, datetime
 import pyarrow as pa
 import pytest
 
-from changelog.errors import InvalidConfig, SchemaMismatch
-from changelog.records import HEADERS_TYPE, Batch, TopicInfo, columns_schema
-from framework.spark.columns import INSTANT, spark_type, to_rows, together, topics_schema
+from strandline.changelog.errors import InvalidConfig, SchemaMismatch
+from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo, columns_schema
+from strandline.framework.spark.columns import INSTANT, spark_type, to_rows, together, topics_schema
 
 FLIGHT = pa.schema([("carrier", pa.large_string()), ("delay", pa.float32())])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import changelog
+from strandline import changelog
 from tests.spark.conftest import SMALL
 from tests.spark.writing import Writer
 
@@ -20,7 +20,7 @@ pytest.importorskip("pyspark")
 
 READ = f"""
 import sys
-from framework.spark.sessions import prepare_environment
+from strandline.framework.spark.sessions import prepare_environment
 from pyspark.sql import SparkSession
 
 prepare_environment()
@@ -29,7 +29,7 @@ for key, value in {SMALL!r}.items():
     builder = builder.config(key, value)
 spark = builder.getOrCreate()
 frame = spark.read.format("strandline").option("subscribe", "t").load(sys.argv[1])
-import framework
+from strandline import framework
 print("package", list(framework.__path__)[0])
 print("java", spark.sparkContext._jvm.System.getProperty("java.home"))
 print("rows", sorted(int(row.value) for row in frame.collect()))
@@ -88,17 +88,15 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
         names = archive.namelist()
         points = next(archive.read(n).decode() for n in names if n.endswith("entry_points.txt"))
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert tops == {
-        "changelog",
-        "statestore",
-        "framework",
-        "strandline.py",
-        "strandline-stubs",
-        "pyspark_strandline.py",
+    assert tops == {"strandline", "pyspark_strandline.py"}
+    rooms = {name.split("/")[1] for name in names if name.startswith("strandline/")}
+    assert rooms == {
+        *("__init__.py", "__main__.py", "py.typed"),
+        *("changelog", "statestore", "framework"),
     }
-    assert {"changelog/py.typed", "statestore/py.typed", "framework/py.typed"} <= set(names)
+    assert not [name for name in names if "__pycache__" in name]
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert "strandline = framework.cli:main" in points
+    assert "strandline = strandline.framework.cli:main" in points
 
 
 def programs_without_java(folder: Path) -> Path:

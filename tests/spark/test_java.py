@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from changelog.errors import MissingDependency
-from framework.spark.java import find_java, java_version, parse_version, shim_script
+from strandline.changelog.errors import MissingDependency
+from strandline.framework.spark.java import find_java, java_version, parse_version, shim_script
 
 MakeJava = Callable[[str, str], Path]
 
@@ -79,7 +79,7 @@ def test_the_shim_drops_the_module_that_is_not_there_and_nothing_else(tmp_path: 
 def test_with_none_at_all_the_error_says_how_to_get_one(
     make_java: MakeJava, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("framework.spark.java._bundled_java", lambda: None)
+    monkeypatch.setattr("strandline.framework.spark.java._bundled_java", lambda: None)
     old = make_java("a", 'version "11.0.2"')
     with pytest.raises(MissingDependency, match=r"found .*/a \(Java 11\).*strandline\[spark\]"):
         find_java({"JAVA_HOME": str(old), "PATH": ""})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import changelog
+from strandline import changelog
 from tests.kafka.apps import Totals, totals
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from changelog.errors import InvalidConfig
-from framework.spark.options import SourceOptions
+from strandline.changelog.errors import InvalidConfig
+from strandline.framework.spark.options import SourceOptions
 
 
 def parse(**options: str) -> SourceOptions:

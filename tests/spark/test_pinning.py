@@ -11,23 +11,23 @@ from typing import Any, Self
 import pyarrow as pa
 import pytest
 
-from changelog.clock import ManualClock
-from changelog.embedded.owner import Owner
-from changelog.errors import OffsetOutOfRange
-from changelog.records import TopicPartition
-from changelog.storage import LocalStorage
-from framework.spark import reading
-from framework.spark.options import SourceOptions
-from framework.spark.planning import OffsetRange
-from framework.spark.tables import plan_store, read_store
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import OffsetOutOfRange
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.storage import LocalStorage
+from strandline.framework.spark import reading
+from strandline.framework.spark.options import SourceOptions
+from strandline.framework.spark.planning import OffsetRange
+from strandline.framework.spark.tables import plan_store, read_store
 from tests.cleaning import Segments, clean
 from tests.spark.writing import Writer
 
 pytest.importorskip("pyspark")
 
-from framework.spark.source import BatchReader, StoreReader
-from framework.spark.streaming import StreamReader
-from framework.spark.versions import TELLS_START, read_limit, to_arrow, to_spark
+from strandline.framework.spark.source import BatchReader, StoreReader
+from strandline.framework.spark.streaming import StreamReader
+from strandline.framework.spark.versions import TELLS_START, read_limit, to_arrow, to_spark
 
 T = TopicPartition("t", 0)
 SMALL = {

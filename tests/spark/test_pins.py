@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from changelog.embedded.owner import Owner
-from changelog.records import TopicPartition
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.records import TopicPartition
 from tests.cleaning import clean
 from tests.spark.driver import rows_of
 from tests.spark.writing import Writer
@@ -22,11 +22,11 @@ from tests.spark.writing import Writer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from changelog.log import Log
+    from strandline.changelog.log import Log
 
 pytest.importorskip("pyspark")
 
-from framework.spark.versions import TELLS_START
+from strandline.framework.spark.versions import TELLS_START
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

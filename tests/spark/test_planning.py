@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from changelog.errors import CorruptLog, FutureFormat, InvalidConfig, UnknownPartition
-from changelog.history import Epoch
-from changelog.records import PartitionOffsets, TopicPartition
-from framework.spark.offsets import Position, Reached, from_json, to_json
-from framework.spark.planning import (
+from strandline.changelog.errors import CorruptLog, FutureFormat, InvalidConfig, UnknownPartition
+from strandline.changelog.history import Epoch
+from strandline.changelog.records import PartitionOffsets, TopicPartition
+from strandline.framework.spark.offsets import Position, Reached, from_json, to_json
+from strandline.framework.spark.planning import (
     OffsetRange,
     admit,
     advance,

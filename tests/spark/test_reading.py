@@ -9,15 +9,20 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from changelog.clock import ManualClock
-from changelog.embedded.owner import Owner
-from changelog.errors import InvalidConfig, InvalidRecord, InvalidRequest, OffsetOutOfRange
-from changelog.records import CommittedOffset, TopicPartition
-from changelog.storage import MemoryStorage
-from framework.spark.options import SourceOptions
-from framework.spark.planning import OffsetRange
-from framework.spark.reading import describe, ends_of, read_range
-from framework.spark.tables import (
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import (
+    InvalidConfig,
+    InvalidRecord,
+    InvalidRequest,
+    OffsetOutOfRange,
+)
+from strandline.changelog.records import CommittedOffset, TopicPartition
+from strandline.changelog.storage import MemoryStorage
+from strandline.framework.spark.options import SourceOptions
+from strandline.framework.spark.planning import OffsetRange
+from strandline.framework.spark.reading import describe, ends_of, read_range
+from strandline.framework.spark.tables import (
     BINARY,
     PARTITION,
     check_columns,
@@ -26,8 +31,8 @@ from framework.spark.tables import (
     read_store,
     store_schema,
 )
-from statestore.keys import key_codec
-from statestore.values import ValueCodec
+from strandline.statestore.keys import key_codec
+from strandline.statestore.values import ValueCodec
 from tests.cleaning import Segments, ignore
 from tests.spark.writing import Writer, write_store
 from tests.state.kit import Meanwhile
@@ -136,7 +141,7 @@ def test_a_store_is_the_last_value_of_each_key(log: Owner, store: SourceOptions)
 def test_superseded_rows_are_dropped_as_the_log_is_read(
     log: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("framework.spark.tables.COMPACT_ROWS", 10)
+    monkeypatch.setattr("strandline.framework.spark.tables.COMPACT_ROWS", 10)
     writer = Writer(log)
     model: dict[bytes, bytes | None] = {}
     for number in range(100):
@@ -159,7 +164,7 @@ def changes(kind: Segments, *keys: str) -> None:
 @pytest.fixture
 def cleaned(monkeypatch: pytest.MonkeyPatch) -> Segments:
     """A changelog that is read one commit at a time."""
-    monkeypatch.setattr("framework.spark.reading.FETCH_BYTES", 1)
+    monkeypatch.setattr("strandline.framework.spark.reading.FETCH_BYTES", 1)
     return Segments()
 
 

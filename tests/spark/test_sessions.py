@@ -33,7 +33,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> list[type[Any]]:
 def test_what_spark_found_by_itself_is_not_replaced(
     spark: SparkSession, registered: list[type[Any]]
 ) -> None:
-    from framework.spark import session
+    from strandline.framework.spark import session
 
     assert session() is spark
     assert registered == []
@@ -44,8 +44,8 @@ def test_what_spark_did_not_find_is_registered_once(
     registered: list[type[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from framework.spark import session
-    from framework.spark.source import StrandlineSource
+    from strandline.framework.spark import session
+    from strandline.framework.spark.source import StrandlineSource
 
     monkeypatch.setattr(StrandlineSource, "name", classmethod(lambda _cls: "found-by-nobody"))
     session()

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from changelog.records import TopicPartition
+from strandline.changelog.records import TopicPartition
 from tests.spark.writing import Writer, write_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from changelog.log import Log
+    from strandline.changelog.log import Log
 
 if TYPE_CHECKING:
     from pyspark.errors import StreamingQueryException

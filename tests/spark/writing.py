@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from changelog.broker import Broker
-from changelog.clock import SystemClock
-from changelog.records import Append, columns_schema
-from statestore.keys import key_codec
-from statestore.serdes import MessagePack
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.records import Append, columns_schema
+from strandline.statestore.keys import key_codec
+from strandline.statestore.serdes import MessagePack
 
 TRANSACTION_TIMEOUT_MS = 600_000
 """Longer than a JVM takes to start on a busy machine."""

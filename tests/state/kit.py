@@ -8,11 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from changelog.clock import ManualClock
-from changelog.embedded.owner import Owner
-from changelog.records import Append, Appended, ProducerIdentity, TopicPartition, columns_schema
-from changelog.storage import MemoryStorage
-from statestore import PartitionStore, Restored, StoreSpec, open_store
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.records import (
+    Append,
+    Appended,
+    ProducerIdentity,
+    TopicPartition,
+    columns_schema,
+)
+from strandline.changelog.storage import MemoryStorage
+from strandline.statestore import PartitionStore, Restored, StoreSpec, open_store
 
 Change = tuple[bytes, bytes | None]
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from changelog.clock import ManualClock
-from changelog.embedded.checking.findings import Finding, Report
-from changelog.embedded.checking.folder import check_log
-from changelog.embedded.owner import Owner
-from changelog.records import Append, TopicPartition
-from changelog.storage import LocalStorage
-from statestore import StoreSpec
-from statestore.checking import check_stores
-from statestore.engine import Position
-from statestore.engines.rocksdb import RocksEngine
-from statestore.ordered import encode_str
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.checking.findings import Finding, Report
+from strandline.changelog.embedded.checking.folder import check_log
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.records import Append, TopicPartition
+from strandline.changelog.storage import LocalStorage
+from strandline.statestore import StoreSpec
+from strandline.statestore.checking import check_stores
+from strandline.statestore.engine import Position
+from strandline.statestore.engines.rocksdb import RocksEngine
+from strandline.statestore.ordered import encode_str
 from tests.cleaning import clean, close_segment
 from tests.state.kit import Changelog, columns
 

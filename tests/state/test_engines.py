@@ -13,11 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from changelog.errors import CorruptLog, FutureFormat, InvalidRequest, LogLocked, StorageFailed
-from statestore.engine import POSITION_KEY, Engine, Position
-from statestore.engines import rocksdb
-from statestore.engines.memory import MemoryEngine
-from statestore.engines.rocksdb import RocksEngine
+from strandline.changelog.errors import (
+    CorruptLog,
+    FutureFormat,
+    InvalidRequest,
+    LogLocked,
+    StorageFailed,
+)
+from strandline.statestore.engine import POSITION_KEY, Engine, Position
+from strandline.statestore.engines import rocksdb
+from strandline.statestore.engines.memory import MemoryEngine
+from strandline.statestore.engines.rocksdb import RocksEngine
 
 KEY = st.binary(min_size=1, max_size=3).map(lambda key: b"\x02" + key)
 CHANGES = st.dictionaries(KEY, st.none() | st.binary(max_size=3), max_size=8)
@@ -220,8 +226,8 @@ def test_damage_met_while_reading_leads_to_a_rebuild_at_the_next_open(tmp_path: 
 
 WRITER = """
 import sys
-from statestore.engine import Position
-from statestore.engines.rocksdb import RocksEngine
+from strandline.statestore.engine import Position
+from strandline.statestore.engines.rocksdb import RocksEngine
 
 engine = RocksEngine(sys.argv[1], sst_from=50)
 for offset in range((engine.position() or Position("t1", 0, 0)).offset + 1, 1_000_000):

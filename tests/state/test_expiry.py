@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from changelog.clock import ManualClock
-from statestore import PartitionStore, StoreSpec, open_store
+from strandline.changelog.clock import ManualClock
+from strandline.statestore import PartitionStore, StoreSpec, open_store
 from tests.state.kit import Changelog
 
 

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from changelog.clock import SystemClock
-from changelog.embedded.repairing.plan import Plan, carry_out
-from changelog.errors import DiskFull, LogLocked
-from changelog.storage import LocalStorage
-from statestore.checking import CheckedStores
-from statestore.engine import Position
-from statestore.engines.folders import open_beside, open_when_free, remove_all
-from statestore.engines.inspection import inspected
-from statestore.engines.rocksdb import RocksEngine
-from statestore.repairing import add_stores
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.embedded.repairing.plan import Plan, carry_out
+from strandline.changelog.errors import DiskFull, LogLocked
+from strandline.changelog.storage import LocalStorage
+from strandline.statestore.checking import CheckedStores
+from strandline.statestore.engine import Position
+from strandline.statestore.engines.folders import open_beside, open_when_free, remove_all
+from strandline.statestore.engines.inspection import inspected
+from strandline.statestore.engines.rocksdb import RocksEngine
+from strandline.statestore.repairing import add_stores
 
 Eventually = Callable[..., None]
 
@@ -251,9 +251,9 @@ def test_threads_of_one_process_never_share_a_folder(tmp_path: Path) -> None:
 OPENING = """
 import json, logging, sys
 from pathlib import Path
-from changelog.clock import SystemClock
-from statestore.engine import Position
-from statestore.engines.folders import open_beside, open_when_free
+from strandline.changelog.clock import SystemClock
+from strandline.statestore.engine import Position
+from strandline.statestore.engines.folders import open_beside, open_when_free
 
 class Said(logging.Handler):
     def emit(self, record):
@@ -303,9 +303,9 @@ def test_processes_that_come_and_go_take_nothing_from_each_other(
 
 STOPPING = """
 import os, signal, sys
-from changelog.storage import LocalStorage
-from statestore.engine import Position
-from statestore.engines.folders import open_when_free
+from strandline.changelog.storage import LocalStorage
+from strandline.statestore.engine import Position
+from strandline.statestore.engines.folders import open_when_free
 
 folder, act, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
 real, left = getattr(LocalStorage, act), [number]

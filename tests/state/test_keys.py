@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
-from statestore.engine import POSITION_KEY
-from statestore.keys import decode_key, key_codec, prefix_end
+from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRecord
+from strandline.statestore.engine import POSITION_KEY
+from strandline.statestore.keys import decode_key, key_codec, prefix_end
 
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(),

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from statestore import StoreLimits, StoreSpec
+from strandline.statestore import StoreLimits, StoreSpec
 from tests.state.kit import Changelog
 
 KEYS = st.text("ab\x00é", max_size=3)

@@ -7,10 +7,10 @@ import random
 import pyarrow as pa
 import pytest
 
-from statestore import changelogged
-from statestore.changelogged import ChangelogBatch, Changelogged
-from statestore.engine import Position
-from statestore.engines.memory import MemoryEngine
+from strandline.statestore import changelogged
+from strandline.statestore.changelogged import ChangelogBatch, Changelogged
+from strandline.statestore.engine import Position
+from strandline.statestore.engines.memory import MemoryEngine
 
 THIN, LOOSE = 2_000, 8_000
 

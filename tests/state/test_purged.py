@@ -10,12 +10,19 @@ from typing import Any
 
 import pytest
 
-from changelog.client.consumer import Consumer
-from changelog.errors import StorageFailed
-from changelog.records import PartitionOffsets
-from statestore import PartitionStore, Plan, Position, StoreSpec, open_store, plan_restore
-from statestore import restore as restore_module
-from statestore.engine import FORMAT
+from strandline.changelog.client.consumer import Consumer
+from strandline.changelog.errors import StorageFailed
+from strandline.changelog.records import PartitionOffsets
+from strandline.statestore import (
+    PartitionStore,
+    Plan,
+    Position,
+    StoreSpec,
+    open_store,
+    plan_restore,
+)
+from strandline.statestore import restore as restore_module
+from strandline.statestore.engine import FORMAT
 from tests.cleaning import RETENTION_MS, CutShort, Segments, clean, ignore
 from tests.state.kit import Meanwhile
 

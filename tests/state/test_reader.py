@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from changelog.clock import ManualClock
-from statestore import PartitionStore, Position, StoreSpec, open_store
-from statestore.changelogged import Changelogged
-from statestore.engine import Entry
-from statestore.engines.memory import MemoryEngine
-from statestore.keys import key_codec
-from statestore.layers import Layers
-from statestore.reader import PAGE_ENTRIES, Bounds, CommittedReader
+from strandline.changelog.clock import ManualClock
+from strandline.statestore import PartitionStore, Position, StoreSpec, open_store
+from strandline.statestore.changelogged import Changelogged
+from strandline.statestore.engine import Entry
+from strandline.statestore.engines.memory import MemoryEngine
+from strandline.statestore.keys import key_codec
+from strandline.statestore.layers import Layers
+from strandline.statestore.reader import PAGE_ENTRIES, Bounds, CommittedReader
 
 KEYS = [f"key-{n:03}" for n in range(40)]
 NAMES = [key_codec(str).encode(key) for key in KEYS]

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from changelog.clock import ManualClock
-from changelog.embedded.owner import Owner
-from changelog.errors import (
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import (
     CorruptLog,
     DiskFull,
     LogLocked,
@@ -25,9 +25,9 @@ from changelog.errors import (
     RequestTimedOut,
     UnknownTopic,
 )
-from changelog.history import Epoch
-from changelog.records import Append, PartitionOffsets, ProducerIdentity, TopicPartition
-from statestore import (
+from strandline.changelog.history import Epoch
+from strandline.changelog.records import Append, PartitionOffsets, ProducerIdentity, TopicPartition
+from strandline.statestore import (
     PartitionStore,
     Plan,
     Position,
@@ -38,10 +38,10 @@ from statestore import (
     plan_restore,
     restore_all,
 )
-from statestore import restore as restore_module
-from statestore.engines.memory import MemoryEngine
-from statestore.last_record import LastRecord
-from statestore.latest import latest_per_key
+from strandline.statestore import restore as restore_module
+from strandline.statestore.engines.memory import MemoryEngine
+from strandline.statestore.last_record import LastRecord
+from strandline.statestore.latest import latest_per_key
 from tests.state.kit import Changelog, Meanwhile, columns
 
 SPEC: StoreSpec[str, int] = StoreSpec("s", key=str, value=int)
@@ -507,7 +507,7 @@ def test_several_partitions_are_restored_together(tmp_path: Path) -> None:
 
 
 def test_a_store_in_use_is_not_opened_twice(changelog: Changelog, tmp_path: Path) -> None:
-    from statestore.engines.rocksdb import RocksEngine
+    from strandline.statestore.engines.rocksdb import RocksEngine
 
     store = changelog.open(SPEC, tmp_path)
     with pytest.raises(LogLocked):

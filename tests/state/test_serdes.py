@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from changelog.errors import InvalidConfig, InvalidRecord
-from statestore.serdes import (
+from strandline.changelog.errors import InvalidConfig, InvalidRecord
+from strandline.statestore.serdes import (
     Bytes,
     Double,
     Long,

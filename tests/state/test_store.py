@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from changelog.clock import ManualClock
-from changelog.errors import InvalidConfig, InvalidRecord, InvalidTxnState
-from statestore import PartitionStore, StoreLimits, StoreSpec, decode_key, open_store
-from statestore.counters import StoreCounters
-from statestore.keys import key_codec
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.errors import InvalidConfig, InvalidRecord, InvalidTxnState
+from strandline.statestore import PartitionStore, StoreLimits, StoreSpec, decode_key, open_store
+from strandline.statestore.counters import StoreCounters
+from strandline.statestore.keys import key_codec
 
 
 @dataclasses.dataclass(frozen=True)

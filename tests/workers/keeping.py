@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import strandline as sl
-from changelog.records import PartitionOffsets
+from strandline.changelog.records import PartitionOffsets
 
 PARTITIONS = 2
 

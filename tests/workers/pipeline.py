@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import strandline as sl
-from changelog.location import is_kafka
-from framework.container.decoding import decode
-from framework.looking import committed_batches
+from strandline.changelog.location import is_kafka
+from strandline.framework.container.decoding import decode
+from strandline.framework.looking import committed_batches
 
 PARTITIONS = 4
 RECENT = 3

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from changelog.clock import ManualClock
-from changelog.errors import OwnerUnavailable, UnknownTopic
-from changelog.records import PartitionOffsets, TopicPartition
-from framework.supervisor import behind
-from framework.supervisor.behind import SILENT_SECONDS, Behind
-from framework.supervisor.report import Report
-from framework.supervisor.reporter import Reporter
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.errors import OwnerUnavailable, UnknownTopic
+from strandline.changelog.records import PartitionOffsets, TopicPartition
+from strandline.framework.supervisor import behind
+from strandline.framework.supervisor.behind import SILENT_SECONDS, Behind
+from strandline.framework.supervisor.report import Report
+from strandline.framework.supervisor.reporter import Reporter
 
 Eventually = Callable[..., None]
 SALES = TopicPartition("sales", 0)

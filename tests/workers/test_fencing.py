@@ -15,18 +15,18 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from changelog.broker import Broker
-from changelog.clock import ManualClock
-from changelog.embedded.groups.groups import Groups
-from changelog.embedded.owner import Owner
-from changelog.errors import MemberFenced
-from changelog.groups import Subscription
-from changelog.records import TopicPartition
-from changelog.storage import MemoryStorage
-from framework.container.folders import StoreFolders
-from framework.container.running import worker_on
-from framework.container.worker import Worker
-from framework.options import Guarantee
+from strandline.changelog.broker import Broker
+from strandline.changelog.clock import ManualClock
+from strandline.changelog.embedded.groups.groups import Groups
+from strandline.changelog.embedded.owner import Owner
+from strandline.changelog.errors import MemberFenced
+from strandline.changelog.groups import Subscription
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.storage import MemoryStorage
+from strandline.framework.container.folders import StoreFolders
+from strandline.framework.container.running import worker_on
+from strandline.framework.container.worker import Worker
+from strandline.framework.options import Guarantee
 from tests.workers.pipeline import Pipeline, judge, pipeline
 
 ALL = bool(os.environ.get("STRANDLINE_ALL_STEPS"))

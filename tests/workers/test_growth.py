@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from changelog.log import Log
+from strandline.changelog.log import Log
 from tests.systems import System
 from tests.workers.threads import InThread
 

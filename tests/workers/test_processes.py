@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import changelog
-from changelog.errors import StrandlineError
+from strandline import changelog
+from strandline.changelog.errors import StrandlineError
 from tests.systems import System
 from tests.workers.pipeline import Pipeline, judge, pipeline, some
 from tests.workers.processes import Process, ending, worker
@@ -137,7 +137,7 @@ def test_a_worker_frozen_past_its_session_changes_nothing_says_so_and_joins_agai
 def test_the_owner_is_killed_under_load_and_another_takes_over(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    owner = Process(["framework.cli", "serve", cluster.system.url, "--create"], tmp_path / "owner")
+    owner = Process(["strandline", "serve", cluster.system.url, "--create"], tmp_path / "owner")
     cluster.processes.append(owner)
     cluster._eventually(lambda: "serving" in owner.text() or "owns" in owner.text())
     cluster.start()

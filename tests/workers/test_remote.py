@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from changelog.errors import Unauthenticated
-from changelog.flight.serve import serve
+from strandline.changelog.errors import Unauthenticated
+from strandline.changelog.flight.serve import serve
 from tests.workers.pipeline import PARTITIONS, judge, pipeline, some
 from tests.workers.test_sharing import Running
 

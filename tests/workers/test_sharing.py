@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import strandline as sl
-from changelog.log import Log
-from framework.cli.reset import carry_out, plan_for
+from strandline.changelog.log import Log
+from strandline.framework.cli.reset import carry_out, plan_for
 from tests.systems import System
 from tests.workers.pipeline import PARTITIONS, Pipeline, judge, pipeline, some
 from tests.workers.threads import InThread

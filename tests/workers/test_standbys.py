@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from changelog.embedded.groups.group import Group
-from changelog.groups import Subscription
-from changelog.records import TopicPartition
+from strandline.changelog.embedded.groups.group import Group
+from strandline.changelog.groups import Subscription
+from strandline.changelog.records import TopicPartition
 from tests.systems import System
 from tests.workers.pipeline import PARTITIONS, judge, some
 from tests.workers.test_sharing import Running

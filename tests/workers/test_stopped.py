@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import changelog
 import strandline as sl
-from changelog.errors import CorruptLog
-from changelog.log import Log
-from changelog.records import TopicPartition
-from statestore.engines.inspection import inspected
+from strandline import changelog
+from strandline.changelog.errors import CorruptLog
+from strandline.changelog.log import Log
+from strandline.changelog.records import TopicPartition
+from strandline.statestore.engines.inspection import inspected
 from tests.workers.keeping import PARTITIONS, keeping
 from tests.workers.processes import Process, ending
 

@@ -22,22 +22,22 @@ import msgspec
 import pytest
 from rich.console import Console
 
-import changelog
-from changelog.clock import SystemClock
-from changelog.flight import endpoint as endpoints
-from changelog.flight.background import ask_to_leave
-from changelog.flight.serve import serve
-from changelog.log import Log
-from changelog.metrics import exposition
-from framework.supervisor.backoff import Backoff
-from framework.supervisor.logs import LogFiles
-from framework.supervisor.metrics import Workers
-from framework.supervisor.process import WorkerProcess
-from framework.supervisor.report import Report, Restoring
-from framework.supervisor.reporter import Reporter
-from framework.supervisor.slots import Rate, Row
-from framework.supervisor.supervisor import Outcome, Supervisor
-from framework.supervisor.view import LiveTable, Summaries
+from strandline import changelog
+from strandline.changelog.clock import SystemClock
+from strandline.changelog.flight import endpoint as endpoints
+from strandline.changelog.flight.background import ask_to_leave
+from strandline.changelog.flight.serve import serve
+from strandline.changelog.log import Log
+from strandline.changelog.metrics import exposition
+from strandline.framework.supervisor.backoff import Backoff
+from strandline.framework.supervisor.logs import LogFiles
+from strandline.framework.supervisor.metrics import Workers
+from strandline.framework.supervisor.process import WorkerProcess
+from strandline.framework.supervisor.report import Report, Restoring
+from strandline.framework.supervisor.reporter import Reporter
+from strandline.framework.supervisor.slots import Rate, Row
+from strandline.framework.supervisor.supervisor import Outcome, Supervisor
+from strandline.framework.supervisor.view import LiveTable, Summaries
 from tests.metrics.scraping import parsed
 from tests.systems import System
 from tests.workers.pipeline import PARTITIONS, Pipeline, judge, pipeline, some
@@ -62,7 +62,7 @@ class Supervised:
 
     def start(self, *options: str, target: str = PIPELINE) -> Process:
         """Start it, and wait until it has the log."""
-        arguments = ["framework.cli", "run", target, "--log", self.system.url, *options]
+        arguments = ["strandline", "run", target, "--log", self.system.url, *options]
         self.processes.append(Process(arguments, self.said))
         self._eventually(lambda: "Ctrl-C commits" in self.text(), timeout=60, what="a start")
         return self.processes[-1]
@@ -131,7 +131,7 @@ def is_alive(pid: int) -> bool:
 def check(system: System) -> str:
     """What `strandline check` says of the folder."""
     done = subprocess.run(
-        [sys.executable, "-m", "framework.cli", "check", system.url],
+        [sys.executable, "-m", "strandline", "check", system.url],
         capture_output=True,
         text=True,
         timeout=60,
@@ -276,7 +276,7 @@ def app_file(tmp_path: Path) -> Callable[[str], str]:
 
 def ran(folder: Path, target: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "framework.cli", "run", target, *options],
+        [sys.executable, "-m", "strandline", "run", target, *options],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -403,9 +403,9 @@ def test_what_it_knows_of_its_workers_is_told() -> None:
 
 FAILING = """
 import os, sys
-from changelog.errors import InvalidConfig
-from framework.supervisor.report import Report, encoded
-from framework.supervisor.reporter import Reporter
+from strandline.changelog.errors import InvalidConfig
+from strandline.framework.supervisor.report import Report, encoded
+from strandline.framework.supervisor.reporter import Reporter
 with Reporter(int(sys.argv[-1])) as reporter:
     if FIRST and not os.path.exists(FIRST):
         open(FIRST, 'x').close()
@@ -457,7 +457,7 @@ def test_one_that_goes_on_keeps_the_others_from_being_given_up() -> None:
 
 
 def test_one_that_does_not_leave_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("framework.supervisor.supervisor.LEAVE_SECONDS", 0.3)
+    monkeypatch.setattr("strandline.framework.supervisor.supervisor.LEAVE_SECONDS", 0.3)
     outcome, told = supervise(DEAF, workers=1, timeout=2.0)
     assert "was killed by SIGKILL" in outcome.failure
     assert any("has not left within 0.3 s; it is killed" in line for line in told)
@@ -498,7 +498,7 @@ def test_a_worker_whose_handler_does_not_come_back_is_no_orphan(
     eventually: Eventually, tmp_path: Path
 ) -> None:
     program = (
-        "import logging, sys, threading; from framework.supervisor import reporter",
+        "import logging, sys, threading; from strandline.framework.supervisor import reporter",
         f"logging.basicConfig(filename={str(tmp_path / 'its.log')!r})",
         "reporter.ORPHAN_SECONDS = 0.2",
         "with reporter.Reporter(int(sys.argv[-1])): threading.Event().wait()",
@@ -586,7 +586,7 @@ def test_a_log_that_does_not_answer_is_told_and_no_lag(capsys: pytest.CaptureFix
 def test_a_log_file_begins_anew_and_one_before_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("framework.supervisor.logs.FILE_BYTES", 1_000)
+    monkeypatch.setattr("strandline.framework.supervisor.logs.FILE_BYTES", 1_000)
     files = LogFiles(tmp_path / "logs", 1)
     for number in range(100):
         files.take(0, [f"line {number} of 100 %s"])

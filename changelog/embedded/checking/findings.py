@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from changelog.records import TopicPartition
+from strandline.changelog.records import TopicPartition
 
 AT_MOST = 100
 """Findings of one kind in one file; more are counted only."""

@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from changelog.clock import Clock, SystemClock
-from changelog.config import TopicConfig
-from changelog.embedded import document
-from changelog.embedded.checking.findings import Report, Severity
-from changelog.embedded.checking.groups import GroupFacts, check_groups, read_groups
-from changelog.embedded.checking.partition import Scene, check_partition
-from changelog.embedded.checking.pins import check_pins
-from changelog.embedded.checking.rebuilding import (
+from strandline.changelog.clock import Clock, SystemClock
+from strandline.changelog.config import TopicConfig
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.checking.findings import Report, Severity
+from strandline.changelog.embedded.checking.groups import GroupFacts, check_groups, read_groups
+from strandline.changelog.embedded.checking.partition import Scene, check_partition
+from strandline.changelog.embedded.checking.pins import check_pins
+from strandline.changelog.embedded.checking.rebuilding import (
     RebuiltCatalog,
     partition_numbers,
     rebuilt_catalog,
 )
-from changelog.embedded.checking.scanned import ScannedPartition
-from changelog.embedded.checking.transactions import (
+from strandline.changelog.embedded.checking.scanned import ScannedPartition
+from strandline.changelog.embedded.checking.transactions import (
     Place,
     Reach,
     TransactionFacts,
@@ -27,14 +27,14 @@ from changelog.embedded.checking.transactions import (
     check_transactions,
     read_transactions,
 )
-from changelog.embedded.folder import (
+from strandline.changelog.embedded.folder import (
     CLEAN_KIND,
     FOLDER_KIND,
     ClosedSizes,
     FolderMeta,
     log_config,
 )
-from changelog.embedded.names import (
+from strandline.changelog.embedded.names import (
     CATALOG,
     CLEAN,
     CONSUMER_OFFSETS,
@@ -46,11 +46,11 @@ from changelog.embedded.names import (
     topic_copy,
     topic_folder,
 )
-from changelog.embedded.topic import KIND as CATALOG_KIND
-from changelog.embedded.topic import TopicMeta
-from changelog.errors import CorruptLog, FutureFormat, InvalidConfig, cause
-from changelog.schema import decode_schemas
-from changelog.storage import Storage
+from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
+from strandline.changelog.embedded.topic import TopicMeta
+from strandline.changelog.errors import CorruptLog, FutureFormat, InvalidConfig, cause
+from strandline.changelog.schema import decode_schemas
+from strandline.changelog.storage import Storage
 
 OnProgress = Callable[[int, int], None]
 """Called with how many bytes of segments were read, and how many there are."""

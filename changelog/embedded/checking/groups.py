@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from changelog.embedded.checking.findings import Report, Severity
-from changelog.embedded.checking.scanned import ScannedPartition
-from changelog.embedded.checking.transactions import Partitions, Place, Reach
-from changelog.embedded.offsets import Change, GroupPartition, parsed
+from strandline.changelog.embedded.checking.findings import Report, Severity
+from strandline.changelog.embedded.checking.scanned import ScannedPartition
+from strandline.changelog.embedded.checking.transactions import Partitions, Place, Reach
+from strandline.changelog.embedded.offsets import Change, GroupPartition, parsed
 
 GroupFacts = dict[GroupPartition, Change]
 """The last commit of each group and partition, deletions too."""

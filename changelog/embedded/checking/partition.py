@@ -6,30 +6,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from changelog.clock import Clock
-from changelog.embedded.checking.findings import Report, Severity
-from changelog.embedded.checking.producers import Ages, ProducerRules
-from changelog.embedded.checking.rebuilding import rebuilt_manifest
-from changelog.embedded.checking.scanned import Gap, ScannedPartition, ScannedSegment
-from changelog.embedded.checking.side_files import (
+from strandline.changelog.clock import Clock
+from strandline.changelog.embedded.checking.findings import Report, Severity
+from strandline.changelog.embedded.checking.producers import Ages, ProducerRules
+from strandline.changelog.embedded.checking.rebuilding import rebuilt_manifest
+from strandline.changelog.embedded.checking.scanned import Gap, ScannedPartition, ScannedSegment
+from strandline.changelog.embedded.checking.side_files import (
     IndexCheck,
     Lost,
     SideFile,
     StateFiles,
     load_index,
 )
-from changelog.embedded.checking.walking import judge_of, schema_is_missing, walk
-from changelog.embedded.format import FrameHeader
-from changelog.embedded.manifest import STILL_OPEN, Manifest
-from changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
-from changelog.embedded.recovery import holds_records
-from changelog.embedded.scanning import NO_LIMIT, Whole
-from changelog.embedded.segment import Segment, SparseIndex
-from changelog.embedded.topic import TopicMeta
-from changelog.errors import CorruptLog, FutureFormat, cause
-from changelog.history import LOST, REBUILT, Epochs, epoch_of, is_cut_short
-from changelog.schema import ValueSchemas
-from changelog.storage import Storage
+from strandline.changelog.embedded.checking.walking import judge_of, schema_is_missing, walk
+from strandline.changelog.embedded.format import FrameHeader
+from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest
+from strandline.changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
+from strandline.changelog.embedded.recovery import holds_records
+from strandline.changelog.embedded.scanning import NO_LIMIT, Whole
+from strandline.changelog.embedded.segment import Segment, SparseIndex
+from strandline.changelog.embedded.topic import TopicMeta
+from strandline.changelog.errors import CorruptLog, FutureFormat, cause
+from strandline.changelog.history import LOST, REBUILT, Epochs, epoch_of, is_cut_short
+from strandline.changelog.schema import ValueSchemas
+from strandline.changelog.storage import Storage
 
 OnBytes = Callable[[int], None]
 """Called with how many more bytes were read."""

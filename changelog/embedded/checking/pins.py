@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from changelog.embedded.checking.findings import Report, Severity
-from changelog.embedded.names import pin_folder
-from changelog.embedded.pins import pins_in, whole_pin
-from changelog.errors import CorruptLog, FutureFormat, cause
-from changelog.storage import Storage
+from strandline.changelog.embedded.checking.findings import Report, Severity
+from strandline.changelog.embedded.names import pin_folder
+from strandline.changelog.embedded.pins import pins_in, whole_pin
+from strandline.changelog.errors import CorruptLog, FutureFormat, cause
+from strandline.changelog.storage import Storage
 
 WAY_OUT = "opening the log removes it; who reads by it is told"
 

@@ -11,16 +11,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from changelog.embedded.aborted import AbortedTransactions
-from changelog.embedded.checking.findings import Report, Severity
-from changelog.embedded.checking.scanned import Gap, LostEnd
-from changelog.embedded.format import Attributes, FrameHeader, Kind, unpack_marker
-from changelog.embedded.manifest import SegmentEntry
-from changelog.embedded.producer_state import ProducerEntry, ProducerStates, advance
-from changelog.embedded.recovery import replay
-from changelog.embedded.segment import LocatedFrame
-from changelog.embedded.upkeep import PRODUCER_ID_EXPIRATION_MS
-from changelog.records import ProducerIdentity, TopicPartition
+from strandline.changelog.embedded.aborted import AbortedTransactions
+from strandline.changelog.embedded.checking.findings import Report, Severity
+from strandline.changelog.embedded.checking.scanned import Gap, LostEnd
+from strandline.changelog.embedded.format import Attributes, FrameHeader, Kind, unpack_marker
+from strandline.changelog.embedded.manifest import SegmentEntry
+from strandline.changelog.embedded.producer_state import ProducerEntry, ProducerStates, advance
+from strandline.changelog.embedded.recovery import replay
+from strandline.changelog.embedded.segment import LocatedFrame
+from strandline.changelog.embedded.upkeep import PRODUCER_ID_EXPIRATION_MS
+from strandline.changelog.records import ProducerIdentity, TopicPartition
 
 
 class Ages:

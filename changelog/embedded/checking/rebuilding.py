@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from changelog.config import TopicConfig
-from changelog.embedded.format import FrameHeader
-from changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
-from changelog.embedded.names import (
+from strandline.changelog.config import TopicConfig
+from strandline.changelog.embedded.format import FrameHeader
+from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
+from strandline.changelog.embedded.names import (
     SYSTEM_TOPICS,
     TOPICS,
     SegmentName,
@@ -20,14 +20,14 @@ from changelog.embedded.names import (
     snapshot_offset,
     topic_folder,
 )
-from changelog.embedded.partition import RESERVATION
-from changelog.embedded.scanning import Whole, scan
-from changelog.embedded.segment import Segment
-from changelog.embedded.topic import TopicMeta
-from changelog.errors import CorruptLog, FutureFormat, StrandlineError
-from changelog.history import FIRST, REBUILT, Epoch, Epochs
-from changelog.schema import decode_schemas
-from changelog.storage import Storage
+from strandline.changelog.embedded.partition import RESERVATION
+from strandline.changelog.embedded.scanning import Whole, scan
+from strandline.changelog.embedded.segment import Segment
+from strandline.changelog.embedded.topic import TopicMeta
+from strandline.changelog.errors import CorruptLog, FutureFormat, StrandlineError
+from strandline.changelog.history import FIRST, REBUILT, Epoch, Epochs
+from strandline.changelog.schema import decode_schemas
+from strandline.changelog.storage import Storage
 
 MADE_UP_CONFIG = {"retention.ms": "-1"}
 """Of a topic whose settings are lost: nothing of it may be deleted before somebody sets them."""

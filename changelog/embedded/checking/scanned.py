@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from changelog.embedded.aborted import AbortedTransactions
-from changelog.embedded.batches import batch_of
-from changelog.embedded.format import FrameHeader
-from changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
-from changelog.embedded.names import partition_folder
-from changelog.embedded.producer_state import ProducerStates
-from changelog.embedded.scanning import CHUNK, NO_LIMIT, Broken
-from changelog.embedded.segment import LocatedFrame, Segment
-from changelog.embedded.topic import TopicMeta
-from changelog.records import Batch, PartitionOffsets, TopicPartition
-from changelog.schema import ValueSchemas
+from strandline.changelog.embedded.aborted import AbortedTransactions
+from strandline.changelog.embedded.batches import batch_of
+from strandline.changelog.embedded.format import FrameHeader
+from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
+from strandline.changelog.embedded.names import partition_folder
+from strandline.changelog.embedded.producer_state import ProducerStates
+from strandline.changelog.embedded.scanning import CHUNK, NO_LIMIT, Broken
+from strandline.changelog.embedded.segment import LocatedFrame, Segment
+from strandline.changelog.embedded.topic import TopicMeta
+from strandline.changelog.records import Batch, PartitionOffsets, TopicPartition
+from strandline.changelog.schema import ValueSchemas
 
 IsLive = Callable[[int, int], bool]
 """Whether opening the log completes the transaction of a producer id and epoch."""

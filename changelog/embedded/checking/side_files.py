@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from changelog.embedded import document
-from changelog.embedded.checking.producers import Ages, ProducerRules
-from changelog.embedded.format import FrameHeader
-from changelog.embedded.manifest import Manifest
-from changelog.embedded.names import SegmentName, producer_snapshot
-from changelog.embedded.producer_state import BatchMeta, EndedTransaction, ProducerEntry
-from changelog.embedded.segment import INDEX_KIND, SparseIndex
-from changelog.embedded.side_files import ABORTED_KIND, SNAPSHOT_KIND
-from changelog.errors import CorruptLog, cause
-from changelog.storage import Storage
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.checking.producers import Ages, ProducerRules
+from strandline.changelog.embedded.format import FrameHeader
+from strandline.changelog.embedded.manifest import Manifest
+from strandline.changelog.embedded.names import SegmentName, producer_snapshot
+from strandline.changelog.embedded.producer_state import BatchMeta, EndedTransaction, ProducerEntry
+from strandline.changelog.embedded.segment import INDEX_KIND, SparseIndex
+from strandline.changelog.embedded.side_files import ABORTED_KIND, SNAPSHOT_KIND
+from strandline.changelog.errors import CorruptLog, cause
+from strandline.changelog.storage import Storage
 
 Problem = str | None
 """What is wrong with a file; None if nothing is."""

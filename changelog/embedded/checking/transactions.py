@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from changelog.embedded.checking.findings import Report, Severity
-from changelog.embedded.checking.scanned import LostEnd, ScannedPartition
-from changelog.embedded.transaction_log import TransactionRecord, parsed
-from changelog.records import TopicPartition
+from strandline.changelog.embedded.checking.findings import Report, Severity
+from strandline.changelog.embedded.checking.scanned import LostEnd, ScannedPartition
+from strandline.changelog.embedded.transaction_log import TransactionRecord, parsed
+from strandline.changelog.records import TopicPartition
 
 Place = tuple[str, int]
 """A partition by its topic's id and its number."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from changelog.embedded import misplaced, offsets, transaction_log
-from changelog.embedded.batches import batch_of
-from changelog.embedded.checking.scanned import Gap, ScannedSegment
-from changelog.embedded.format import FrameHeader, Kind, unpack_marker
-from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from changelog.embedded.scanning import Broken, Whole, durable_end_behind, scan
-from changelog.embedded.segment import LocatedFrame, Segment
-from changelog.errors import REPAIR, CorruptLog, cause
-from changelog.records import Batch, ConsumerRecord, TopicPartition
-from changelog.schema import ValueSchemas
+from strandline.changelog.embedded import misplaced, offsets, transaction_log
+from strandline.changelog.embedded.batches import batch_of
+from strandline.changelog.embedded.checking.scanned import Gap, ScannedSegment
+from strandline.changelog.embedded.format import FrameHeader, Kind, unpack_marker
+from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from strandline.changelog.embedded.scanning import Broken, Whole, durable_end_behind, scan
+from strandline.changelog.embedded.segment import LocatedFrame, Segment
+from strandline.changelog.errors import REPAIR, CorruptLog, cause
+from strandline.changelog.records import Batch, ConsumerRecord, TopicPartition
+from strandline.changelog.schema import ValueSchemas
 
 Judge = Callable[[LocatedFrame], CorruptLog | None]
 """Says why the records of a frame cannot be read; None: they can."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from changelog.cleaning import dirty_ratio
-from changelog.embedded.partition import Partition
-from changelog.embedded.segment import Segment
+from strandline.changelog.cleaning import dirty_ratio
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)

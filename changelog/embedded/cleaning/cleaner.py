@@ -13,14 +13,14 @@ segments that no manifest lists are removed, here or at the next opening.
 
 from __future__ import annotations
 
-from changelog.embedded.cleaning.bounds import bounds_of
-from changelog.embedded.cleaning.look import frames_of, look, segments_below
-from changelog.embedded.cleaning.passes import Pace, Pass
-from changelog.embedded.cleaning.rewriting import Rewriter, remove_unlisted
-from changelog.embedded.cleaning.survivors import Survivors, Verdict
-from changelog.embedded.partition import Partition
-from changelog.embedded.segment import Segment
-from changelog.errors import UNDONE
+from strandline.changelog.embedded.cleaning.bounds import bounds_of
+from strandline.changelog.embedded.cleaning.look import frames_of, look, segments_below
+from strandline.changelog.embedded.cleaning.passes import Pace, Pass
+from strandline.changelog.embedded.cleaning.rewriting import Rewriter, remove_unlisted
+from strandline.changelog.embedded.cleaning.survivors import Survivors, Verdict
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.segment import Segment
+from strandline.changelog.errors import UNDONE
 
 
 def clean(

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from changelog.embedded.cleaning.bounds import Bounds
-from changelog.embedded.cleaning.marks import CleanNumbers, MarkedLatest
-from changelog.embedded.cleaning.offset_map import (
+from strandline.changelog.embedded.cleaning.bounds import Bounds
+from strandline.changelog.embedded.cleaning.marks import CleanNumbers, MarkedLatest
+from strandline.changelog.embedded.cleaning.offset_map import (
     PIECE,
     SPAN,
     OffsetMap,
@@ -27,14 +27,14 @@ from changelog.embedded.cleaning.offset_map import (
     last_ones,
     room,
 )
-from changelog.embedded.cleaning.passes import Pace, Pass
-from changelog.embedded.cleaning.runs import Runs
-from changelog.embedded.cleaning.survivors import LastRecords, content_of
-from changelog.embedded.format import HEADER_SIZE, FrameHeader, Kind
-from changelog.embedded.names import KEYS
-from changelog.embedded.partition import Partition
-from changelog.embedded.segment import LocatedFrame, Segment
-from changelog.errors import DiskFull
+from strandline.changelog.embedded.cleaning.passes import Pace, Pass
+from strandline.changelog.embedded.cleaning.runs import Runs
+from strandline.changelog.embedded.cleaning.survivors import LastRecords, content_of
+from strandline.changelog.embedded.format import HEADER_SIZE, FrameHeader, Kind
+from strandline.changelog.embedded.names import KEYS
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.segment import LocatedFrame, Segment
+from strandline.changelog.errors import DiskFull
 
 CHUNK = 1 << 20
 """Bytes read at a time."""

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from changelog.embedded.cleaning.offset_map import Choice, Offsets
-from changelog.embedded.format import FrameHeader
+from strandline.changelog.embedded.cleaning.offset_map import Choice, Offsets
+from strandline.changelog.embedded.format import FrameHeader
 
 FRAME_BITS = 128
 """That a frame of the clean section takes beside its records."""

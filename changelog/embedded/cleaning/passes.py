@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from changelog.embedded.cleaning.survivors import Tally
-from changelog.embedded.segment import Segment
+from strandline.changelog.embedded.cleaning.survivors import Tally
+from strandline.changelog.embedded.segment import Segment
 
 
 class Pace(Protocol):

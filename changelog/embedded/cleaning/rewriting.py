@@ -16,15 +16,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from changelog.embedded.cleaning.offset_map import Offsets
-from changelog.embedded.cleaning.survivors import Content, Verdict, as_plain, content_of
-from changelog.embedded.format import HEADER_SIZE, Attributes, FrameHeader, pack_header, placed
-from changelog.embedded.frame import encode, encode_nothing, refilled
-from changelog.embedded.manifest import NO_HORIZON
-from changelog.embedded.names import place_of
-from changelog.embedded.partition import Partition
-from changelog.embedded.segment import LocatedFrame, Segment
-from changelog.errors import StorageFailed
+from strandline.changelog.embedded.cleaning.offset_map import Offsets
+from strandline.changelog.embedded.cleaning.survivors import Content, Verdict, as_plain, content_of
+from strandline.changelog.embedded.format import (
+    HEADER_SIZE,
+    Attributes,
+    FrameHeader,
+    pack_header,
+    placed,
+)
+from strandline.changelog.embedded.frame import encode, encode_nothing, refilled
+from strandline.changelog.embedded.manifest import NO_HORIZON
+from strandline.changelog.embedded.names import place_of
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.segment import LocatedFrame, Segment
+from strandline.changelog.errors import StorageFailed
 
 MERGED_BYTES = 1 << 20
 """About how large a frame of gathered records gets."""

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from changelog.embedded.cleaning.offset_map import PIECE, Entries
-from changelog.embedded.cleaning.passes import Pace
-from changelog.errors import StorageFailed
-from changelog.storage import Storage
+from strandline.changelog.embedded.cleaning.offset_map import PIECE, Entries
+from strandline.changelog.embedded.cleaning.passes import Pace
+from strandline.changelog.errors import StorageFailed
+from strandline.changelog.storage import Storage
 
 RANGE = 1 << 17
 """Entries put together at once: they stay in the processor's cache."""

@@ -14,19 +14,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from changelog.cleaning import Cleaned, CleaningState, CleaningStatus, check_compacted
-from changelog.embedded.cleaning.bounds import Bounds, active_is_due, bounds_of
-from changelog.embedded.cleaning.cleaner import clean
-from changelog.embedded.cleaning.passes import Pass
-from changelog.embedded.cleaning.throttle import Throttle
-from changelog.embedded.environment import Environment
-from changelog.embedded.partition import Partition
-from changelog.embedded.segment import Segment
-from changelog.embedded.topic import Catalog, Topic
-from changelog.embedded.traffic import Courtesy
-from changelog.errors import InvalidTopic, OwnerUnavailable, StrandlineError, UnknownTopic
-from changelog.log_config import CleanerConfig
-from changelog.metrics import Metric, Reading
+from strandline.changelog.cleaning import Cleaned, CleaningState, CleaningStatus, check_compacted
+from strandline.changelog.embedded.cleaning.bounds import Bounds, active_is_due, bounds_of
+from strandline.changelog.embedded.cleaning.cleaner import clean
+from strandline.changelog.embedded.cleaning.passes import Pass
+from strandline.changelog.embedded.cleaning.throttle import Throttle
+from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.segment import Segment
+from strandline.changelog.embedded.topic import Catalog, Topic
+from strandline.changelog.embedded.traffic import Courtesy
+from strandline.changelog.errors import (
+    InvalidTopic,
+    OwnerUnavailable,
+    StrandlineError,
+    UnknownTopic,
+)
+from strandline.changelog.log_config import CleanerConfig
+from strandline.changelog.metrics import Metric, Reading
 
 _log = logging.getLogger("strandline")
 

@@ -17,15 +17,15 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from changelog.embedded.aborted import AbortedTransactions
-from changelog.embedded.batches import columns_of
-from changelog.embedded.cleaning.offset_map import Choice, Offsets
-from changelog.embedded.format import Attributes, FrameHeader, Kind
-from changelog.embedded.manifest import NO_HORIZON
-from changelog.embedded.partition import Partition
-from changelog.embedded.producer_state import ProducerEntry
-from changelog.embedded.segment import LocatedFrame
-from changelog.schema import ValueSchemas
+from strandline.changelog.embedded.aborted import AbortedTransactions
+from strandline.changelog.embedded.batches import columns_of
+from strandline.changelog.embedded.cleaning.offset_map import Choice, Offsets
+from strandline.changelog.embedded.format import Attributes, FrameHeader, Kind
+from strandline.changelog.embedded.manifest import NO_HORIZON
+from strandline.changelog.embedded.partition import Partition
+from strandline.changelog.embedded.producer_state import ProducerEntry
+from strandline.changelog.embedded.segment import LocatedFrame
+from strandline.changelog.schema import ValueSchemas
 
 
 class LastRecords(Protocol):

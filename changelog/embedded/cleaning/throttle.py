@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from changelog.clock import Clock
+from strandline.changelog.clock import Clock
 
 PIECE_S = 0.1
 """How long who waits does not look whether that is still wanted."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import cycle
 
-from changelog.records import TopicPartition
+from strandline.changelog.records import TopicPartition
 
 Wanted = Mapping[str, Collection[str]]
 """By member, the topics it wants. Sets, where there may be many: each is asked for every partition."""

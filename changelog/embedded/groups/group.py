@@ -19,11 +19,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import count
 
-from changelog.embedded.groups.assignors import ASSIGNORS, spread_copies
-from changelog.errors import InvalidConfig, MemberFenced
-from changelog.groups import Grant, GroupInfo, MemberInfo, Subscription
-from changelog.records import TopicPartition
-from changelog.together import Leads
+from strandline.changelog.embedded.groups.assignors import ASSIGNORS, spread_copies
+from strandline.changelog.errors import InvalidConfig, MemberFenced
+from strandline.changelog.groups import Grant, GroupInfo, MemberInfo, Subscription
+from strandline.changelog.records import TopicPartition
+from strandline.changelog.together import Leads
 
 Partitions = frozenset[TopicPartition]
 _NOTHING: Partitions = frozenset()

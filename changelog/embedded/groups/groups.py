@@ -10,11 +10,11 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
 
-from changelog.clock import Clock
-from changelog.config import check_client_name
-from changelog.embedded.groups.group import Group
-from changelog.errors import InvalidConfig
-from changelog.groups import (
+from strandline.changelog.clock import Clock
+from strandline.changelog.config import check_client_name
+from strandline.changelog.embedded.groups.group import Group
+from strandline.changelog.errors import InvalidConfig
+from strandline.changelog.groups import (
     MAX_MEMBERS,
     MAX_SERVER_CHARACTERS,
     MAX_SERVERS,
@@ -25,7 +25,7 @@ from changelog.groups import (
     GroupMember,
     Subscription,
 )
-from changelog.records import TopicPartition
+from strandline.changelog.records import TopicPartition
 
 _log = logging.getLogger("strandline")
 

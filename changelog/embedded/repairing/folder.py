@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from changelog.clock import Clock
-from changelog.embedded import document
-from changelog.embedded.checking.folder import Checked
-from changelog.embedded.checking.rebuilding import partition_numbers
-from changelog.embedded.checking.transactions import Place, Reach
-from changelog.embedded.folder import CONFIG_KIND, FOLDER_KIND, FolderMeta
-from changelog.embedded.frame import Payload, encode
-from changelog.embedded.names import (
+from strandline.changelog.clock import Clock
+from strandline.changelog.embedded import document
+from strandline.changelog.embedded.checking.folder import Checked
+from strandline.changelog.embedded.checking.rebuilding import partition_numbers
+from strandline.changelog.embedded.checking.transactions import Place, Reach
+from strandline.changelog.embedded.folder import CONFIG_KIND, FOLDER_KIND, FolderMeta
+from strandline.changelog.embedded.frame import Payload, encode
+from strandline.changelog.embedded.names import (
     CATALOG,
     CLEAN,
     FOLDER_META,
@@ -26,14 +26,14 @@ from changelog.embedded.names import (
     topic_copy,
     topic_folder,
 )
-from changelog.embedded.repairing.losses import losses_of
-from changelog.embedded.repairing.outcomes import outcomes_of, write_ends
-from changelog.embedded.repairing.plan import Plan, remove
-from changelog.embedded.repairing.surgery import Surgery
-from changelog.embedded.topic import COPY_KIND
-from changelog.embedded.topic import KIND as CATALOG_KIND
-from changelog.embedded.transaction_log import PRODUCER_IDS_KEY
-from changelog.storage import Storage
+from strandline.changelog.embedded.repairing.losses import losses_of
+from strandline.changelog.embedded.repairing.outcomes import outcomes_of, write_ends
+from strandline.changelog.embedded.repairing.plan import Plan, remove
+from strandline.changelog.embedded.repairing.surgery import Surgery
+from strandline.changelog.embedded.topic import COPY_KIND
+from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
+from strandline.changelog.embedded.transaction_log import PRODUCER_IDS_KEY
+from strandline.changelog.storage import Storage
 
 IDS_SKIPPED = 1_000_000
 """Producer ids that are stepped over where the record of those given out is lost."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from changelog.embedded.checking.folder import Checked
-from changelog.embedded.checking.scanned import Gap, ScannedPartition
-from changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from changelog.embedded.repairing.outcomes import Outcomes
+from strandline.changelog.embedded.checking.folder import Checked
+from strandline.changelog.embedded.checking.scanned import Gap, ScannedPartition
+from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from strandline.changelog.embedded.repairing.outcomes import Outcomes
 
 AT_MOST = 20
 """Names that are listed; of more there is only the number."""

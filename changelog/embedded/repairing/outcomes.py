@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from changelog.embedded.checking.folder import Checked
-from changelog.embedded.checking.scanned import Gap, LostEnd, ScannedPartition
-from changelog.embedded.format import unpack_marker
-from changelog.embedded.names import TRANSACTION_STATE
-from changelog.embedded.repairing.surgery import Marker, Surgery
-from changelog.embedded.transaction_log import Said, parsed
-from changelog.records import ProducerIdentity
+from strandline.changelog.embedded.checking.folder import Checked
+from strandline.changelog.embedded.checking.scanned import Gap, LostEnd, ScannedPartition
+from strandline.changelog.embedded.format import unpack_marker
+from strandline.changelog.embedded.names import TRANSACTION_STATE
+from strandline.changelog.embedded.repairing.surgery import Marker, Surgery
+from strandline.changelog.embedded.transaction_log import Said, parsed
+from strandline.changelog.records import ProducerIdentity
 
 Transaction = tuple[int, int]
 """Producer id and epoch."""

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from changelog.clock import Clock
-from changelog.embedded.names import REPAIRED
-from changelog.embedded.scanning import CHUNK
-from changelog.storage import Storage
+from strandline.changelog.clock import Clock
+from strandline.changelog.embedded.names import REPAIRED
+from strandline.changelog.embedded.scanning import CHUNK
+from strandline.changelog.storage import Storage
 
 Act = Callable[[Storage, str], None]
 """Given the storage, and the folder that keeps what is moved out of the way."""

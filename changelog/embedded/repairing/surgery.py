@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from changelog.clock import Clock
-from changelog.embedded.checking.scanned import Gap, ScannedPartition, ScannedSegment
-from changelog.embedded.frame import Payload, encode_marker, frame_parts
-from changelog.embedded.manifest import STILL_OPEN, SegmentEntry
-from changelog.embedded.names import MANIFEST, SegmentName, segment_of
-from changelog.embedded.partition import RESERVATION
-from changelog.embedded.repairing.plan import Plan, remove
-from changelog.embedded.scanning import CHUNK
-from changelog.embedded.segment import Segment
-from changelog.history import LOST, epoch_of, with_epoch
-from changelog.records import ProducerIdentity
-from changelog.storage import Storage
+from strandline.changelog.clock import Clock
+from strandline.changelog.embedded.checking.scanned import Gap, ScannedPartition, ScannedSegment
+from strandline.changelog.embedded.frame import Payload, encode_marker, frame_parts
+from strandline.changelog.embedded.manifest import STILL_OPEN, SegmentEntry
+from strandline.changelog.embedded.names import MANIFEST, SegmentName, segment_of
+from strandline.changelog.embedded.partition import RESERVATION
+from strandline.changelog.embedded.repairing.plan import Plan, remove
+from strandline.changelog.embedded.scanning import CHUNK
+from strandline.changelog.embedded.segment import Segment
+from strandline.changelog.history import LOST, epoch_of, with_epoch
+from strandline.changelog.records import ProducerIdentity
+from strandline.changelog.storage import Storage
 
 
 @dataclass(frozen=True)

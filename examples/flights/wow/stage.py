@@ -14,11 +14,11 @@ from typing import IO, Self
 
 import polars as pl
 
-import changelog
 from examples.flights.app import app, flights
 from examples.flights.data import read_flights
 from examples.flights.worker import ROOT
 from examples.flights.wow.witness import Witness
+from strandline import changelog
 
 A_SECOND = 3_000
 """Flights."""

@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from changelog.broker import Broker
-from changelog.errors import StrandlineError
-from changelog.records import TopicPartition
 from examples.flights.app import Delays, carrier_delays, flights
-from framework.container.decoding import decode
+from strandline.changelog.broker import Broker
+from strandline.changelog.errors import StrandlineError
+from strandline.changelog.records import TopicPartition
+from strandline.framework.container.decoding import decode
 
 
 class Witness:

@@ -14,10 +14,10 @@ import sys
 from dataclasses import replace
 from typing import Any, cast, get_args
 
-import changelog
-from changelog.broker import Broker
 from examples.flights.app import app
-from framework.options import Guarantee
+from strandline import changelog
+from strandline.changelog.broker import Broker
+from strandline.framework.options import Guarantee
 
 
 class Deadly:

@@ -1,0 +1,167 @@
+"""Strandline: stateful stream processing in Python, exactly once.
+
+    import strandline as sl
+
+    app = sl.App("hello")
+    words = app.topic("words", value=str)
+    counts = app.topic("counts", value=int)
+    seen = app.store("seen", key=str, value=int, default=0)
+
+    @app.task(words, stores=[seen])
+    def count(record: sl.Record[str, str]) -> None:
+        seen[record.value] += 1
+        counts.send(record.value, seen[record.value])
+
+This package only gathers names: `strandline.framework`, `strandline.statestore` and
+`strandline.changelog` hold the code. Each name is imported when it is first used, so that
+`import strandline` costs a program nothing that it does not use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from strandline.changelog.errors import (
+        CorruptLog,
+        Fenced,
+        InvalidConfig,
+        InvalidRecord,
+        InvalidRequest,
+        KeyInSeveralPartitions,
+        NotInTask,
+        Retriable,
+        StorageFailed,
+        StrandlineError,
+        TaskFailed,
+        TransactionAborted,
+    )
+    from strandline.framework import spark, testing
+    from strandline.framework.app import App
+    from strandline.framework.context import (
+        TaskContext,
+        cancel_timer,
+        current_task,
+        set_timer,
+    )
+    from strandline.framework.formats.avro import AvroSerde
+    from strandline.framework.formats.json import JsonSerde
+    from strandline.framework.formats.protobuf import ProtobufSerde
+    from strandline.framework.formats.registry import SchemaRegistry
+    from strandline.framework.logs import JsonFormatter
+    from strandline.framework.query import StoreView
+    from strandline.framework.querying.client import Connection, ReadOnlyStore, connect
+    from strandline.framework.record import Record
+    from strandline.framework.store import Store
+    from strandline.framework.topic import Topic
+    from strandline.statestore.aggregates import count, max, mean, min, sum  # noqa: A004
+    from strandline.statestore.serdes import Serde
+    from strandline.statestore.spec import StoreLimits
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "AvroSerde",
+    "Connection",
+    "CorruptLog",
+    "Fenced",
+    "InvalidConfig",
+    "InvalidRecord",
+    "InvalidRequest",
+    "JsonFormatter",
+    "JsonSerde",
+    "KeyInSeveralPartitions",
+    "NotInTask",
+    "ProtobufSerde",
+    "ReadOnlyStore",
+    "Record",
+    "Retriable",
+    "SchemaRegistry",
+    "Serde",
+    "StorageFailed",
+    "Store",
+    "StoreLimits",
+    "StoreView",
+    "StrandlineError",
+    "TaskContext",
+    "TaskFailed",
+    "Topic",
+    "TransactionAborted",
+    "cancel_timer",
+    "connect",
+    "count",
+    "current_task",
+    "max",
+    "mean",
+    "min",
+    "set_timer",
+    "spark",
+    "sum",
+    "testing",
+]
+
+_HOMES = {
+    "CorruptLog": "strandline.changelog.errors",
+    "Fenced": "strandline.changelog.errors",
+    "InvalidConfig": "strandline.changelog.errors",
+    "InvalidRecord": "strandline.changelog.errors",
+    "InvalidRequest": "strandline.changelog.errors",
+    "KeyInSeveralPartitions": "strandline.changelog.errors",
+    "NotInTask": "strandline.changelog.errors",
+    "Retriable": "strandline.changelog.errors",
+    "StorageFailed": "strandline.changelog.errors",
+    "StrandlineError": "strandline.changelog.errors",
+    "TaskFailed": "strandline.changelog.errors",
+    "TransactionAborted": "strandline.changelog.errors",
+    "App": "strandline.framework.app",
+    "TaskContext": "strandline.framework.context",
+    "cancel_timer": "strandline.framework.context",
+    "current_task": "strandline.framework.context",
+    "set_timer": "strandline.framework.context",
+    "AvroSerde": "strandline.framework.formats.avro",
+    "JsonSerde": "strandline.framework.formats.json",
+    "ProtobufSerde": "strandline.framework.formats.protobuf",
+    "SchemaRegistry": "strandline.framework.formats.registry",
+    "JsonFormatter": "strandline.framework.logs",
+    "StoreView": "strandline.framework.query",
+    "Connection": "strandline.framework.querying.client",
+    "ReadOnlyStore": "strandline.framework.querying.client",
+    "connect": "strandline.framework.querying.client",
+    "Record": "strandline.framework.record",
+    "Store": "strandline.framework.store",
+    "Topic": "strandline.framework.topic",
+    "count": "strandline.statestore.aggregates",
+    "max": "strandline.statestore.aggregates",
+    "mean": "strandline.statestore.aggregates",
+    "min": "strandline.statestore.aggregates",
+    "sum": "strandline.statestore.aggregates",
+    "Serde": "strandline.statestore.serdes",
+    "StoreLimits": "strandline.statestore.spec",
+}
+"""The module of each name."""
+
+_PACKAGES = {
+    "changelog": "strandline.changelog",
+    "framework": "strandline.framework",
+    "spark": "strandline.framework.spark",
+    "statestore": "strandline.statestore",
+    "testing": "strandline.framework.testing",
+}
+
+
+def __getattr__(name: str) -> typing.Any:
+    """Import what is used for the first time; from then on it is an ordinary attribute."""
+    if name in _PACKAGES:
+        found: typing.Any = importlib.import_module(_PACKAGES[name])
+    elif name in _HOMES:
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'strandline' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
