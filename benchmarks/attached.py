@@ -24,10 +24,10 @@ import pyarrow as pa
 from benchmarks.harness import Figure, Stopwatch, compare, folder
 from strandline import changelog
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.embedded.environment import Durability
+from strandline.changelog.embedded.context import Durability
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import Target
+from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.log import Log
 from strandline.changelog.records import TopicPartition, columns_schema
 
@@ -159,7 +159,9 @@ def _attach(path: Path) -> None:
     _Attached.log = changelog.open(path)
     endpoint = endpoints.read(path)
     assert endpoint is not None
-    _Attached.afar = Log(FlightBroker(Target(endpoint.location, endpoint.token, str(path))))
+    _Attached.afar = Log(
+        FlightBroker(ConnectionTarget(endpoint.location, endpoint.token, str(path)))
+    )
 
 
 def _do(work: Work, calls: int, afar: bool) -> float:

@@ -19,7 +19,7 @@ from benchmarks.harness import Figure, Stopwatch, compare, folder
 from benchmarks.kafka_broker import broker
 from strandline import changelog
 from strandline.changelog.log import Log
-from strandline.changelog.moving import Place, move
+from strandline.changelog.moving import MovedLog, move
 from strandline.changelog.records import Batch, TopicPartition, columns_schema
 
 PARTITIONS = 4
@@ -69,7 +69,7 @@ def _with_kafka(records: int, rounds: int) -> list[Figure]:
     return [there, back]
 
 
-Way = Callable[[Place, Place], None]
+Way = Callable[[MovedLog, MovedLog], None]
 
 
 def _between_folders(records: int, way: Way) -> float:
@@ -99,22 +99,22 @@ def _from_kafka(url: str, records: int, way: Way) -> float:
 
 
 @contextmanager
-def _opened(url: str) -> Iterator[Place]:
+def _opened(url: str) -> Iterator[MovedLog]:
     with changelog.open(url) as log:
-        yield Place(url, log.broker)
+        yield MovedLog(url, log.broker)
 
 
-def _timed(records: int, way: Way, here: Place, there: Place) -> float:
+def _timed(records: int, way: Way, here: MovedLog, there: MovedLog) -> float:
     watch = Stopwatch()
     way(here, there)
     return records / watch.seconds
 
 
-def _moved(here: Place, there: Place) -> None:
+def _moved(here: MovedLog, there: MovedLog) -> None:
     move(here, there)
 
 
-def _bare(here: Place, there: Place) -> None:
+def _bare(here: MovedLog, there: MovedLog) -> None:
     """Read and append, each batch after the other."""
     there.broker.create_topic(TOPIC, PARTITIONS, config=KEPT)
     with Log(there.broker).producer() as producer:
@@ -122,14 +122,14 @@ def _bare(here: Place, there: Place) -> None:
             producer.append_batch(TOPIC, batch.partition, batch.columns)
 
 
-def _read(here: Place, there: Place) -> None:
+def _read(here: MovedLog, there: MovedLog) -> None:
     """Read, and no more."""
     del there
     for _ in _batches(here):
         pass
 
 
-def _batches(here: Place) -> Iterator[Batch]:
+def _batches(here: MovedLog) -> Iterator[Batch]:
     at = {TopicPartition(TOPIC, n): 0 for n in range(PARTITIONS)}
     ends = here.broker.offsets(list(at))
     while at := {tp: offset for tp, offset in at.items() if offset < ends[tp].high_watermark}:
@@ -138,7 +138,7 @@ def _batches(here: Place) -> Iterator[Batch]:
             yield from fetched.batches
 
 
-def _fill(place: Place, records: int) -> None:
+def _fill(place: MovedLog, records: int) -> None:
     place.broker.create_topic(TOPIC, PARTITIONS, config=KEPT)
     with Log(place.broker).producer() as producer:
         for number in range(records // BATCH):

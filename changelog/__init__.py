@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from strandline.changelog.backups import BackupReport, RestoreReport
     from strandline.changelog.broker import Broker
     from strandline.changelog.clock import Clock
-    from strandline.changelog.embedded.environment import Durability
+    from strandline.changelog.embedded.context import Durability
     from strandline.changelog.flight.attach import Role
     from strandline.changelog.log import Log
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from strandline.changelog.cleaning import CleaningStatus
-from strandline.changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
 from strandline.changelog.pins import Pins
 from strandline.changelog.records import (
     Append,
@@ -242,7 +242,7 @@ class Broker(Protocol):
         holds: Collection[TopicPartition],
         *,
         timeout: float = 0.0,
-    ) -> Grant:
+    ) -> Assignment:
         """A member is alive and holds these partitions; answers which it may hold.
 
         `call` numbers the member's calls, `seen` is the number of the latest answer it has. It is

@@ -31,7 +31,7 @@ def dirty_ratio(clean_bytes: int, dirty_bytes: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaned:
+class CleanedPartition:
     """What one pass over a partition did."""
 
     started_ms: int
@@ -97,7 +97,7 @@ class CleaningStatus:
     """In a row."""
     reason: str = ""
     """Why the last pass failed."""
-    last: Cleaned | None = None
+    last: CleanedPartition | None = None
     active_bytes: int = 0
     """Of the active segment, which is not cleaned before it is closed; neither clean nor dirty."""
 

@@ -16,7 +16,7 @@ EXIT_SECONDS = 10.0
 """How long the end of the process waits for what is being closed."""
 
 
-class Closing:
+class CloseOnce:
     """Calls `close` once: when it is called itself, when `thing` has become garbage, or at exit.
 
     `close` must not refer to `thing`. Garbage is collected wherever something is allocated, whatever
@@ -26,7 +26,7 @@ class Closing:
 
     >>> class Lamp: ...
     >>> lamp = Lamp()
-    >>> close = Closing(lamp, lambda: print("out"))
+    >>> close = CloseOnce(lamp, lambda: print("out"))
     >>> close(); close()
     out
     """

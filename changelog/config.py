@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from strandline.changelog.errors import InvalidConfig, InvalidTopic
-from strandline.changelog.settings import INT_MAX, LONG_MAX, LONGEST_MS, Range, Settings
+from strandline.changelog.settings import INT_MAX, LONG_MAX, LONGEST_MS, SettingRange, Settings
 
 CleanupPolicy = Literal["delete", "compact", "compact,delete"]
 TimestampType = Literal["CreateTime", "LogAppendTime"]
@@ -42,35 +42,35 @@ class TopicConfig:
 
     cleanup_policy: CleanupPolicy = "delete"
     """Whether old segments are deleted, keys compacted to their last value, or both."""
-    retention_ms: Annotated[int, Range(UNLIMITED)] = 7 * _DAY_MS
+    retention_ms: Annotated[int, SettingRange(UNLIMITED)] = 7 * _DAY_MS
     """How old a segment's youngest record gets before the segment is deleted; -1: unlimited."""
-    retention_bytes: Annotated[int, Range(UNLIMITED)] = UNLIMITED
+    retention_bytes: Annotated[int, SettingRange(UNLIMITED)] = UNLIMITED
     """How large a partition grows before old segments are deleted; -1: unlimited."""
-    segment_bytes: Annotated[int, Range(4096, INT_MAX)] = 128 << 20
+    segment_bytes: Annotated[int, SettingRange(4096, INT_MAX)] = 128 << 20
     """Roll to a new segment before this size is exceeded. (Kafka: 1 GiB.)"""
-    segment_ms: Annotated[int, Range(1)] = 7 * _DAY_MS
+    segment_ms: Annotated[int, SettingRange(1)] = 7 * _DAY_MS
     """Roll once a segment spans this much message time."""
-    file_delete_delay_ms: Annotated[int, Range(0, LONGEST_MS, LONG_MAX)] = 60_000
+    file_delete_delay_ms: Annotated[int, SettingRange(0, LONGEST_MS, LONG_MAX)] = 60_000
     """How long the files of a deleted segment stay for those who still read them."""
-    min_cleanable_dirty_ratio: Annotated[float, Range(0.0, 1.0)] = 0.5
+    min_cleanable_dirty_ratio: Annotated[float, SettingRange(0.0, 1.0)] = 0.5
     """Compact when dirty bytes / all bytes is above this."""
-    min_compaction_lag_ms: Annotated[int, Range(0)] = 0
+    min_compaction_lag_ms: Annotated[int, SettingRange(0)] = 0
     """A record younger than this is not compacted away."""
-    max_compaction_lag_ms: Annotated[int, Range(1)] = LONG_MAX
+    max_compaction_lag_ms: Annotated[int, SettingRange(1)] = LONG_MAX
     """A record older than this is compacted whatever the dirty ratio."""
-    delete_retention_ms: Annotated[int, Range(0, LONGEST_MS, LONG_MAX)] = _DAY_MS
+    delete_retention_ms: Annotated[int, SettingRange(0, LONGEST_MS, LONG_MAX)] = _DAY_MS
     """How long tombstones and transaction markers stay after the first cleaning that met them."""
-    max_message_bytes: Annotated[int, Range(1, 1000 << 20)] = 100 << 20
+    max_message_bytes: Annotated[int, SettingRange(1, 1000 << 20)] = 100 << 20
     """The largest batch that may be appended. (Kafka: about 1 MiB.)"""
     message_timestamp_type: TimestampType = "CreateTime"
     """Whether a record's time is the producer's, or the moment of its append."""
-    message_timestamp_before_max_ms: Annotated[int, Range(0)] = LONG_MAX
+    message_timestamp_before_max_ms: Annotated[int, SettingRange(0)] = LONG_MAX
     """How far before the log's clock a record's CreateTime may lie."""
-    message_timestamp_after_max_ms: Annotated[int, Range(0)] = LONG_MAX
+    message_timestamp_after_max_ms: Annotated[int, SettingRange(0)] = LONG_MAX
     """How far after the log's clock a record's CreateTime may lie. (Kafka 4: one hour.)"""
     compression_type: Compression = "none"
     """How the bodies of batches are compressed. (Kafka's default leaves it to the producer.)"""
-    index_interval_bytes: Annotated[int, Range(0, INT_MAX)] = 4096
+    index_interval_bytes: Annotated[int, SettingRange(0, INT_MAX)] = 4096
     """About how many bytes lie between two entries of the offset index."""
 
     def __post_init__(self) -> None:

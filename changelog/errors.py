@@ -20,7 +20,7 @@
     │   └── ProducerFenced · MemberFenced
     ├── TaskFailed                a handler raised; mend it or its record, then run again
     ├── TransactionAborted        roll back to the last commit, then go on
-    │   ├── SharedOutAnew             nothing is wrong: its group was shared out anew meanwhile
+    │   ├── RebalanceInProgress             nothing is wrong: its group was shared out anew meanwhile
     │   └── OutOfOrderSequence        the log misses records sent before these
     ├── OutOfMemory               this process may take no more; commit less at a time, or raise the limit
     ├── StorageFailed             the disk said no; mend it, then reopen
@@ -167,7 +167,7 @@ class TransactionAborted(StrandlineError):
     """The transaction is gone; roll back to the last commit and go on from there."""
 
 
-class SharedOutAnew(TransactionAborted):
+class RebalanceInProgress(TransactionAborted):
     """The transaction's group was shared out anew, and its member had not heard of it yet."""
 
 

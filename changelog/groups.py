@@ -62,7 +62,7 @@ class GroupMember(NamedTuple):
     transactional id. One that takes the place of a dead member has its number too."""
 
 
-class Grant(NamedTuple):
+class Assignment(NamedTuple):
     """The partitions that a member may hold."""
 
     number: int

@@ -38,7 +38,7 @@ MOST_EPOCHS = 2_000
 an opening every minute, each of which appends to the partition, the list reaches back 33 hours."""
 
 
-class Epoch(NamedTuple):
+class HistoryEpoch(NamedTuple):
     """Offsets of a partition that were written by one incarnation of the log."""
 
     number: int
@@ -50,10 +50,10 @@ class Epoch(NamedTuple):
     identifiers."""
 
 
-Epochs = tuple[Epoch, ...]
+Epochs = tuple[HistoryEpoch, ...]
 """The epochs of a partition, ascending."""
 
-FIRST: Epochs = (Epoch(0, 0),)
+FIRST: Epochs = (HistoryEpoch(0, 0),)
 """The epochs of a partition that was never written to."""
 
 _START = attrgetter("start")
@@ -72,12 +72,12 @@ class LogPosition(Protocol):
     def incarnation(self) -> str: ...
 
 
-def epoch_before(epochs: Epochs, offset: int) -> Epoch:
+def epoch_before(epochs: Epochs, offset: int) -> HistoryEpoch:
     """Return the epoch of the record before `offset`: it names the position at that offset.
 
     A position before all listed epochs is named by the first one, whose history includes it.
 
-    >>> epochs = (Epoch(0, 0, "a"), Epoch(1, 40, "b"))
+    >>> epochs = (Epoch(0, 0, "a"), HistoryEpoch(1, 40, "b"))
     >>> epoch_before(epochs, 40).incarnation, epoch_before(epochs, 41).incarnation
     ('a', 'b')
     """
@@ -86,7 +86,7 @@ def epoch_before(epochs: Epochs, offset: int) -> Epoch:
     return epochs[max(0, bisect_left(epochs, offset, key=_START) - 1)]
 
 
-def epoch_of(epochs: Epochs, offset: int) -> Epoch:
+def epoch_of(epochs: Epochs, offset: int) -> HistoryEpoch:
     """Return the epoch of the record at `offset`; the first listed one for older records."""
     return epochs[max(0, bisect_right(epochs, offset, key=_START) - 1)]
 
@@ -94,7 +94,7 @@ def epoch_of(epochs: Epochs, offset: int) -> Epoch:
 def epochs_within(epochs: Epochs, offset: int, limit: int) -> Epochs:
     """Return the epochs that name the positions from `offset` to `limit`, both included.
 
-    >>> epochs = (Epoch(0, 0, "a"), Epoch(1, 40, "b"), Epoch(2, 60, "c"))
+    >>> epochs = (Epoch(0, 0, "a"), Epoch(1, 40, "b"), HistoryEpoch(2, 60, "c"))
     >>> [epoch.incarnation for epoch in epochs_within(epochs, 40, 60)]
     ['a', 'b']
     """
@@ -110,11 +110,11 @@ def with_epoch(epochs: Epochs, start: int, incarnation: str, oldest: int) -> Epo
     Epochs that turn out to be empty are left out, and so are those that ended before offset
     `oldest`, the first one that the partition still has.
 
-    >>> with_epoch((Epoch(0, 0, "a"), Epoch(1, 40, "b")), 40, "c", 0)[1:]
+    >>> with_epoch((Epoch(0, 0, "a"), HistoryEpoch(1, 40, "b")), 40, "c", 0)[1:]
     (Epoch(number=2, start=40, incarnation='c'),)
     """
     kept = [epoch for epoch in epochs if epoch.start < start]
-    new = Epoch(epochs[-1].number + 1, start, incarnation)
+    new = HistoryEpoch(epochs[-1].number + 1, start, incarnation)
     listed = [epoch for epoch, following in pairwise([*kept, new]) if following.start >= oldest]
     return (*listed[1 - MOST_EPOCHS :], new)
 
@@ -130,7 +130,7 @@ def continues(epochs: Epochs, offset: int, incarnation: str) -> bool:
     `epochs` are those that came with what was read from there (`Fetched.epochs`), so the answer
     is about the very records that were read. They are empty where a log does not list any.
 
-    >>> epochs = (Epoch(0, 0, "a"), Epoch(1, 40, "b"))
+    >>> epochs = (Epoch(0, 0, "a"), HistoryEpoch(1, 40, "b"))
     >>> continues(epochs, 40, "a"), continues(epochs, 41, "a")
     (True, False)
     """
@@ -149,7 +149,7 @@ def shared_end(epochs: Epochs, end: int, position: LogPosition) -> int:
     if position.incarnation:
         if epochs and epochs[-1].incarnation == position.incarnation:
             return end
-        for epoch, following in pairwise([*epochs, Epoch(-1, end)]):
+        for epoch, following in pairwise([*epochs, HistoryEpoch(-1, end)]):
             if _is_of(epoch, position):
                 return following.start
         return _start_of(epochs, position.leader_epoch, end)
@@ -165,7 +165,7 @@ def is_listed(epochs: Epochs, position: LogPosition) -> bool:
     return any(_is_of(epoch, position) for epoch in epochs)
 
 
-def _is_of(epoch: Epoch, position: LogPosition) -> bool:
+def _is_of(epoch: HistoryEpoch, position: LogPosition) -> bool:
     if epoch.incarnation == REBUILT:
         return epoch.number == position.leader_epoch
     return epoch.incarnation == position.incarnation

@@ -17,8 +17,8 @@ from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.settings import (
     LONG_MAX,
     LONGEST_MS,
-    Range,
     Setting,
+    SettingRange,
     Settings,
     check_names,
     checked_text,
@@ -35,13 +35,15 @@ class CleanerConfig:
 
     enable: bool = True
     """Whether the cleaner runs by itself; on request it always does."""
-    threads: Annotated[int, Range(1, _MOST_THREADS)] = 1
+    threads: Annotated[int, SettingRange(1, _MOST_THREADS)] = 1
     """How many partitions are cleaned at once."""
-    dedupe_buffer_size: Annotated[int, Range(_LEAST_BUFFER, _LARGEST_BUFFER, LONG_MAX)] = 128 << 20
+    dedupe_buffer_size: Annotated[int, SettingRange(_LEAST_BUFFER, _LARGEST_BUFFER, LONG_MAX)] = (
+        128 << 20
+    )
     """Bytes for the keys of a pass, of all threads together. (Kafka: at least 1 MiB a thread.)"""
-    io_max_bytes_per_second: Annotated[int, Range(1)] = LONG_MAX
+    io_max_bytes_per_second: Annotated[int, SettingRange(1)] = LONG_MAX
     """What all threads together read and write at most, on average. (Kafka's may have a fraction.)"""
-    backoff_ms: Annotated[int, Range(1, LONGEST_MS, LONG_MAX)] = 15_000
+    backoff_ms: Annotated[int, SettingRange(1, LONGEST_MS, LONG_MAX)] = 15_000
     """How long to wait when nothing is due, and after a first failure. (Kafka: also 0.)"""
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class HistogramValue:
     """What a histogram has seen."""
 
     bounds: tuple[float, ...]
@@ -75,30 +75,30 @@ class Quantiles:
     total: float
 
 
-class Reading(NamedTuple):
+class MetricReading(NamedTuple):
     """A number at one moment."""
 
     metric: Metric
     labels: tuple[str, ...]
     """A value for each label of the metric."""
-    value: float | Distribution | Quantiles
+    value: float | HistogramValue | Quantiles
 
 
 @runtime_checkable
-class Measured(Protocol):
+class MetricSource(Protocol):
     """What tells numbers of itself; may be asked from any thread."""
 
-    def metrics(self) -> list[Reading]:
+    def metrics(self) -> list[MetricReading]:
         """Its readings of this moment."""
         ...
 
 
-def measured(thing: object) -> list[Reading]:
-    """The readings of what is `Measured`; none of anything else."""
-    return thing.metrics() if isinstance(thing, Measured) else []
+def measured(thing: object) -> list[MetricReading]:
+    """The readings of what is `MetricSource`; none of anything else."""
+    return thing.metrics() if isinstance(thing, MetricSource) else []
 
 
-class Counter:
+class MonotonicCounter:
     """A number that only grows."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Histogram:
     >>> sizes = Histogram((1, 10))
     >>> sizes.observe(1); sizes.observe(3, times=2); sizes.observe(50)
     >>> sizes.read()
-    Distribution(bounds=(1, 10), counts=(1, 2, 1), total=57.0)
+    HistogramValue(bounds=(1, 10), counts=(1, 2, 1), total=57.0)
     """
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
@@ -144,10 +144,10 @@ class Histogram:
         yield
         self.observe(time.perf_counter() - begun)
 
-    def read(self) -> Distribution:
+    def read(self) -> HistogramValue:
         """What was seen so far."""
         with self._lock:
-            return Distribution(self._bounds, tuple(self._counts), self._total)
+            return HistogramValue(self._bounds, tuple(self._counts), self._total)
 
 
 class Latency(Histogram):
@@ -181,22 +181,22 @@ class Latency(Histogram):
 # The text format -----------------------------------------------------------------------
 
 
-def exposition(readings: Iterable[Reading]) -> str:
+def exposition(readings: Iterable[MetricReading]) -> str:
     """Readings as Prometheus reads them: all of a metric together, in the order they came in.
 
     >>> waiting = Metric("waiting", "gauge", "How many wait.", ("line",))
-    >>> print(exposition([Reading(waiting, ("left",), 2)]), end="")
+    >>> print(exposition([MetricReading(waiting, ("left",), 2)]), end="")
     # HELP waiting How many wait.
     # TYPE waiting gauge
     waiting{line="left"} 2
     """
-    by_metric: dict[Metric, list[Reading]] = {}
+    by_metric: dict[Metric, list[MetricReading]] = {}
     for reading in readings:
         by_metric.setdefault(reading.metric, []).append(reading)
     return "".join(line + "\n" for group in by_metric.items() for line in _lines(*group))
 
 
-def _lines(metric: Metric, readings: Sequence[Reading]) -> Iterator[str]:
+def _lines(metric: Metric, readings: Sequence[MetricReading]) -> Iterator[str]:
     yield f"# HELP {metric.name} {_escaped(metric.meaning)}"
     yield f"# TYPE {metric.name} {metric.kind}"
     for reading in readings:
@@ -206,10 +206,10 @@ def _lines(metric: Metric, readings: Sequence[Reading]) -> Iterator[str]:
 
 
 def _samples(
-    value: float | Distribution | Quantiles,
+    value: float | HistogramValue | Quantiles,
 ) -> Iterator[tuple[str, dict[str, str], float]]:
     """The lines that tell one value: what is added to the name, and to the labels, and the number."""
-    if isinstance(value, Distribution):
+    if isinstance(value, HistogramValue):
         bounds = (*value.bounds, math.inf)
         for bound, count in zip(bounds, accumulate(value.counts), strict=True):
             yield "_bucket", {"le": _number(bound)}, count

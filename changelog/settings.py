@@ -33,7 +33,7 @@ class Setting(NamedTuple):
     """Where the value comes from: set on the topic, set for the whole log, or built in."""
 
 
-class Range(NamedTuple):
+class SettingRange(NamedTuple):
     """The numbers that a setting may be given, both ends included."""
 
     low: float
@@ -119,7 +119,7 @@ def check_number(
     Traceback (most recent call last):
     changelog.errors.InvalidConfig: poll_ms must be a whole number from 1 to 3155760000000, got 9223372036854775808
     """
-    kind = _Number(name, int if whole else float, Range(low, high))
+    kind = _Number(name, int if whole else float, SettingRange(low, high))
     if not kind.allows(value):
         raise kind.refused(value, name)
 
@@ -139,7 +139,7 @@ class _Number:
 
     attribute: str
     type: type[int | float]
-    range: Range
+    range: SettingRange
 
     def parse(self, text: str, name: str) -> int | float:
         # Python's numbers allow underscores, infinities and other scripts' digits.

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 from strandline.changelog import location
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
-from strandline.changelog.closing import Closing
+from strandline.changelog.closing import CloseOnce
 from strandline.framework.aggregates import Counter, Grouped
 from strandline.framework.container import running
 from strandline.framework.container.worker import Worker
-from strandline.framework.declaring import Declarations
+from strandline.framework.declarations import Declarations
 from strandline.framework.formats.choice import AnySerde, Name
 from strandline.framework.formats.registry import SchemaRegistry, registry_of
-from strandline.framework.formats.wire import Form
+from strandline.framework.formats.wire import SerdeForm
 from strandline.framework.options import Guarantee, Options
 from strandline.framework.record import Record
 from strandline.framework.runnable import Runnable
@@ -127,7 +127,7 @@ class App(Runnable):
         value: type[V],
         timestamp: str | None = ...,
         partitions: int | None = ...,
-        serde: Serde[V] | Form | Name | None = ...,
+        serde: Serde[V] | SerdeForm | Name | None = ...,
         key_serde: AnySerde | None = ...,
         config: Mapping[str, str] | None = ...,
     ) -> Topic[Any, V]: ...
@@ -140,8 +140,8 @@ class App(Runnable):
         value: type[V],
         timestamp: str | None = ...,
         partitions: int | None = ...,
-        serde: Serde[V] | Form | Name | None = ...,
-        key_serde: Serde[K] | Form | Name | None = ...,
+        serde: Serde[V] | SerdeForm | Name | None = ...,
+        key_serde: Serde[K] | SerdeForm | Name | None = ...,
         config: Mapping[str, str] | None = ...,
     ) -> Topic[K, V]: ...
     @overload
@@ -152,7 +152,7 @@ class App(Runnable):
         value: type[V],
         timestamp: str | None = ...,
         partitions: int | None = ...,
-        serde: Serde[V] | Form | Name | None = ...,
+        serde: Serde[V] | SerdeForm | Name | None = ...,
         config: Mapping[str, str] | None = ...,
     ) -> Topic[str, V]: ...
     @overload
@@ -419,7 +419,7 @@ class App(Runnable):
         with self._opening:
             if self._opened is None:
                 self._opened = running.open_log(self)
-                self._closing = Closing(self, self._opened.close)
+                self._closing = CloseOnce(self, self._opened.close)
             return self._opened.broker
 
     def producer(self, transactional_id: str | None = None) -> Producer:

@@ -19,7 +19,7 @@ from strandline.changelog.decoding import msgpack_decoder
 from strandline.changelog.errors import UNREADABLE, InvalidRecord, StrandlineError
 from strandline.framework.schema import Row, RowType
 from strandline.statestore.packing import pack_ints
-from strandline.statestore.serdes import Serde, Typed, value_serde
+from strandline.statestore.serdes import Serde, TypedMessagePack, value_serde
 
 UNENCODABLE = (InvalidRecord, pa.ArrowException, OverflowError, ValueError, TypeError)
 """What building a column raises if one of its items cannot be stored.
@@ -87,7 +87,7 @@ class SerdeCodec:
             raise InvalidRecord(
                 f"{type(self._serde).__name__}.dumps must return bytes; got {encoded!r}"
             )
-        if isinstance(self._serde, Typed) and self.exact is None:
+        if isinstance(self._serde, TypedMessagePack) and self.exact is None:
             self._serde.loads(encoded)  # a value of another type would stop every reader
         return encoded if self.exact is None else value
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.hosts import bracketed
-from strandline.changelog.metrics import CONTENT_TYPE, Reading, exposition
+from strandline.changelog.metrics import CONTENT_TYPE, MetricReading, exposition
 from strandline.changelog.secret import masked
 from strandline.framework.peers import Admission, Deadline, receive, send_all
 
@@ -40,7 +40,7 @@ POLL_SECONDS = 0.1
 CLOSING_SECONDS = 2.0
 """How long `close` waits for its own thread."""
 
-Collect = Callable[[], list[Reading]]
+Collect = Callable[[], list[MetricReading]]
 
 
 class MetricsEndpoint:

@@ -27,7 +27,7 @@ Entry = tuple[bytes, int, V]
 
 
 @dataclass(frozen=True)
-class Parts(Generic[V]):
+class PartitionMerger(Generic[V]):
     """Puts together what the partitions of one store have."""
 
     store: str

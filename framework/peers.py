@@ -103,7 +103,7 @@ class Admission:
                 del self._there[address]
 
 
-class Budget:
+class SharedBudget:
     """A number of bytes, or of other things, that are shared. Thread-safe."""
 
     def __init__(self, total: int) -> None:

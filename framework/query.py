@@ -11,7 +11,7 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.records import TopicPartition
 from strandline.framework.container.folders import StoreFolders
-from strandline.framework.parts import Entry, Parts, partitions_asked
+from strandline.framework.parts import Entry, PartitionMerger, partitions_asked
 from strandline.framework.store import Store
 from strandline.framework.store_declarations import StoreDeclarations
 from strandline.statestore.keys import key_codec
@@ -40,7 +40,9 @@ class StoreView(Generic[K, V]):
         self._parts = parts
         self._broker = broker
         self._codec = key_codec(store.spec.key)
-        self._whole: Parts[Any] = Parts(store.name, self._codec.decode, store.merge)
+        self._whole: PartitionMerger[Any] = PartitionMerger(
+            store.name, self._codec.decode, store.merge
+        )
         self.refresh()
 
     def refresh(self) -> StoreView[K, V]:

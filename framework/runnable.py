@@ -57,7 +57,7 @@ class Runnable:
             TaskFailed: A task instance has stopped at a record; the others are done.
             InvalidConfig: A declaration or argument is wrong, or the address is in use.
         """
-        limits = running.Limits(until, count, timeout)
+        limits = running.RunLimits(until, count, timeout)
         if running.inside_event_loop():
             return running.in_thread(
                 lambda: running.run(self._this, limits, progress=progress, metrics=metrics)
@@ -73,7 +73,7 @@ class Runnable:
         metrics: str | None = None,
     ) -> int:
         """`run` for use inside of asyncio: the loop goes on. Cancelling it stops the app."""
-        limits = running.Limits(until, count, timeout)
+        limits = running.RunLimits(until, count, timeout)
         work = asyncio.ensure_future(
             asyncio.to_thread(running.run, self._this, limits, progress=False, metrics=metrics)
         )

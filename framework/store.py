@@ -10,9 +10,9 @@ from strandline.changelog.errors import NotInTask
 from strandline.framework.handlers import check_handler
 from strandline.framework.parts import Merge
 from strandline.statestore.edit import Edit
+from strandline.statestore.no_len import NoLen
 from strandline.statestore.spec import UNSET, StoreLimits, StoreSpec
 from strandline.statestore.store import PartitionStore
-from strandline.statestore.unsized import Unsized
 
 if TYPE_CHECKING:
     from strandline.framework.app import App
@@ -31,7 +31,7 @@ class StoreSettings(TypedDict, total=False):
     upgrade: Callable[[Any], Any] | None
 
 
-class Store(Unsized, Generic[K, V]):
+class Store(NoLen, Generic[K, V]):
     """State of one task, by key: made by `App.store`, used inside the task's handlers.
 
     Each partition of the task's input has its own; a handler sees that of its record's

@@ -23,13 +23,13 @@ from strandline.changelog.clock import Clock
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.records import TopicInfo, TopicPartition
 from strandline.statestore.declaration import (
-    Change,
     Declaration,
+    DeclarationChange,
     compare,
     declaration_of,
     undeclared,
 )
-from strandline.statestore.recorded import DeclarationLog, Recorded, partition_key
+from strandline.statestore.recorded import DeclarationLog, RecordedDeclarations, partition_key
 from strandline.statestore.rewriting import rewrite
 from strandline.statestore.spec import AnySpec
 from strandline.statestore.store import AnyStore
@@ -125,7 +125,7 @@ class StoreDeclarations:
 
     # Deciding -------------------------------------------------------------------------
 
-    def _changes(self, recorded: Recorded) -> dict[str, bytes | None]:
+    def _changes(self, recorded: RecordedDeclarations) -> dict[str, bytes | None]:
         changes: dict[str, bytes | None] = {}
         self._replaced = {}
         for topic in self._specs:
@@ -143,18 +143,18 @@ class StoreDeclarations:
                 changes[topic] = becomes.to_bytes()
         return changes
 
-    def _change(self, topic: str, recorded: Recorded) -> Change:
+    def _change(self, topic: str, recorded: RecordedDeclarations) -> DeclarationChange:
         """What this declaration means for what is stored. Raises InvalidConfig if it is refused."""
         spec, declared = self._specs[topic], self._declared[topic]
         stored = recorded.stores.get(topic)
         if stored is None:
             if self._is_empty(topic):
-                return Change("wider", declared)
+                return DeclarationChange("wider", declared)
             stored = self._adopted(topic)
         change = compare(stored, declared, can_upgrade=spec.upgrade is not None)
         if change.kind in ("refused", "rewrite") and self._is_empty(topic):
             becomes = _with_version(declared, stored.version + 1)
-            return Change("wider", becomes, change.reasons, replaces=True)
+            return DeclarationChange("wider", becomes, change.reasons, replaces=True)
         if change.kind == "refused":
             self._refuse(topic, change)
         return change
@@ -173,14 +173,16 @@ class StoreDeclarations:
             self._fitting.add(topic)
         return undeclared(self._declared[topic])
 
-    def _expiry(self, topic: str, recorded: Recorded, change: Change) -> Expiry:
+    def _expiry(
+        self, topic: str, recorded: RecordedDeclarations, change: DeclarationChange
+    ) -> Expiry:
         stored = recorded.stores.get(topic)
         return change.becomes.expiry if stored is None else stored.expiry
 
     def _is_empty(self, topic: str) -> bool:
         return is_empty(self._broker, topic, self._partitions[topic])
 
-    def _check_at_rest(self, topic: str, change: Change) -> None:
+    def _check_at_rest(self, topic: str, change: DeclarationChange) -> None:
         """Whoever has values rewritten must be the first worker: older ones could not read them."""
         if members := self._members():
             reasons = "; ".join(change.reasons) or "they get a time to live"
@@ -195,7 +197,7 @@ class StoreDeclarations:
         members = self._broker.describe_group(self._app).members
         return ", ".join(sorted(member.client or member.member_id for member in members))
 
-    def _refuse(self, topic: str, change: Change) -> NoReturn:
+    def _refuse(self, topic: str, change: DeclarationChange) -> NoReturn:
         spec = self._specs[topic]
         raise InvalidConfig(
             f"store {spec.name!r} is declared otherwise than it is stored in {topic}: "

@@ -30,9 +30,9 @@ from strandline.framework.container.decoding import decode
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.idle import Bound
 from strandline.framework.container.running import raise_failures, worker_on
-from strandline.framework.looking import committed_batches
+from strandline.framework.export import committed_batches
 from strandline.framework.options import Until
-from strandline.framework.parts import Parts
+from strandline.framework.parts import PartitionMerger
 from strandline.framework.record import Record
 from strandline.framework.store import Store
 from strandline.framework.topic import Topic
@@ -70,8 +70,8 @@ class TestDriver:
         self.app = app
         self.clock = ManualClock(now_ms)
         self._folder = None if folder is None else Path(folder)
-        self._storage: MemoryStorage | _Folder = (
-            MemoryStorage() if self._folder is None else _Folder(self._folder / "log")
+        self._storage: MemoryStorage | _CrashableFolder = (
+            MemoryStorage() if self._folder is None else _CrashableFolder(self._folder / "log")
         )
         self._open()
 
@@ -156,7 +156,7 @@ class TestDriver:
             for handle, part in zip(instance.spec.stores, instance.stores, strict=True)
             if handle is store
         ]
-        whole: Parts[Any] = Parts(store.name, codec.decode, store.merge)
+        whole: PartitionMerger[Any] = PartitionMerger(store.name, codec.decode, store.merge)
         return {codec.decode(key): store.shown(value) for key, value in whole.scan(streams)}
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class TestDriver:
         return next(iter(self.app.declared.tasks.values())).inputs[0]
 
 
-class _Folder(LocalStorage):
+class _CrashableFolder(LocalStorage):
     """A real folder whose locks can be lost as in a crash."""
 
     def __init__(self, root: Path) -> None:

@@ -16,7 +16,7 @@ from strandline.changelog.times import to_ms
 from strandline.framework import context
 from strandline.framework.codecs import Codec, RowCodec, TypedCodec
 from strandline.framework.formats.choice import AnySerde, holds_columns, key_codec, value_codec
-from strandline.framework.formats.wire import Place
+from strandline.framework.formats.wire import SerdeUse
 from strandline.framework.schema import RowType
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Topic(Generic[K, V]):
         self.name = name
         self.partitions = partitions
         self.config = dict(config or {})
-        place = Place(name, "value", app.registry)
+        place = SerdeUse(name, "value", app.registry)
         self.values: Codec = value_codec(value, serde, place, columns=holds_columns(app.log))
         self.key_column: str | None = key if isinstance(key, str) else None
         self.timestamp_column = timestamp
@@ -58,7 +58,7 @@ class Topic(Generic[K, V]):
         self.serde = serde
         self.key_serde = key_serde
         key_kind = self._column_kind("key", key) if isinstance(key, str) else key
-        self.keys: Codec = key_codec(key_kind, key_serde, Place(name, "key", app.registry))
+        self.keys: Codec = key_codec(key_kind, key_serde, SerdeUse(name, "key", app.registry))
         self._key_at = self._column_at("key", self.key_column)
         self._timestamp_at = self._column_at("timestamp", timestamp)
         takes_columns = self._key_at is not None or self._timestamp_at is not None
@@ -139,7 +139,7 @@ class Topic(Generic[K, V]):
                 f"{self.name}.append was called inside a handler, where it would not be part of"
                 f" the transaction; use {self.name}.send(key, value)"
             )
-        from strandline.framework.appending import append_to
+        from strandline.framework.bulk_append import append_to
 
         return append_to(self, data, timestamp)
 
@@ -150,7 +150,7 @@ class Topic(Generic[K, V]):
         value is null, and a column `tombstone` (bool) behind the key tells them apart. A column
         of the value that is called like one of these is `value_<name>`.
         """
-        from strandline.framework.looking import topic_to_polars
+        from strandline.framework.export import topic_to_polars
 
         return topic_to_polars(self, tombstones=tombstones)
 

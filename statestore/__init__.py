@@ -13,16 +13,22 @@ from strandline.statestore.aggregates import (
     counter_spec,
 )
 from strandline.statestore.changelogged import ChangelogBatch
-from strandline.statestore.engine import Engine, Position
+from strandline.statestore.engine import Engine, StorePosition
 from strandline.statestore.keys import KeyCodec, decode_key, key_codec
-from strandline.statestore.restore import Plan, Progress, Restored, plan_restore, restore_all
+from strandline.statestore.restore import (
+    ReplayProgress,
+    Restored,
+    RestorePlan,
+    plan_restore,
+    restore_all,
+)
 from strandline.statestore.serdes import (
     Bytes,
     Double,
     Long,
     MessagePack,
     Serde,
-    Typed,
+    TypedMessagePack,
     Utf8,
     topic_key_serde,
     value_serde,
@@ -42,9 +48,9 @@ __all__ = [
     "CounterStore",
     "counter_spec",
     "Engine",
-    "Position",
-    "Plan",
-    "Progress",
+    "StorePosition",
+    "RestorePlan",
+    "ReplayProgress",
     "Restored",
     "plan_restore",
     "restore_all",
@@ -53,7 +59,7 @@ __all__ = [
     "decode_key",
     "Serde",
     "MessagePack",
-    "Typed",
+    "TypedMessagePack",
     "Bytes",
     "Utf8",
     "Long",

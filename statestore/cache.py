@@ -17,7 +17,7 @@ ENTRY_BYTES = 150
 """About what Python spends on an entry beside its encoded key and value."""
 
 
-class Cache:
+class KeyCache:
     """Key objects to values, each as its store holds it; deletions are remembered too."""
 
     __slots__ = ("_counted", "_half", "_old", "_old_mean", "_young_bytes", "young")

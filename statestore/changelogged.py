@@ -20,12 +20,12 @@ from functools import reduce
 import numpy as np
 import pyarrow as pa
 
-from strandline.changelog.history import UNKNOWN_EPOCH, Epoch
+from strandline.changelog.history import UNKNOWN_EPOCH, HistoryEpoch
 from strandline.changelog.records import columns_schema
 from strandline.statestore.cache import ENTRY_BYTES
 from strandline.statestore.counters import StoreCounters
-from strandline.statestore.engine import Column, Engine, Entry, Position
-from strandline.statestore.gate import Gate
+from strandline.statestore.engine import Column, Engine, Entry, StorePosition
+from strandline.statestore.gate import UseGate
 from strandline.statestore.layers import MISSING, Change, Layer, Layers, look_up, overlaid
 
 THIN_BYTES = 2 << 20
@@ -76,18 +76,18 @@ class Changelogged:
     def __init__(self, engine: Engine, counters: StoreCounters | None = None) -> None:
         self.engine = engine
         self.counters = counters or StoreCounters()
-        self.gate = Gate()
+        self.gate = UseGate()
         self._layers = Layers()
         self._loose: list[ChangelogBatch] = []
         self._loose_bytes = 0
         self._thin_at = THIN_BYTES
-        self._position: Position | None = engine.position()
-        self._moving: tuple[Layer, Position] | None = None
+        self._position: StorePosition | None = engine.position()
+        self._moving: tuple[Layer, StorePosition] | None = None
         self._applying = threading.Lock()
         self._checkpointing = threading.Lock()
 
     @property
-    def position(self) -> Position | None:
+    def position(self) -> StorePosition | None:
         """Up to where of the changelog this state reaches, what waits counted."""
         return self._position
 
@@ -143,7 +143,7 @@ class Changelogged:
         )
         return ((key, value) for key, value in merged if value is not None)
 
-    def apply(self, batch: ChangelogBatch, position: Position) -> None:
+    def apply(self, batch: ChangelogBatch, position: StorePosition) -> None:
         """Take in what has been committed durably, up to `position`."""
         with self._applying:
             self.counters.changes += len(batch)
@@ -159,7 +159,7 @@ class Changelogged:
             with self._applying:
                 self._fold()
 
-    def advance(self, position: Position) -> None:
+    def advance(self, position: StorePosition) -> None:
         """The changelog is held up to `position` without any change of this state."""
         with self._applying:
             self._position = position
@@ -181,7 +181,7 @@ class Changelogged:
             self._layers.drop()
             return len(layer.data)
 
-    def refill(self, chunks: Iterable[tuple[SortedChanges, Position]]) -> None:
+    def refill(self, chunks: Iterable[tuple[SortedChanges, StorePosition]]) -> None:
         """Write sorted chunks of the changelog straight to the engine, at a restore."""
         while self.checkpoint():
             pass  # what waits is older than the chunks, and must not lie above them
@@ -235,7 +235,7 @@ class Changelogged:
             self._set_loose([])
             self._layers.clear()
 
-    def _hold(self) -> tuple[Layer, Position] | None:
+    def _hold(self) -> tuple[Layer, StorePosition] | None:
         with self._applying:
             self._fold()
             layer = self._layers.hold()
@@ -253,11 +253,13 @@ def _latest(batches: Sequence[ChangelogBatch]) -> ChangelogBatch:
     return ChangelogBatch(keys.dictionary, values.take(pa.array(last)))
 
 
-def later(position: Position, offset: int, leader_epoch: int | None, incarnation: str) -> Position:
+def later(
+    position: StorePosition, offset: int, leader_epoch: int | None, incarnation: str
+) -> StorePosition:
     """Return `position` moved to `offset`, behind what was written in a leader epoch.
 
     Kafka does not say in which: that is then looked up where the position is used again.
     """
     if leader_epoch is None:
         return replace(position, offset=offset, leader_epoch=UNKNOWN_EPOCH)
-    return position.at(offset, Epoch(leader_epoch, 0, incarnation))
+    return position.at(offset, HistoryEpoch(leader_epoch, 0, incarnation))

@@ -17,17 +17,17 @@ from pathlib import Path
 import pyarrow as pa
 
 from strandline.changelog.embedded.checking.findings import Severity
-from strandline.changelog.embedded.checking.folder import Checked
+from strandline.changelog.embedded.checking.folder import CheckedLog
 from strandline.changelog.embedded.checking.scanned import ScannedPartition
-from strandline.changelog.embedded.checking.transactions import Place, Reach
+from strandline.changelog.embedded.checking.transactions import PartitionReach, Place
 from strandline.changelog.embedded.names import STATE
 from strandline.changelog.errors import CorruptLog, FutureFormat
 from strandline.changelog.records import Batch
 from strandline.statestore.checking_declared import check_declared, shown_key
-from strandline.statestore.engine import Entry, Position
+from strandline.statestore.engine import Entry, StorePosition
 from strandline.statestore.engines.inspection import inspected, is_unfinished
 from strandline.statestore.engines.rocksdb import DATABASE
-from strandline.statestore.fold import FOLD_BYTES, Fold
+from strandline.statestore.fold import FOLD_BYTES, LatestValues
 from strandline.statestore.restore import plan_restore
 from strandline.statestore.spec import changelog_topic
 
@@ -38,11 +38,11 @@ class CheckedStores:
 
     bad: dict[str, str] = field(default_factory=dict)
     """Folders that must be made anew, within the log folder, and why."""
-    reaches: dict[Place, Reach] = field(default_factory=dict)
+    reaches: dict[Place, PartitionReach] = field(default_factory=dict)
     """How far changelog partitions must go, since a store has been there."""
 
 
-def check_stores(root: Path, checked: Checked, *, fold_bytes: int = FOLD_BYTES) -> CheckedStores:
+def check_stores(root: Path, checked: CheckedLog, *, fold_bytes: int = FOLD_BYTES) -> CheckedStores:
     """Check every store below the log folder `root`; findings go into the report of `checked`."""
     stores = CheckedStores()
     for folder in sorted((root / STATE).glob("*/*/*")):
@@ -57,7 +57,12 @@ class _StoreCheck:
     """The check of one partition of a store."""
 
     def __init__(
-        self, folder: Path, relative: Path, checked: Checked, stores: CheckedStores, fold_bytes: int
+        self,
+        folder: Path,
+        relative: Path,
+        checked: CheckedLog,
+        stores: CheckedStores,
+        fold_bytes: int,
     ) -> None:
         self._folder = folder
         self._name = str(relative)
@@ -94,7 +99,7 @@ class _StoreCheck:
         if next(entries, None) is not None:
             self._bad("holds entries, and no position in its changelog")
 
-    def _check(self, position: Position, entries: Iterator[Entry]) -> None:
+    def _check(self, position: StorePosition, entries: Iterator[Entry]) -> None:
         changelog = self._changelog
         if changelog is None or changelog.meta.topic_id != position.topic_id:
             self._note(
@@ -108,9 +113,9 @@ class _StoreCheck:
             return
         self._compare(changelog, position, entries)
 
-    def _note_reach(self, changelog: ScannedPartition, position: Position) -> None:
+    def _note_reach(self, changelog: ScannedPartition, position: StorePosition) -> None:
         place = (position.topic_id, changelog.number)
-        reach = Reach(position.offset, f"the store in {self._name}")
+        reach = PartitionReach(position.offset, f"the store in {self._name}")
         self._stores.reaches[place] = max(reach, self._stores.reaches.get(place, reach))
         if position.offset > changelog.next_offset:
             self._checked.report.add(
@@ -123,16 +128,16 @@ class _StoreCheck:
             )
 
     def _compare(
-        self, changelog: ScannedPartition, position: Position, entries: Iterator[Entry]
+        self, changelog: ScannedPartition, position: StorePosition, entries: Iterator[Entry]
     ) -> None:
         with ExitStack() as closing:
-            fold = Fold(self._fold_bytes, closing)
+            fold = LatestValues(self._fold_bytes, closing)
             fold.add(self._clipped(changelog, 0, position.offset), position)
             plan = plan_restore(position, changelog.offsets(), fold.last_before(position.offset))
             if plan.action == "rebuild":
                 self._note(f"is made anew when its app starts: {plan.reason}")
                 return
-            later = Fold(self._fold_bytes, closing)
+            later = LatestValues(self._fold_bytes, closing)
             superseding_end = changelog.manifest.superseding_end
             cleaned = self._clipped(changelog, position.offset, superseding_end)
             later.add(map(_keys_only, cleaned), position)

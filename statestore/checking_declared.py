@@ -10,16 +10,16 @@ from contextlib import ExitStack
 from itertools import count
 
 from strandline.changelog.embedded.checking.findings import Severity
-from strandline.changelog.embedded.checking.folder import Checked
+from strandline.changelog.embedded.checking.folder import CheckedLog
 from strandline.changelog.embedded.checking.scanned import ScannedPartition
 from strandline.changelog.errors import FutureFormat, StrandlineError
 from strandline.changelog.records import TopicPartition
 from strandline.statestore.declaration import Declaration
-from strandline.statestore.engine import Position
-from strandline.statestore.fold import FOLD_BYTES, Fold
+from strandline.statestore.engine import StorePosition
+from strandline.statestore.fold import FOLD_BYTES, LatestValues
 from strandline.statestore.key_types import key_from_wire
 from strandline.statestore.keys import decode_key, key_codec
-from strandline.statestore.recorded import SUFFIX, Recorded
+from strandline.statestore.recorded import SUFFIX, RecordedDeclarations
 from strandline.statestore.serdes import MessagePack
 from strandline.statestore.value_types import misfit
 from strandline.statestore.values import split
@@ -31,7 +31,7 @@ WAY_OUT = (
 )
 
 
-def check_declared(checked: Checked, fold_bytes: int = FOLD_BYTES) -> None:
+def check_declared(checked: CheckedLog, fold_bytes: int = FOLD_BYTES) -> None:
     """Check the changelogs of all stores whose declaration is recorded."""
     topics = {scanned.meta.name for scanned in checked.partitions.values()}
     for topic in sorted(name for name in topics if name.endswith(SUFFIX)):
@@ -45,13 +45,13 @@ def check_declared(checked: Checked, fold_bytes: int = FOLD_BYTES) -> None:
                     _Check(checked, scanned, recorded).run(fold_bytes)
 
 
-def _recorded(checked: Checked, topic: str, fold_bytes: int) -> Recorded:
+def _recorded(checked: CheckedLog, topic: str, fold_bytes: int) -> RecordedDeclarations:
     scanned = checked.named(topic)
     if scanned is None or scanned.gaps:
-        return Recorded()
+        return RecordedDeclarations()
     try:
         with ExitStack() as closing:
-            return Recorded.of(_folded(scanned, fold_bytes, closing).entries())
+            return RecordedDeclarations.of(_folded(scanned, fold_bytes, closing).entries())
     except FutureFormat:
         raise
     except (StrandlineError, ValueError) as error:
@@ -63,15 +63,15 @@ def _recorded(checked: Checked, topic: str, fold_bytes: int) -> Recorded:
             way_out=f"delete topic {topic!r} while the app is stopped: its next start records anew",
             partition=scanned.topic_partition,
         )
-        return Recorded()
+        return RecordedDeclarations()
 
 
-def _folded(scanned: ScannedPartition, fold_bytes: int, closing: ExitStack) -> Fold:
+def _folded(scanned: ScannedPartition, fold_bytes: int, closing: ExitStack) -> LatestValues:
     """The last committed value of each key."""
-    fold = Fold(fold_bytes, closing)
+    fold = LatestValues(fold_bytes, closing)
     start = scanned.manifest.log_start
     clipped = (batch.clip(start, scanned.next_offset) for batch in scanned.committed())
-    position = Position(scanned.meta.topic_id, 0, scanned.next_offset)
+    position = StorePosition(scanned.meta.topic_id, 0, scanned.next_offset)
     fold.add((batch for batch in clipped if len(batch)), position)
     return fold
 
@@ -79,7 +79,9 @@ def _folded(scanned: ScannedPartition, fold_bytes: int, closing: ExitStack) -> F
 class _Check:
     """The check of one partition of a changelog."""
 
-    def __init__(self, checked: Checked, scanned: ScannedPartition, recorded: Recorded) -> None:
+    def __init__(
+        self, checked: CheckedLog, scanned: ScannedPartition, recorded: RecordedDeclarations
+    ) -> None:
         self._checked = checked
         self._scanned = scanned
         self._recorded = recorded

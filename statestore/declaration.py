@@ -7,7 +7,7 @@ an expiry. A program declares a store; `compare` says whether what is stored is 
     same      nothing is different
     wider     every stored key and value is readable: the record becomes the new declaration
     rewrite   values must be written anew: by the store's `upgrade`, or only for their expiry
-    refused   `Change.reasons` say why
+    refused   `DeclarationChange.reasons` say why
 
 Only a wider declaration replaces a record, so a program that declares less than is recorded (an
 older version of it) is refused: it would drop what it does not know.
@@ -25,7 +25,7 @@ from strandline.changelog.decoding import json_decoder
 from strandline.changelog.depth import check_json
 from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat, InvalidRequest
 from strandline.statestore.key_types import key_accepts, key_from_wire, key_to_wire
-from strandline.statestore.serdes import Bytes, MessagePack, Typed, value_serde
+from strandline.statestore.serdes import Bytes, MessagePack, TypedMessagePack, value_serde
 from strandline.statestore.spec import AnySpec
 from strandline.statestore.value_types import (
     TypeDescription,
@@ -107,7 +107,7 @@ def declaration_of(spec: AnySpec) -> Declaration:
     declared = Declaration(
         key=key_to_wire(spec.key),
         form=form,
-        value=described_type(serde.declared) if isinstance(serde, Typed) else None,
+        value=described_type(serde.declared) if isinstance(serde, TypedMessagePack) else None,
         serde=_identity(serde) if form == "serde" else None,
         ttl_ms=spec.ttl_ms,
         expiry="none" if spec.ttl_ms is None else "always" if opaque else "marked",
@@ -128,7 +128,7 @@ def undeclared(declared: Declaration) -> Declaration:
 
 
 @dataclass(frozen=True)
-class Change:
+class DeclarationChange:
     """What a declaration means for values that were written under a recorded one."""
 
     kind: Literal["same", "wider", "rewrite", "refused"]
@@ -140,26 +140,28 @@ class Change:
     """Whether it takes the place of a recorded one that it cannot read, because nothing is stored."""
 
 
-def compare(stored: Declaration, declared: Declaration, *, can_upgrade: bool) -> Change:
+def compare(stored: Declaration, declared: Declaration, *, can_upgrade: bool) -> DeclarationChange:
     """Compare a declaration with the recorded one; `can_upgrade`: the store has an `upgrade`."""
     declared = _decode(declared.to_bytes())  # comparing marks fields in it
     if not key_accepts(declared.key, stored.key):
         old, new = (_shown_key(one.key) for one in (stored, declared))
-        return Change("refused", stored, [f"its keys are {old}, and are declared as {new}"])
+        return DeclarationChange(
+            "refused", stored, [f"its keys are {old}, and are declared as {new}"]
+        )
     reasons = list(_reasons(stored, declared))
     expiry = _expiry(stored, declared)
     becomes = msgspec.structs.replace(
         declared, version=stored.version, before=stored.before, expiry=expiry
     )
     if not reasons and (expiry == stored.expiry or declared.is_messagepack):
-        return Change("same" if becomes == stored else "wider", becomes)
+        return DeclarationChange("same" if becomes == stored else "wider", becomes)
     if reasons and not can_upgrade:
-        return Change("refused", stored, reasons)
+        return DeclarationChange("refused", stored, reasons)
     if stored.before is not None:
         unfinished = "an earlier change of its values is not finished: run its program first"
-        return Change("refused", stored, [*reasons, unfinished])
+        return DeclarationChange("refused", stored, [*reasons, unfinished])
     rewritten = msgspec.structs.replace(becomes, version=stored.version + 1, before=stored)
-    return Change("rewrite", rewritten, reasons)
+    return DeclarationChange("rewrite", rewritten, reasons)
 
 
 def unreadable_as(wanted: Declaration, stored: Declaration, *, values: bool) -> list[str]:
@@ -266,5 +268,5 @@ def _format_of(data: bytes) -> int:
     return version if isinstance(version, int) else 0
 
 
-_FORMS: dict[type, Form] = {MessagePack: "messagepack", Bytes: "bytes", Typed: "typed"}
+_FORMS: dict[type, Form] = {MessagePack: "messagepack", Bytes: "bytes", TypedMessagePack: "typed"}
 _decode = json_decoder(Declaration).decode

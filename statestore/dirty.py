@@ -19,7 +19,7 @@ from typing import Any
 from strandline.statestore.layers import Change, between
 
 
-class Dirty:
+class DirtyKeys:
     """Changed keys and their held values since the last commit."""
 
     __slots__ = ("_encode", "_index", "_latest", "_objects", "_seen", "changed", "nbytes", "put")

@@ -1,6 +1,6 @@
 """What a store asks of the engine under it.
 
-An engine holds committed bytes only, and with them the `Position`: up to where of which
+An engine holds committed bytes only, and with them the `StorePosition`: up to where of which
 changelog they reach. Both are written together or not at all, so whatever a crash leaves is
 the state as of some position, and replaying the changelog from there brings it back.
 """
@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from strandline.changelog.errors import UNREADABLE, CorruptLog, FutureFormat
-from strandline.changelog.history import Epoch
+from strandline.changelog.history import HistoryEpoch
 
 FORMAT = 3
 """Version of what an engine holds: key and value encodings, and the position's own. 1 had no
@@ -28,7 +28,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StorePosition:
     """Up to where an engine holds a changelog partition, and in which history of the log.
 
     The offset alone would be enough to see that a deletion may be missing: whoever writes a
@@ -52,17 +52,17 @@ class Position:
         position = [FORMAT, self.topic_id, self.leader_epoch, self.offset]
         return msgspec.msgpack.encode([*position, self.settled_end, self.incarnation])
 
-    def at(self, offset: int, epoch: Epoch) -> Position:
+    def at(self, offset: int, epoch: HistoryEpoch) -> StorePosition:
         """Return the position at another offset, the record before which is of `epoch`."""
         return replace(
             self, offset=offset, leader_epoch=epoch.number, incarnation=epoch.incarnation
         )
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Position:
+    def from_bytes(cls, data: bytes) -> StorePosition:
         """Raises FutureFormat, CorruptLog.
 
-        >>> Position.from_bytes(Position("t1", 0, 7).to_bytes()).offset
+        >>> Position.from_bytes(StorePosition("t1", 0, 7).to_bytes()).offset
         7
         """
         try:
@@ -97,7 +97,7 @@ class Engine(Protocol):
     engine turns out to be damaged, StorageFailed and DiskFull as the disk says.
     """
 
-    def position(self) -> Position | None:
+    def position(self) -> StorePosition | None:
         """What the last write said; None if there was none."""
         ...
 
@@ -117,7 +117,9 @@ class Engine(Protocol):
         """The entries of [lower, upper) as they are at the call, in the order of their keys."""
         ...
 
-    def write(self, keys: Column[bytes], values: Column[bytes | None], position: Position) -> None:
+    def write(
+        self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
+    ) -> None:
         """Set (None: delete) strictly ascending keys and the position, in one durable step."""
         ...
 

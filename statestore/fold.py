@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from strandline.changelog.errors import CorruptLog
 from strandline.changelog.records import Batch
-from strandline.statestore.engine import Engine, Entry, Position
+from strandline.statestore.engine import Engine, Entry, StorePosition
 from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.engines.rocksdb import RocksEngine
 from strandline.statestore.last_record import LastRecord
@@ -25,7 +25,7 @@ FOLD_BYTES = 64 << 20
 MOVED_AT_ONCE = 100_000
 
 
-class Fold:
+class LatestValues:
     """The last value of each key, by ascending keys; on disk once it is too much for memory."""
 
     def __init__(self, most: int, closing: ExitStack) -> None:
@@ -35,7 +35,7 @@ class Fold:
         self._held = 0
         self._last: Batch | None = None
 
-    def add(self, batches: Iterator[Batch], position: Position) -> None:
+    def add(self, batches: Iterator[Batch], position: StorePosition) -> None:
         """Fold all of them."""
         waiting: list[Batch] = []
         size = 0
@@ -58,7 +58,7 @@ class Fold:
         """What is left of it all."""
         return self._engine.scan(FIRST_KEY, None, reverse=False)
 
-    def _write(self, batches: list[Batch], position: Position) -> None:
+    def _write(self, batches: list[Batch], position: StorePosition) -> None:
         if not batches:
             return
         self._last = batches[-1]
@@ -72,7 +72,7 @@ class Fold:
         names, latest = latest_per_key(keys, values)
         self._engine.write(ArrowColumn[bytes](names), ArrowColumn[bytes | None](latest), position)
 
-    def _move_to_disk(self, position: Position) -> None:
+    def _move_to_disk(self, position: StorePosition) -> None:
         held = self.entries()
         folder = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="strandline-"))
         self._engine = RocksEngine(folder)

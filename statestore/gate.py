@@ -8,10 +8,10 @@ SHUT_SECONDS = 10.0
 """How long those inside are waited for; each is asked to come out, so it takes a moment."""
 
 
-class Gate:
+class UseGate:
     """Counts who is inside.
 
-    >>> gate = Gate()
+    >>> gate = UseGate()
     >>> gate.enter()
     True
     >>> gate.leave()

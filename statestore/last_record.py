@@ -14,7 +14,7 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.history import UNKNOWN_EPOCH
 from strandline.changelog.records import Batch, PartitionOffsets, TopicPartition
 from strandline.statestore.changelogged import Changelogged
-from strandline.statestore.engine import Position
+from strandline.statestore.engine import StorePosition
 
 DISTANCES = (1, 64)
 """How many offsets before the position to look for a record. Markers of transactions lie between."""
@@ -30,7 +30,7 @@ class LastRecord(NamedTuple):
     is_held: bool = True
     """Whether the store has its value for its key."""
 
-    def divergence(self, position: Position) -> str:
+    def divergence(self, position: StorePosition) -> str:
         """Return why a store at `position` is of another history; empty if it may be of this one.
 
         Positions without an incarnation are of versions that noted the partition's leader epoch,

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from strandline.statestore.changelogged import Changelogged
-from strandline.statestore.engine import Entry, Position
-from strandline.statestore.gate import Gate
+from strandline.statestore.engine import Entry, StorePosition
+from strandline.statestore.gate import UseGate
 from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.values import ValueCodec
 
@@ -36,7 +36,7 @@ LOOKED_AT = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class KeyRange:
     """Which keys: those of [lower, upper) as they are encoded, from which end."""
 
     lower: bytes = FIRST_KEY
@@ -44,19 +44,19 @@ class Bounds:
     """None is no limit."""
     reverse: bool = False
 
-    def behind(self, key: bytes) -> Bounds:
+    def behind(self, key: bytes) -> KeyRange:
         """What is left behind `key`."""
         if self.reverse:
-            return Bounds(self.lower, key, reverse=True)
-        return Bounds(key + b"\x00", self.upper)
+            return KeyRange(self.lower, key, reverse=True)
+        return KeyRange(key + b"\x00", self.upper)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundValues:
     """What some keys have."""
 
     values: list[bytes | None]
-    position: Position | None
+    position: StorePosition | None
     """Of the changelog: nothing behind it was seen."""
 
 
@@ -65,9 +65,9 @@ class Page:
     """Some entries of a scan, all of one moment."""
 
     entries: list[Entry]
-    rest: Bounds | None
+    rest: KeyRange | None
     """Where it goes on; None if that was all."""
-    position: Position | None
+    position: StorePosition | None
     """Of the changelog: nothing behind it was seen."""
 
 
@@ -82,24 +82,24 @@ class CommittedReader:
     def __init__(self, committed: Changelogged, values: ValueCodec) -> None:
         self._committed = committed
         self._values = values
-        self._gate: Gate = committed.gate
+        self._gate: UseGate = committed.gate
 
-    def position(self) -> Position | None:
+    def position(self) -> StorePosition | None:
         """Up to where of the changelog a read that begins now sees everything."""
         return self._committed.position
 
-    def get_many(self, keys: Sequence[bytes]) -> Found | None:
+    def get_many(self, keys: Sequence[bytes]) -> FoundValues | None:
         """The values of keys, all of one moment."""
         if not self._gate.enter():
             return None
         try:
             found = self._committed.read(keys)
             values = [None if data is None else self._values.body(data) for data in found]
-            return Found(values, self._committed.position)
+            return FoundValues(values, self._committed.position)
         finally:
             self._gate.leave()
 
-    def page(self, bounds: Bounds, limit: int = PAGE_ENTRIES) -> Page | None:
+    def page(self, bounds: KeyRange, limit: int = PAGE_ENTRIES) -> Page | None:
         """The first entries of `bounds`: at most `limit`, and about PAGE_BYTES."""
         if not self._gate.enter():
             return None
@@ -125,7 +125,7 @@ class CommittedReader:
         finally:
             self._gate.leave()
 
-    def _page(self, bounds: Bounds, limit: int) -> Page:
+    def _page(self, bounds: KeyRange, limit: int) -> Page:
         entries: list[Entry] = []
         nbytes = 0
         scan = self._committed.scan((), bounds.lower, bounds.upper, reverse=bounds.reverse)

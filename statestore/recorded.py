@@ -54,7 +54,7 @@ def declarations_topic(app: str) -> str:
     return f"{app}{SUFFIX}"
 
 
-class Rewritten(msgspec.Struct, omit_defaults=True):
+class RewriteProgress(msgspec.Struct, omit_defaults=True):
     """How far the values of one partition have been rewritten."""
 
     version: int
@@ -64,15 +64,15 @@ class Rewritten(msgspec.Struct, omit_defaults=True):
 
 
 @dataclass
-class Recorded:
+class RecordedDeclarations:
     """What is recorded at one moment."""
 
     stores: dict[str, Declaration] = field(default_factory=dict)
     """By the name of the changelog."""
-    rewritten: dict[TopicPartition, Rewritten] = field(default_factory=dict)
+    rewritten: dict[TopicPartition, RewriteProgress] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, entries: Iterable[tuple[bytes, bytes]]) -> Recorded:
+    def of(cls, entries: Iterable[tuple[bytes, bytes]]) -> RecordedDeclarations:
         """Read keys and values of the topic. Raises FutureFormat, CorruptLog."""
         recorded = cls()
         for key, value in entries:
@@ -113,10 +113,10 @@ class DeclarationLog:
         self._clock = clock
         self._partition = TopicPartition(self.topic, 0)
         self._state = Changelogged(MemoryEngine())
-        self._known = Recorded()
+        self._known = RecordedDeclarations()
         self._lock = threading.Lock()
 
-    def read(self) -> Recorded:
+    def read(self) -> RecordedDeclarations:
         """Return what is recorded now; nothing if the topic does not exist.
 
         Raises RequestTimedOut if an open transaction of the topic does not end, and what the broker
@@ -126,10 +126,10 @@ class DeclarationLog:
             try:
                 self._read_on()
             except UnknownTopic:
-                self._known = Recorded()
+                self._known = RecordedDeclarations()
             return self._known
 
-    def change(self, decide: Callable[[Recorded], Changes]) -> Recorded:
+    def change(self, decide: Callable[[RecordedDeclarations], Changes]) -> RecordedDeclarations:
         """Write what `decide` makes of what is recorded, and return what is recorded then.
 
         `decide` is called again whenever something else was recorded in between. What it raises is
@@ -162,7 +162,7 @@ class DeclarationLog:
         if held is None or held.topic_id != now.topic_id or held.offset < end:
             wait = READERS_WAIT_S
             restore(self._state, self._broker, self._partition, clock=self._clock, wait=wait)
-            self._known = Recorded.of(self._state.scan((), b"", None, reverse=False))
+            self._known = RecordedDeclarations.of(self._state.scan((), b"", None, reverse=False))
 
     def _create(self) -> None:
         try:
@@ -202,7 +202,7 @@ def append_at_once(
     commit_until_known(producer)
 
 
-def _rewritten(data: bytes) -> Rewritten:
+def _rewritten(data: bytes) -> RewriteProgress:
     try:
         check_json(data)
         return _decode(data)
@@ -210,4 +210,4 @@ def _rewritten(data: bytes) -> Rewritten:
         raise CorruptLog(f"a recorded state of rewriting is damaged: {error}") from error
 
 
-_decode = json_decoder(Rewritten).decode
+_decode = json_decoder(RewriteProgress).decode

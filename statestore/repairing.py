@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from strandline.changelog.embedded.repairing.plan import Plan
+from strandline.changelog.embedded.repairing.plan import RepairPlan
 from strandline.changelog.storage import Storage
 from strandline.statestore.checking import CheckedStores
 from strandline.statestore.engines.folders import lock_folder
 
 
-def add_stores(plan: Plan, stores: CheckedStores) -> None:
+def add_stores(plan: RepairPlan, stores: CheckedStores) -> None:
     """Add to a plan what the stores need. Their changelogs bring them back."""
     for folder in stores.bad:
         what = f"move {folder} away: the store is restored from its changelog"

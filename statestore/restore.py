@@ -37,7 +37,7 @@ from strandline.changelog.errors import CorruptLog, OffsetOutOfRange, RequestTim
 from strandline.changelog.history import continues, epoch_before
 from strandline.changelog.records import Batch, Fetched, PartitionOffsets, TopicPartition
 from strandline.statestore.changelogged import Changelogged, SortedChanges
-from strandline.statestore.engine import Position
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.last_record import LastRecord, last_record
 from strandline.statestore.latest import latest_per_key
 
@@ -70,7 +70,7 @@ SAID_AFTER_S = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReplayProgress:
     """How far a restore has come."""
 
     partition: TopicPartition
@@ -91,11 +91,11 @@ class Progress:
         return self.remaining / self.rate if self.rate else None
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[ReplayProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RestorePlan:
     """What a restore is going to do."""
 
     action: Literal["resume", "rebuild", "fresh"]
@@ -109,34 +109,38 @@ class Plan:
 class Restored:
     """What a restore has done."""
 
-    plan: Plan
+    plan: RestorePlan
     records: int
     """Records replayed."""
     seconds: float
-    position: Position
+    position: StorePosition
 
 
 def plan_restore(
-    found: Position | None, log: PartitionOffsets, last: LastRecord | None = None
-) -> Plan:
+    found: StorePosition | None, log: PartitionOffsets, last: LastRecord | None = None
+) -> RestorePlan:
     """Decide how an engine at position `found` comes up to the changelog `log`.
 
     `last` is what the log has before that position. It is asked for where the log does not list its
     epochs, because then nothing else tells that the log was written anew there (KIP-320).
 
     >>> log = PartitionOffsets(0, 9, 9, "t1", leader_epoch=0)
-    >>> plan_restore(Position("t1", 0, 5), log)
+    >>> plan_restore(StorePosition("t1", 0, 5), log)
     Plan(action='resume', start=5, reason='')
-    >>> plan_restore(Position("t0", 0, 5), log).reason
+    >>> plan_restore(StorePosition("t0", 0, 5), log).reason
     'the changelog is another topic than the one it was made from'
     """
     if found is None:
-        return Plan("fresh", log.log_start)
+        return RestorePlan("fresh", log.log_start)
     reason = _why_not(found, log, last)
-    return Plan("rebuild", log.log_start, reason) if reason else Plan("resume", found.offset)
+    return (
+        RestorePlan("rebuild", log.log_start, reason)
+        if reason
+        else RestorePlan("resume", found.offset)
+    )
 
 
-def _why_not(found: Position, log: PartitionOffsets, last: LastRecord | None) -> str:
+def _why_not(found: StorePosition, log: PartitionOffsets, last: LastRecord | None) -> str:
     if found.topic_id != log.topic_id:
         return "the changelog is another topic than the one it was made from"
     if reason := log.divergence(found):
@@ -171,7 +175,7 @@ def restore(
     clock = clock or SystemClock()
     begun = clock.monotonic()
     records = 0
-    first: Plan | None = None
+    first: RestorePlan | None = None
     while True:
         log = broker.offsets([partition])[partition]
         plan = plan_restore(state.position, log, last_record(state, broker, partition, log))
@@ -235,7 +239,7 @@ class _Replay:
         self,
         broker: Broker,
         partition: TopicPartition,
-        origin: Position,
+        origin: StorePosition,
         end: int,
         wait: float,
         progress: OnProgress | None,
@@ -258,13 +262,13 @@ class _Replay:
         """The next offset to read."""
         return self.reached.offset
 
-    def chunks(self) -> Generator[tuple[SortedChanges, Position]]:
+    def chunks(self) -> Generator[tuple[SortedChanges, StorePosition]]:
         """What is read, as sorted chunks with the position each of them reaches."""
         with closing(_ahead(self._stretches())) as stretches:
             for batches, end in stretches:
                 yield self._chunk(batches, end)
 
-    def _stretches(self) -> Generator[tuple[list[Batch], Position]]:
+    def _stretches(self) -> Generator[tuple[list[Batch], StorePosition]]:
         """What is read, in stretches that are sorted at once, with the position that each reaches."""
         pending: list[Batch] = []
         while self.position < self._end:
@@ -321,7 +325,7 @@ class _Replay:
         if not continues(fetched.epochs, self.position, self.reached.incarnation):
             raise _Overtaken(f"before offset {self.position} the log has another history now")
 
-    def _after(self, fetched: Fetched) -> Position:
+    def _after(self, fetched: Fetched) -> StorePosition:
         """The position behind what was fetched, named by what came with it."""
         offset = fetched.next_offset
         if fetched.epochs:
@@ -343,7 +347,9 @@ class _Replay:
             )
         self._end = max(self._end, now.superseding_end)
 
-    def _chunk(self, batches: list[Batch], reached: Position) -> tuple[SortedChanges, Position]:
+    def _chunk(
+        self, batches: list[Batch], reached: StorePosition
+    ) -> tuple[SortedChanges, StorePosition]:
         keys = _column(batches, "key")
         values = _column(batches, "value")
         if keys.null_count:
@@ -360,7 +366,7 @@ class _Replay:
         if self._progress is not None:
             remaining = max(0, self._end - end)
             seconds = self._clock.monotonic() - self._begun
-            self._progress(Progress(self._partition, self.records, remaining, seconds))
+            self._progress(ReplayProgress(self._partition, self.records, remaining, seconds))
 
 
 class ArrowColumn(Generic[T]):
@@ -403,7 +409,7 @@ def _is_full(batches: list[Batch]) -> bool:
     return records >= CHUNK_RECORDS or sum(b.columns.nbytes for b in batches) >= CHUNK_BYTES
 
 
-def _origin(state: Changelogged, plan: Plan, log: PartitionOffsets) -> Position:
+def _origin(state: Changelogged, plan: RestorePlan, log: PartitionOffsets) -> StorePosition:
     """Where the replay begins: with what the engine holds, or with nothing.
 
     Its name is the log's own where the log lists epochs: each fetch is compared with that.
@@ -412,9 +418,9 @@ def _origin(state: Changelogged, plan: Plan, log: PartitionOffsets) -> Position:
     if held is not None and not log.epochs:
         return held
     settled_end = log.settled_end if held is None else held.settled_end
-    origin = Position(log.topic_id, log.leader_epoch, plan.start, settled_end)
+    origin = StorePosition(log.topic_id, log.leader_epoch, plan.start, settled_end)
     return origin.at(plan.start, log.epoch_before(plan.start))
 
 
-def _still_holds(log: PartitionOffsets, reached: Position) -> bool:
+def _still_holds(log: PartitionOffsets, reached: StorePosition) -> bool:
     return not log.divergence(reached) and log.log_start <= reached.offset

@@ -33,7 +33,7 @@ from strandline.statestore.declaration import Declaration, compare, declaration_
 from strandline.statestore.keys import decode_key
 from strandline.statestore.recorded import (
     DeclarationLog,
-    Rewritten,
+    RewriteProgress,
     append_at_once,
     partition_key,
     records,
@@ -83,7 +83,7 @@ def _rewrite(
         work = _Rewriting(store.spec, changelog, declaration)
         count = 0
         for keys, values, after in _chunks(work, store, recorded.rewritten_up_to(changelog)):
-            mark = msgspec.json.encode(Rewritten(declaration.version, after))
+            mark = msgspec.json.encode(RewriteProgress(declaration.version, after))
             changes = pa.array(keys, pa.binary()), pa.array(values, pa.binary())
             appends = [log.columns({partition_key(changelog): mark})]
             if keys:

@@ -80,10 +80,10 @@ class MessagePack:
             raise _undecodable("MessagePack", data, error) from error
 
 
-class Typed(Generic[T]):
+class TypedMessagePack(Generic[T]):
     """MessagePack of a declared type.
 
-    >>> serde = Typed(int)
+    >>> serde = TypedMessagePack(int)
     >>> serde.loads(serde.dumps(2**70)) == 2**70
     True
     """
@@ -182,7 +182,7 @@ def value_serde(declared: Any = None) -> Serde[Any]:
         return Bytes()
     if callable(getattr(declared, "dumps", None)) and callable(getattr(declared, "loads", None)):
         return declared() if isinstance(declared, type) else declared  # type: ignore[no-any-return]
-    return Typed(declared)
+    return TypedMessagePack(declared)
 
 
 def topic_key_serde(declared: Any = None) -> Serde[Any]:

@@ -32,20 +32,20 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import InvalidRecord, InvalidTxnState
 from strandline.changelog.records import TopicPartition
-from strandline.statestore.cache import Cache
+from strandline.statestore.cache import KeyCache
 from strandline.statestore.changelogged import ChangelogBatch, Changelogged, later
 from strandline.statestore.counters import Sample, StoreCounters, StoreSizes
-from strandline.statestore.dirty import Dirty
+from strandline.statestore.dirty import DirtyKeys
 from strandline.statestore.edit import Edit
-from strandline.statestore.engine import Engine, Position
+from strandline.statestore.engine import Engine, StorePosition
 from strandline.statestore.engines.choice import engine_of
 from strandline.statestore.expiry import Sweeper
 from strandline.statestore.keys import Never, key_codec
+from strandline.statestore.no_len import NoLen
 from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.reader import CommittedReader
 from strandline.statestore.restore import OPEN_S, OnProgress, Restored, restore
 from strandline.statestore.spec import UNSET, StoreSpec
-from strandline.statestore.unsized import Unsized
 from strandline.statestore.values import DELETED, UNSHARED, Expiry, Packed, ValueCodec
 
 K = TypeVar("K")
@@ -82,14 +82,14 @@ def open_store(
     return PartitionStore(
         spec,
         ValueCodec(spec.value, spec.name, ttl_ms=spec.ttl_ms, now=now, expiry=expiry),
-        Cache(spec.limits.cache_bytes),
-        Dirty(key_codec(spec.key).encode),
+        KeyCache(spec.limits.cache_bytes),
+        DirtyKeys(key_codec(spec.key).encode),
         Changelogged(engine or engine_of(spec, folder, lock_timeout, clock), counters),
         clock,
     )
 
 
-class PartitionStore(Unsized, Generic[K, V]):
+class PartitionStore(NoLen, Generic[K, V]):
     """State of one partition: a sorted mapping whose changes are committed by its task."""
 
     __slots__ = (
@@ -118,8 +118,8 @@ class PartitionStore(Unsized, Generic[K, V]):
         self,
         spec: StoreSpec[K, V],
         values: ValueCodec,
-        cache: Cache,
-        dirty: Dirty,
+        cache: KeyCache,
+        dirty: DirtyKeys,
         committed: Changelogged,
         clock: Clock,
     ) -> None:
@@ -379,7 +379,7 @@ class PartitionStore(Unsized, Generic[K, V]):
         return StoreSizes(entries, disk_bytes, self.uncommitted_bytes, committed.pending_bytes)
 
     @property
-    def position(self) -> Position | None:
+    def position(self) -> StorePosition | None:
         """Up to where of its changelog the committed state reaches; None before a restore."""
         return self._committed.position
 
@@ -495,6 +495,6 @@ class PartitionStore(Unsized, Generic[K, V]):
 AnyStore = PartitionStore[Any, Any]
 
 _NOWHERE, _CHANGE_BYTES = (
-    Position("", 0, 0),
+    StorePosition("", 0, 0),
     200,
 )  # bytes of an entry, its undo record, a short key and a small value

@@ -29,7 +29,13 @@ import pyarrow as pa
 from strandline.changelog.errors import CorruptLog, InvalidRecord, StrandlineError
 from strandline.statestore.keys import Never
 from strandline.statestore.packing import pack_ints
-from strandline.statestore.serdes import MessagePack, Serde, Typed, is_immutable, value_serde
+from strandline.statestore.serdes import (
+    MessagePack,
+    Serde,
+    TypedMessagePack,
+    is_immutable,
+    value_serde,
+)
 
 Expiry = Literal["none", "marked", "always"]
 """Which stored values begin with their expiry."""
@@ -67,7 +73,7 @@ class ValueCodec:
         self.store = store
         self.serde: Serde[Any] = value_serde(declared)
         self.ttl_ms = ttl_ms
-        is_messagepack = isinstance(self.serde, MessagePack | Typed)
+        is_messagepack = isinstance(self.serde, MessagePack | TypedMessagePack)
         own: Expiry = "none" if ttl_ms is None else "marked" if is_messagepack else "always"
         self.expiry: Expiry = own if expiry is None else expiry
         self._is_told_always = self.expiry == "always"

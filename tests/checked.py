@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strandline.changelog.embedded.checking.findings import Report, Severity
+from strandline.changelog.embedded.checking.findings import CheckReport, Severity
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.names import FOLDER_META, LOCK
 from strandline.changelog.embedded.owner import Owner
@@ -69,7 +69,7 @@ class OpenedLogs:
         finally:
             lock.release()
 
-    def _verify(self, report: Report) -> None:
+    def _verify(self, report: CheckReport) -> None:
         """Fail with what was found, notes aside: a crash leaves those."""
         wrong = [
             found

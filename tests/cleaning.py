@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from strandline.changelog.embedded.cleaning import cleaner, look, schedule
-from strandline.changelog.embedded.cleaning.passes import Pass
+from strandline.changelog.embedded.cleaning.passes import PassResult
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.records import PartitionOffsets, TopicPartition
@@ -45,7 +45,7 @@ def little_memory(memory: int) -> Iterator[None]:
     A log cannot be told to have as little.
     """
 
-    def clean(partition: Partition, **given: Any) -> Pass:
+    def clean(partition: Partition, **given: Any) -> PassResult:
         return cleaner.clean(partition, **{**given, "memory": memory})
 
     with mock.patch.object(schedule, "clean", clean), mock.patch.object(look, "MARKS", 100):
@@ -66,7 +66,7 @@ def close_segment(owner: Owner, tp: TopicPartition) -> None:
 
 def clean(
     owner: Owner, tp: TopicPartition, *, purge: bool = False, frames: int | None = None
-) -> Pass:
+) -> PassResult:
     """One pass over what is closed; see `changelog.embedded.cleaning.cleaner.clean`.
 
     With `purge` it goes by a clock that is RETENTION_MS ahead, so the tombstones that earlier passes have

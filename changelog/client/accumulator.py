@@ -45,7 +45,7 @@ class RecordMetadata(NamedTuple):
 class OpenBatch:
     """Records for one partition that have not been sent."""
 
-    target: Target
+    target: TopicTarget
     partition: int
     keys: list[bytes | None] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
@@ -99,7 +99,7 @@ class OpenBatch:
                 future.set_exception(error)
 
 
-class Target:
+class TopicTarget:
     """A topic as a producer sees it: its description, limits and keyless records' partition."""
 
     def __init__(
@@ -204,10 +204,10 @@ class Target:
             yield from self.frames(columns.slice(middle))
 
 
-class Waiting(NamedTuple):
+class PendingRecord(NamedTuple):
     """A record that a producer has taken in."""
 
-    target: Target
+    target: TopicTarget
     partition: int | None
     """None: by the key, or sticky without one."""
     key: bytes | None
@@ -226,7 +226,7 @@ class Accumulator:
         self.size = 0
         """Bytes of all records."""
 
-    def add(self, record: Waiting) -> tuple[Future[RecordMetadata], bool]:
+    def add(self, record: PendingRecord) -> tuple[Future[RecordMetadata], bool]:
         """Take in a record; its future, and whether its batch is full. Raises UnknownPartition."""
         target, partition, key, value, timestamp, headers, size = record
         partition = target.choose(partition, key, size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strandline.changelog.client.producer import Producer
-from strandline.changelog.client.standing import State
+from strandline.changelog.client.transaction_state import ProducerPhase
 from strandline.changelog.errors import Retriable
 
 ASK_AGAIN = 3
@@ -20,6 +20,6 @@ def commit_until_known(producer: Producer) -> None:
             producer.commit_transaction()
             return
         except Retriable:
-            if producer.state is not State.IN_DOUBT:
+            if producer.state is not ProducerPhase.IN_DOUBT:
                 raise
     producer.commit_transaction()

@@ -26,9 +26,9 @@ from types import TracebackType
 from typing import Self, get_args
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.client.beginning import Beginning, OffsetReset
-from strandline.changelog.client.cursor import Cursor
-from strandline.changelog.client.sharing import Listener, Sharing
+from strandline.changelog.client.cursor import FetchCursor
+from strandline.changelog.client.group_subscription import GroupSubscription, Listener
+from strandline.changelog.client.offset_reset import OffsetReset, StartingOffsets
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import (
     CoordinatorLoading,
@@ -107,16 +107,16 @@ class Consumer:
         self._broker = broker
         self._group = group
         self._isolation: Isolation = isolation
-        self._beginning = Beginning(broker, group, isolation, auto_offset_reset)
+        self._beginning = StartingOffsets(broker, group, isolation, auto_offset_reset)
         self._at_once = max(1, max_bytes // max_partition_bytes)
         self._max_partition_bytes = max_partition_bytes
         self._clock = clock or SystemClock()
-        self._assigned: dict[TopicPartition, Cursor] = {}
+        self._assigned: dict[TopicPartition, FetchCursor] = {}
         self._turn: deque[TopicPartition] = deque()
         """The assigned partitions, the one whose turn it is first."""
         self._subscribed: list[str] = []
         self._join = partial(
-            Sharing,
+            GroupSubscription,
             broker,
             group or "",
             clock=self._clock,
@@ -125,7 +125,7 @@ class Consumer:
             instance=instance,
             assignor=assignor,
         )
-        self._sharing: Sharing | None = None
+        self._sharing: GroupSubscription | None = None
         """Its part in the group, once it has subscribed as one of it."""
         self._looked_at = 0.0
         self._closed = False
@@ -419,7 +419,7 @@ class Consumer:
 
     def _assign(self, partitions: Sequence[TopicPartition], *, later: bool = False) -> None:
         topics = {tp.topic: self._broker.topic(tp.topic) for tp in partitions}
-        assigned: dict[TopicPartition, Cursor] = {}
+        assigned: dict[TopicPartition, FetchCursor] = {}
         for tp in partitions:
             topic, known = topics[tp.topic], self._assigned.get(tp)
             if not 0 <= tp.partition < topic.partitions:
@@ -429,7 +429,7 @@ class Consumer:
                 )
             if known is None or known.topic_id != topic.topic_id:
                 added = later and known is None
-                known = Cursor(topic.topic_id, appeared_later=added)
+                known = FetchCursor(topic.topic_id, appeared_later=added)
             assigned[tp] = known
         self._assigned = assigned
         self._turn = deque(assigned)
@@ -459,7 +459,7 @@ class Consumer:
         """What is assigned and not paused, the one whose turn it is first."""
         return [tp for tp in self._turn if not self._assigned[tp].paused]
 
-    def _of(self, partition: TopicPartition) -> Cursor:
+    def _of(self, partition: TopicPartition) -> FetchCursor:
         self._check_open()
         try:
             return self._assigned[partition]

@@ -12,7 +12,7 @@ from strandline.changelog.records import Batch, CommittedOffset, Fetched
 
 
 @dataclass(slots=True)
-class Cursor:
+class FetchCursor:
     """Where the reader of one partition is, and what it has fetched ahead."""
 
     topic_id: str

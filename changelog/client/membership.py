@@ -25,7 +25,7 @@ from pathlib import Path
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import MemberFenced, Retriable, StrandlineError
-from strandline.changelog.groups import Grant, GroupMember, Subscription
+from strandline.changelog.groups import Assignment, GroupMember, Subscription
 from strandline.changelog.records import TopicPartition
 
 BEATS_PER_SESSION = 3
@@ -54,7 +54,7 @@ class Membership:
         self._lock = threading.Lock()
         self._calls = 0
         self._holds: frozenset[TopicPartition] = frozenset()
-        self._grant = Grant(0, ())
+        self._grant = Assignment(0, ())
         self._may_hold: frozenset[TopicPartition] = frozenset()
         self._standbys: frozenset[TopicPartition] = frozenset()
         self._answered = self._asked = self._polled = clock.monotonic()

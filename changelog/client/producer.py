@@ -34,17 +34,17 @@ import pyarrow as pa
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.accumulator import (
     Accumulator,
+    PendingRecord,
     RecordMetadata,
-    Target,
-    Waiting,
+    TopicTarget,
     checked_headers,
     record_size,
 )
 from strandline.changelog.client.columns import batch_of, to_batches
 from strandline.changelog.client.keys import encode_key
-from strandline.changelog.client.outbox import Outbox
-from strandline.changelog.client.sender import Outgoing, Sender
-from strandline.changelog.client.standing import Standing, State
+from strandline.changelog.client.sender import OutgoingBatch, Sender
+from strandline.changelog.client.transaction_state import ProducerPhase, TransactionState
+from strandline.changelog.client.unsent import UnsentRecords
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import (
     InvalidRecord,
@@ -126,8 +126,8 @@ class Producer:
         self._transactional_id = transactional_id
         self._batch_bytes = batch_bytes
         self._seed = partitioner_seed or self._clock.new_id()
-        self._targets: dict[str, tuple[Target, float]] = {}
-        self._standing = Standing(transactional=transactional_id is not None)
+        self._targets: dict[str, tuple[TopicTarget, float]] = {}
+        self._standing = TransactionState(transactional=transactional_id is not None)
         self._sender = Sender(
             broker,
             self._clock,
@@ -135,7 +135,7 @@ class Producer:
             transaction_timeout_ms=transaction_timeout_ms,
             delivery_timeout_ms=delivery_timeout_ms,
         )
-        self._outbox = Outbox(
+        self._outbox = UnsentRecords(
             self._sender,
             check=self._standing.require_sending,
             failed=self._fail,
@@ -153,7 +153,7 @@ class Producer:
         return self._sender.identity
 
     @property
-    def state(self) -> State:
+    def state(self) -> ProducerPhase:
         """Where the transaction is."""
         return self._standing.state
 
@@ -197,7 +197,9 @@ class Producer:
         except (InvalidRecord, RecordTooLarge):
             target = self._target(topic, fresh=True)  # the settings may have been changed
             target.check_record(key_bytes, when, size)
-        return self._outbox.put(Waiting(target, partition, key_bytes, content, when, heads, size))
+        return self._outbox.put(
+            PendingRecord(target, partition, key_bytes, content, when, heads, size)
+        )
 
     def check(self, topic: str, columns: pa.RecordBatch) -> None:
         """Refuse a batch of one record that the log, with its settings of now, would refuse.
@@ -268,14 +270,14 @@ class Producer:
         """Append (partition, columns, schema id) for several partitions in one call to the log."""
         with self._bulk():
             outgoing = [
-                Outgoing(tp, frame, schema_id)
+                OutgoingBatch(tp, frame, schema_id)
                 for tp, columns, schema_id in batches
                 for frame in self._target(tp.topic).frames(columns)
             ]
             return self._transmit(outgoing)
 
     def _append(
-        self, target: Target, pieces: Iterable[pa.RecordBatch], partition: int | None
+        self, target: TopicTarget, pieces: Iterable[pa.RecordBatch], partition: int | None
     ) -> list[BatchMetadata]:
         if partition is not None:
             target.checked(partition)
@@ -289,7 +291,7 @@ class Producer:
                     else iter([(partition, columns)])
                 )
                 outgoing = [
-                    Outgoing(TopicPartition(name, number), frame, schema_id)
+                    OutgoingBatch(TopicPartition(name, number), frame, schema_id)
                     for number, part in split
                     for frame in target.frames(part)
                 ]
@@ -309,7 +311,7 @@ class Producer:
                 self._fail(error)
                 raise
 
-    def _transmit(self, outgoing: Sequence[Outgoing]) -> list[BatchMetadata]:
+    def _transmit(self, outgoing: Sequence[OutgoingBatch]) -> list[BatchMetadata]:
         outcomes = self._outbox.transmit(outgoing)
         appended = []
         for batch, outcome in zip(outgoing, outcomes, strict=True):
@@ -332,10 +334,10 @@ class Producer:
     def begin_transaction(self) -> None:
         """Open a transaction. Raises InvalidTxnState, ProducerFenced."""
         with self._outbox.sending:
-            self._standing.require_transaction(State.READY)
+            self._standing.require_transaction(ProducerPhase.READY)
             self._sender.init()
             self._outbox.touched = False
-            self._standing.become(State.OPEN)
+            self._standing.become(ProducerPhase.OPEN)
 
     def send_offsets_to_transaction(
         self, offsets: Mapping[TopicPartition, CommittedOffset | int], group: str | GroupMember
@@ -346,7 +348,7 @@ class Producer:
         MemberFenced, here or at the commit, says that others have its partitions by now.
         """
         with self._outbox.sending:
-            self._standing.require_transaction(State.OPEN)
+            self._standing.require_transaction(ProducerPhase.OPEN)
             located = {
                 tp: CommittedOffset(offset) if isinstance(offset, int) else offset
                 for tp, offset in offsets.items()
@@ -367,15 +369,15 @@ class Producer:
         if the log did not say whether it committed: then call again, or start anew likewise.
         """
         with self._outbox.sending:
-            self._standing.require_transaction(State.OPEN, State.IN_DOUBT)
+            self._standing.require_transaction(ProducerPhase.OPEN, ProducerPhase.IN_DOUBT)
             self._outbox.drain()
             with self._outbox.lock:
-                self._standing.require(State.OPEN, State.IN_DOUBT)
+                self._standing.require(ProducerPhase.OPEN, ProducerPhase.IN_DOUBT)
                 # From here on `send` is refused, so that nothing slips in behind the commit.
-                self._standing.become(State.IN_DOUBT)
+                self._standing.become(ProducerPhase.IN_DOUBT)
             if self._outbox.touched:
                 self._end(commit=True)
-            self._standing.become(State.READY)
+            self._standing.become(ProducerPhase.READY)
 
     def abort_transaction(self) -> None:
         """Undo the transaction: records not sent are dropped, the others never become visible.
@@ -383,16 +385,18 @@ class Producer:
         Raises InvalidTxnState if it turns out to be committed, ProducerFenced, Retriable.
         """
         with self._outbox.sending:
-            self._standing.require_transaction(State.OPEN, State.ABORTABLE, State.IN_DOUBT)
+            self._standing.require_transaction(
+                ProducerPhase.OPEN, ProducerPhase.ABORTABLE, ProducerPhase.IN_DOUBT
+            )
             aborted = TransactionAborted("the transaction was aborted")
             with self._outbox.lock:
                 dropped = self._outbox.waiting.take()
-                self._standing.become(State.ABORTABLE, self._standing.failure or aborted)
+                self._standing.become(ProducerPhase.ABORTABLE, self._standing.failure or aborted)
             for batch in dropped:
                 batch.fail(aborted)
             if self._outbox.touched:
                 self._abort()
-            self._standing.become(State.READY)
+            self._standing.become(ProducerPhase.READY)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Producer]:
@@ -402,7 +406,7 @@ class Producer:
             yield self
             self.commit_transaction()
         except BaseException:
-            if self.state in (State.OPEN, State.ABORTABLE):
+            if self.state in (ProducerPhase.OPEN, ProducerPhase.ABORTABLE):
                 self.abort_transaction()
             raise
 
@@ -410,12 +414,12 @@ class Producer:
         try:
             self._sender.end_transaction(commit=commit)
         except ProducerFenced as error:
-            self._standing.become(State.FENCED, error)
+            self._standing.become(ProducerPhase.FENCED, error)
             raise
         except (Retriable, StorageFailed):
             raise  # in doubt
         except Exception as error:
-            self._standing.become(State.ABORTABLE, error)
+            self._standing.become(ProducerPhase.ABORTABLE, error)
             raise
 
     def _abort(self) -> None:
@@ -425,7 +429,7 @@ class Producer:
             self._sender.forget()  # aborted it is, by a timeout or with its owner
         except InvalidTxnState:
             self._sender.forget()
-            self._standing.become(State.READY)
+            self._standing.become(ProducerPhase.READY)
             raise
 
     def _fail(self, error: BaseException) -> None:
@@ -436,7 +440,7 @@ class Producer:
 
     # Topics -------------------------------------------------------------------------
 
-    def _target(self, topic: str, *, fresh: bool = False) -> Target:
+    def _target(self, topic: str, *, fresh: bool = False) -> TopicTarget:
         known, asked = self._targets.get(topic, (None, 0.0))
         now = self._clock.monotonic()
         if known is not None and not fresh and now - asked < METADATA_MAX_AGE_S:
@@ -444,7 +448,7 @@ class Producer:
         info = self._broker.topic(topic)
         if known is None or known.info != info:
             earliest_ms = getattr(self._broker, "earliest_ms", 0)
-            known = Target(info, self._batch_bytes, self._seed, earliest_ms=earliest_ms)
+            known = TopicTarget(info, self._batch_bytes, self._seed, earliest_ms=earliest_ms)
         self._targets[topic] = (known, now)
         return known
 
@@ -453,15 +457,15 @@ class Producer:
     def close(self) -> None:
         """Send what waits (in a transaction: abort it). Harmless when repeated."""
         with self._outbox.sending:
-            if self.state is State.CLOSED:
+            if self.state is ProducerPhase.CLOSED:
                 return
-            if self.state in (State.OPEN, State.ABORTABLE):
+            if self.state in (ProducerPhase.OPEN, ProducerPhase.ABORTABLE):
                 with contextlib.suppress(StrandlineError):
                     self.abort_transaction()
             else:
                 self._outbox.drain()
             with self._outbox.lock:
-                self._standing.become(State.CLOSED)
+                self._standing.become(ProducerPhase.CLOSED)
 
     def __enter__(self) -> Self:
         return self

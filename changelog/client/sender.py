@@ -52,7 +52,7 @@ CALL_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingBatch:
     """A batch for one partition, small enough for one frame."""
 
     topic_partition: TopicPartition
@@ -104,7 +104,7 @@ class Sender:
         self.identity = None
         self._sequences = {}
 
-    def send(self, batches: Sequence[Outgoing]) -> Sequence[Outcome]:
+    def send(self, batches: Sequence[OutgoingBatch]) -> Sequence[Outcome]:
         """Append batches in order; one outcome for each.
 
         In a transaction nothing is sent after the first failure, and all fail from there on.
@@ -141,7 +141,7 @@ class Sender:
 
     # Appending ------------------------------------------------------------------------
 
-    def _send_call(self, batches: Sequence[Outgoing]) -> Sequence[Outcome]:
+    def _send_call(self, batches: Sequence[OutgoingBatch]) -> Sequence[Outcome]:
         try:
             self.init()
             return self._attempt(batches, again=False)
@@ -157,7 +157,7 @@ class Sender:
             self.forget()  # interrupted, with an unknown outcome
             raise
 
-    def _one_by_one(self, batches: Sequence[Outgoing]) -> list[Outcome]:
+    def _one_by_one(self, batches: Sequence[OutgoingBatch]) -> list[Outcome]:
         """After a refusal: what stands in the log is answered as a duplicate, the rest tried."""
         outcomes: list[Outcome] = []
         unknown: dict[TopicPartition, Exception] = {}
@@ -178,7 +178,7 @@ class Sender:
             self.forget()
         return outcomes
 
-    def _attempt(self, batches: Sequence[Outgoing], *, again: bool) -> list[Appended]:
+    def _attempt(self, batches: Sequence[OutgoingBatch], *, again: bool) -> list[Appended]:
         """Append in one call, however often it takes.
 
         Raises _Refused if it is certain that nothing was written for the refused batch;
@@ -204,7 +204,7 @@ class Sender:
         self._sequences.update(_ends(appends))
         return appended
 
-    def _numbered(self, batches: Sequence[Outgoing]) -> list[Append]:
+    def _numbered(self, batches: Sequence[OutgoingBatch]) -> list[Append]:
         following: dict[TopicPartition, int] = {}
         appends = []
         for batch in batches:
@@ -277,9 +277,9 @@ class _Attempts:
         self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
 
 
-def _calls(batches: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
+def _calls(batches: Sequence[OutgoingBatch]) -> Iterator[list[OutgoingBatch]]:
     """Batches in order, in calls that the log can tell apart again when they are retried."""
-    call: list[Outgoing] = []
+    call: list[OutgoingBatch] = []
     size = 0
     of_partition: Counter[TopicPartition] = Counter()
     for batch in batches:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.changelog.embedded.frame import Payload, encode
+from strandline.changelog.embedded.frame import FramePayload, encode
 from strandline.changelog.embedded.producer_state import SEQUENCES
-from strandline.changelog.embedded.topic import Topic
+from strandline.changelog.embedded.topic import OpenTopic
 from strandline.changelog.errors import InvalidRecord, RecordTooLarge, SchemaMismatch
 from strandline.changelog.records import Append, ProducerIdentity
 from strandline.changelog.schema import BYTES
 
 
-def admitted(topic: Topic, request: Append, now_ms: int) -> Payload:
+def admitted(topic: OpenTopic, request: Append, now_ms: int) -> FramePayload:
     """The encoded batch of a request that `topic` may take.
 
     Raises InvalidRecord, SchemaMismatch, RecordTooLarge; nothing has happened then.
@@ -45,7 +45,7 @@ def admitted(topic: Topic, request: Append, now_ms: int) -> Payload:
     return payload
 
 
-def _check_producer(topic: Topic, request: Append) -> None:
+def _check_producer(topic: OpenTopic, request: Append) -> None:
     if request.producer is None or not 0 <= request.base_sequence < SEQUENCES:
         raise InvalidRecord(
             f"topic {topic.meta.name!r}: every batch carries its producer and a sequence from 0 to "
@@ -53,7 +53,7 @@ def _check_producer(topic: Topic, request: Append) -> None:
         )
 
 
-def _check_value_type(topic: Topic, request: Append) -> None:
+def _check_value_type(topic: OpenTopic, request: Append) -> None:
     name, schemas = topic.meta.name, topic.schemas
     known = range(1, schemas.latest_id + 1) if schemas.latest_id else [BYTES]
     if request.schema_id not in known:
@@ -75,7 +75,7 @@ def _stamped(columns: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
     return columns.set_column(0, columns.schema.field(0), times)
 
 
-def _check_times(topic: Topic, columns: pa.RecordBatch, now_ms: int) -> None:
+def _check_times(topic: OpenTopic, columns: pa.RecordBatch, now_ms: int) -> None:
     config = topic.config
     ends = pc.min_max(columns.column(0)).as_py()
     low, high = ends["min"], ends["max"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from strandline.changelog.embedded.format import Attributes, Kind
+from strandline.changelog.embedded.format import Attributes, FrameKind
 from strandline.changelog.embedded.frame import decode, decode_pairs
 from strandline.changelog.embedded.segment import LocatedFrame
 from strandline.changelog.records import Batch, ConsumerRecord, TopicPartition
@@ -49,7 +49,7 @@ def records_of(
     Raises CorruptLog.
     """
     header = frame.header
-    plain = header.kind == Kind.ROWS and not header.attributes & Attributes.HEADERS
+    plain = header.kind == FrameKind.ROWS and not header.attributes & Attributes.HEADERS
     if not plain or schemas.latest_id:
         yield from batch_of(frame, partition, schemas).records()
         return

@@ -17,8 +17,13 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 
 from strandline.changelog.config import check_client_name
-from strandline.changelog.embedded.environment import Environment
-from strandline.changelog.embedded.group_commit import Ended, GroupCommit, Stage, Ticket
+from strandline.changelog.embedded.context import LogContext
+from strandline.changelog.embedded.group_commit import (
+    CommitStage,
+    CommitTicket,
+    GroupCommit,
+    TransactionEnded,
+)
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.syncing import sync_all
 from strandline.changelog.embedded.transaction_log import TransactionLog, TransactionRecord
@@ -48,7 +53,7 @@ Check = Callable[[], None]
 """Raises Fenced if a transaction may not be committed."""
 
 
-class State(Enum):
+class TransactionPhase(Enum):
     """Where a transactional id is."""
 
     EMPTY = "no transaction open"
@@ -65,7 +70,7 @@ class Transaction:
         self.producer = producer
         self.timeout_ms = timeout_ms
         self.lock = threading.RLock()
-        self.state = State.EMPTY
+        self.state = TransactionPhase.EMPTY
         self.partitions: dict[Partition, None] = {}
         self.checks: list[Check] = []
         """What must hold when it is to be committed."""
@@ -80,13 +85,15 @@ class Transaction:
 
     def overdue(self, now: float) -> bool:
         """Whether its transaction has been open for too long."""
-        return self.state is State.ONGOING and now > self.deadline
+        return self.state is TransactionPhase.ONGOING and now > self.deadline
 
 
 class Coordinator:
     """The transactions of one log."""
 
-    def __init__(self, environment: Environment, log: TransactionLog, ended: Ended) -> None:
+    def __init__(
+        self, environment: LogContext, log: TransactionLog, ended: TransactionEnded
+    ) -> None:
         self._environment = environment
         self._log = log
         self._ended = ended
@@ -114,7 +121,7 @@ class Coordinator:
         transaction = self._transaction_of(transactional_id, timeout_ms)
         with transaction.lock:
             self._check_not_failed(transaction)
-            if transaction.state is State.ONGOING:
+            if transaction.state is TransactionPhase.ONGOING:
                 self._abort(transaction)
             elif transaction.last_ended is not None:
                 self._bump(transaction)
@@ -167,9 +174,9 @@ class Coordinator:
         transaction = self._find(producer)
         with transaction.lock:
             self._check_current(transaction, producer)
-            if transaction.state is State.EMPTY:
+            if transaction.state is TransactionPhase.EMPTY:
                 self._pay(transaction)  # or the marker, written later, would end this one
-                transaction.state = State.ONGOING
+                transaction.state = TransactionPhase.ONGOING
                 timeout = transaction.timeout_ms / 1000
                 transaction.deadline = self._environment.clock.monotonic() + timeout
                 transaction.used_ms = self._environment.steady_ms()
@@ -192,7 +199,7 @@ class Coordinator:
             if not commit:  # also if nothing of it is here yet: what comes late is too late then
                 self._abort(transaction)
                 return transaction.producer
-            if transaction.state is State.EMPTY:
+            if transaction.state is TransactionPhase.EMPTY:
                 return transaction.producer
             if self._environment.clock.monotonic() > transaction.deadline:
                 self._abort(transaction)
@@ -210,9 +217,9 @@ class Coordinator:
             raise
 
     def _commit(self, transaction: Transaction) -> ProducerIdentity:
-        transaction.state = State.COMMITTING
+        transaction.state = TransactionPhase.COMMITTING
         successor = self._successor(transaction)
-        ticket = Ticket(
+        ticket = CommitTicket(
             transaction.transactional_id,
             transaction.producer,
             successor,
@@ -225,15 +232,15 @@ class Coordinator:
             self._settle_outcome(transaction, ticket)
         return transaction.producer
 
-    def _settle_outcome(self, transaction: Transaction, ticket: Ticket) -> None:
+    def _settle_outcome(self, transaction: Transaction, ticket: CommitTicket) -> None:
         """What a commit, failed or not, has made of the transaction."""
-        if ticket.stage is Stage.COMMITTED:
+        if ticket.stage is CommitStage.COMMITTED:
             self._finish(transaction, ticket.successor, committed=True)
-        elif ticket.stage is Stage.REFUSED:
+        elif ticket.stage is CommitStage.REFUSED:
             self._abort(transaction)
             transaction.refusal = ticket.error
         else:
-            transaction.state = State.FAILED
+            transaction.state = TransactionPhase.FAILED
 
     def _abort(self, transaction: Transaction) -> None:
         """Markers to all partitions; no Prepare, since what is not prepared is aborted."""
@@ -267,7 +274,7 @@ class Coordinator:
         transaction.refusal = None
         transaction.partitions = {}
         transaction.checks = []
-        transaction.state = State.EMPTY
+        transaction.state = TransactionPhase.EMPTY
         transaction.producer = successor
         self._environment.counters.ended(committed=committed)
         if not committed:  # of a commit GroupCommit tells, when the last marker is there
@@ -326,7 +333,7 @@ class Coordinator:
 
     @staticmethod
     def _check_not_failed(transaction: Transaction) -> None:
-        if transaction.state is State.FAILED:
+        if transaction.state is TransactionPhase.FAILED:
             raise StorageFailed(
                 f"the last commit of {transaction.transactional_id!r} failed on the way to the "
                 f"disk; reopen the log to learn whether it took effect"
@@ -361,7 +368,7 @@ class Coordinator:
     def open_transactions(self) -> int:
         """How many have not ended."""
         with self._lock:
-            return sum(t.state is not State.EMPTY for t in self._by_id.values())
+            return sum(t.state is not TransactionPhase.EMPTY for t in self._by_id.values())
 
     # Time and recovery ----------------------------------------------------------------
 
@@ -387,7 +394,7 @@ class Coordinator:
                 transaction
                 for transaction in self._by_id.values()
                 if transaction.used_ms < older_than
-                and transaction.state is State.EMPTY
+                and transaction.state is TransactionPhase.EMPTY
                 and not transaction.owed
                 and self._commits.is_settled(transaction.transactional_id)
             ]

@@ -29,7 +29,7 @@ NETWORK_FUSE = frozenset([
 """Programs behind FUSE: their type is "fuse.<name>"."""
 
 
-class Mount(NamedTuple):
+class MountPoint(NamedTuple):
     """A mounted file system."""
 
     folder: str
@@ -56,13 +56,13 @@ def check_local(path: str | os.PathLike[str]) -> None:
         )
 
 
-def mount_of(folder: str, mounts: Iterable[Mount]) -> Mount | None:
+def mount_of(folder: str, mounts: Iterable[MountPoint]) -> MountPoint | None:
     """The mount that holds `folder`: the deepest, and of several on one folder the last.
 
-    >>> mount_of("/a/b/c", [Mount("/", "ext4", "x"), Mount("/a", "nfs", "h:/a"), Mount("/a/bc", "xfs", "y")])
+    >>> mount_of("/a/b/c", [Mount("/", "ext4", "x"), Mount("/a", "nfs", "h:/a"), MountPoint("/a/bc", "xfs", "y")])
     Mount(folder='/a', kind='nfs', source='h:/a')
     """
-    best: Mount | None = None
+    best: MountPoint | None = None
     for mount in mounts:
         inside = folder == mount.folder or folder.startswith(mount.folder.rstrip("/") + "/")
         if inside and (best is None or len(mount.folder) >= len(best.folder)):
@@ -70,7 +70,7 @@ def mount_of(folder: str, mounts: Iterable[Mount]) -> Mount | None:
     return best
 
 
-def parse_mountinfo(text: str) -> list[Mount]:
+def parse_mountinfo(text: str) -> list[MountPoint]:
     r"""The mounts in Linux's /proc/self/mountinfo (proc(5)).
 
     >>> parse_mountinfo("36 35 98:0 /r /mnt\\040x rw,noatime master:1 - nfs4 host:/root rw\n")
@@ -81,21 +81,21 @@ def parse_mountinfo(text: str) -> list[Mount]:
         before, separator, after = line.partition(" - ")
         places, kinds = before.split(" "), after.split(" ")
         if separator and len(places) > 4 and len(kinds) > 1:
-            mounts.append(Mount(_unescaped(places[4]), kinds[0], _unescaped(kinds[1])))
+            mounts.append(MountPoint(_unescaped(places[4]), kinds[0], _unescaped(kinds[1])))
     return mounts
 
 
-def parse_mount_command(text: str) -> list[Mount]:
+def parse_mount_command(text: str) -> list[MountPoint]:
     """The mounts that macOS's `mount` prints.
 
     >>> parse_mount_command("//me@nas/share on /Volumes/my share (smbfs, nodev, nosuid)")
     [Mount(folder='/Volumes/my share', kind='smbfs', source='//me@nas/share')]
     """
     found = re.findall(r"^(.+?) on (/.*) \((\w+)[,)]", text, flags=re.MULTILINE)
-    return [Mount(folder, kind, source) for source, folder, kind in found]
+    return [MountPoint(folder, kind, source) for source, folder, kind in found]
 
 
-def _mounts() -> list[Mount]:
+def _mounts() -> list[MountPoint]:
     try:
         return parse_mountinfo(Path("/proc/self/mountinfo").read_text(errors="replace"))
     except OSError:  # not Linux

@@ -10,7 +10,7 @@ import msgspec
 
 from strandline.changelog.directory import Identity
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.names import CATALOG, CLEAN, FOLDER_META, LOCK, LOG_CONFIG
 from strandline.changelog.errors import (
     REPAIR,
@@ -73,7 +73,7 @@ class FolderMeta(msgspec.Struct):
         return msgspec.structs.replace(self, log_id=new_id, ancestors=ancestors)
 
 
-def folder_meta(environment: Environment) -> FolderMeta:
+def folder_meta(environment: LogContext) -> FolderMeta:
     """Read what the folder is, or make it a log folder if it is empty."""
     storage, clock = environment.storage, environment.clock
     try:
@@ -89,7 +89,7 @@ def folder_meta(environment: Environment) -> FolderMeta:
         return meta
 
 
-def _in_its_folder(environment: Environment, meta: FolderMeta) -> FolderMeta:
+def _in_its_folder(environment: LogContext, meta: FolderMeta) -> FolderMeta:
     """What the folder is, with an id of its own if it is a copy of another one."""
     storage, clock = environment.storage, environment.clock
     here = storage.identity()

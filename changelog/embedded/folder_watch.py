@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.errors import FolderLost
 
@@ -15,7 +15,7 @@ _log = logging.getLogger("strandline")
 class FolderWatch:
     """Remembers that the folder was lost: putting it back does not undo what came in between."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: LogContext) -> None:
         self._environment = environment
         self._lost: FolderLost | None = None
 

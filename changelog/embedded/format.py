@@ -25,7 +25,7 @@ MAX_FRAME = 1 << 30
 """Bytes; a longer length in a header is damage, not a frame."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """How the payload holds the records."""
 
     EMPTY = 0
@@ -35,7 +35,7 @@ class Kind(IntEnum):
     ARROW = 2
     """One Arrow IPC record-batch message; its body begins at a multiple of 64."""
     CONTROL = 3
-    """A transaction marker: see `Marker`."""
+    """A transaction marker: see `TransactionMarker`."""
 
 
 class Attributes(IntFlag):
@@ -85,10 +85,10 @@ class FrameHeader(NamedTuple):
 
     @property
     def control(self) -> bool:
-        return self.kind == Kind.CONTROL
+        return self.kind == FrameKind.CONTROL
 
 
-class Marker(NamedTuple):
+class TransactionMarker(NamedTuple):
     """The payload of a control frame: the end of a producer's transaction in this partition."""
 
     version: int  # i16  0
@@ -164,10 +164,10 @@ def pack_marker(commit: bool, coordinator_epoch: int) -> bytes:
     return _MARKER.pack(0, int(commit), coordinator_epoch)
 
 
-def unpack_marker(payload: bytes | memoryview, where: str) -> Marker:
+def unpack_marker(payload: bytes | memoryview, where: str) -> TransactionMarker:
     """Read the payload of a control frame. Raises CorruptLog."""
     if len(payload) != _MARKER.size:
         raise CorruptLog(
             f"{where}: a marker has {_MARKER.size} bytes, got {len(payload)}; {REPAIR}"
         )
-    return Marker(*_MARKER.unpack(payload))
+    return TransactionMarker(*_MARKER.unpack(payload))

@@ -1,6 +1,6 @@
 """Batches of columns to frames and back.
 
-Writing has two halves: `Payload` encodes and checksums the columns, outside any lock;
+Writing has two halves: `FramePayload` encodes and checksums the columns, outside any lock;
 `frame_parts` adds the header once offsets are known. Reading checks the checksum before
 Arrow sees a byte, since Arrow trusts what it is given.
 """
@@ -23,7 +23,7 @@ from strandline.changelog.embedded.format import (
     VERSION,
     Attributes,
     FrameHeader,
-    Kind,
+    FrameKind,
     pack_header,
     pack_marker,
     padded,
@@ -47,10 +47,10 @@ _ZEROS = bytes(64)
 _OFFSET = pa.field("offset", pa.int64(), nullable=False)
 
 
-class Payload(NamedTuple):
+class FramePayload(NamedTuple):
     """Encoded records, all of a frame but its header."""
 
-    kind: Kind
+    kind: FrameKind
     attributes: int
     record_count: int
     base_timestamp: int
@@ -86,7 +86,7 @@ def encode(
     compression: str = "none",
     log_append_time: bool = False,
     offsets: pa.Int64Array | None = None,
-) -> Payload:
+) -> FramePayload:
     """Encode a batch of at least one record (schema: see changelog.records).
 
     `compression` is none, lz4 or zstd; `offsets` are the records' where they do not follow one
@@ -97,13 +97,13 @@ def encode(
         attributes |= Attributes.LOG_APPEND_TIME
     timestamps = columns.column(0)
     if schema_id == 0 and columns.num_rows < ROWS_BELOW and offsets is None:
-        kind, start = Kind.ROWS, HEADER_SIZE
+        kind, start = FrameKind.ROWS, HEADER_SIZE
         message: Any = _rows_message(columns)
     else:
         if offsets is not None:
             attributes |= Attributes.OFFSETS
             columns = columns.append_column(_OFFSET, offsets)
-        kind, message = Kind.ARROW, _arrow_message(columns, compression)
+        kind, message = FrameKind.ARROW, _arrow_message(columns, compression)
         body = 8 + int.from_bytes(message[4:8], "little")
         start = padded(HEADER_SIZE + body) - body
     return _payload(
@@ -118,22 +118,29 @@ def encode(
     )
 
 
-def encode_marker(*, commit: bool, coordinator_epoch: int, timestamp: int) -> Payload:
+def encode_marker(*, commit: bool, coordinator_epoch: int, timestamp: int) -> FramePayload:
     """Encode a transaction marker, which takes one offset."""
     message = pack_marker(commit, coordinator_epoch)
     return _payload(
-        Kind.CONTROL, Attributes.TRANSACTIONAL, 1, timestamp, timestamp, 0, message, HEADER_SIZE
+        FrameKind.CONTROL,
+        Attributes.TRANSACTIONAL,
+        1,
+        timestamp,
+        timestamp,
+        0,
+        message,
+        HEADER_SIZE,
     )
 
 
-def encode_nothing(header: FrameHeader) -> Payload:
+def encode_nothing(header: FrameHeader) -> FramePayload:
     """No records, where `header` had some: only their producer's sequence and epoch are left."""
     times = header.base_timestamp, header.max_timestamp
-    return _payload(Kind.EMPTY, 0, 0, *times, 0, b"", HEADER_SIZE)
+    return _payload(FrameKind.EMPTY, 0, 0, *times, 0, b"", HEADER_SIZE)
 
 
 def _payload(
-    kind: Kind,
+    kind: FrameKind,
     attributes: int,
     count: int,
     base_timestamp: int,
@@ -141,13 +148,13 @@ def _payload(
     schema_id: int,
     message: Any,
     start: int,
-) -> Payload:
+) -> FramePayload:
     size = len(message)
     before = _ZEROS[: start - HEADER_SIZE]
     after = _ZEROS[: padded(start + size) - start - size]
     crc = crc32c.crc32c(after, crc32c.crc32c(message, crc32c.crc32c(before)))
     parts = (before, message, after)
-    return Payload(
+    return FramePayload(
         kind,
         attributes,
         count,
@@ -162,7 +169,7 @@ def _payload(
 
 
 def frame_parts(
-    payload: Payload,
+    payload: FramePayload,
     *,
     base_offset: int,
     producer_id: int = -1,
@@ -198,7 +205,9 @@ def frame_parts(
     return header, [pack_header(header), *payload.parts]
 
 
-def refilled(header: FrameHeader, payload: Payload, place: int) -> tuple[FrameHeader, list[Any]]:
+def refilled(
+    header: FrameHeader, payload: FramePayload, place: int
+) -> tuple[FrameHeader, list[Any]]:
     """The frame with the offsets, the producer and the leader epoch of `header`, and other records."""
     stays = header.attributes & (Attributes.TRANSACTIONAL | Attributes.CLEANED)
     header = header._replace(
@@ -244,7 +253,7 @@ def decode(
     if header.attributes & Attributes.OFFSETS:
         schema = schema.append(_OFFSET)
     with _decoding(header, where):
-        if header.kind == Kind.ROWS:
+        if header.kind == FrameKind.ROWS:
             columns = _read_rows(payload, schema)
         else:
             columns = read_batch(pa.py_buffer(payload), schema)

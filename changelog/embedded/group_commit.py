@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.syncing import sync_all
 from strandline.changelog.embedded.transaction_log import (
@@ -29,13 +29,13 @@ from strandline.changelog.errors import UNDONE, StorageFailed, StrandlineError
 from strandline.changelog.records import ProducerIdentity
 
 
-class Ended(Protocol):
+class TransactionEnded(Protocol):
     """Told who wrote a transaction that has ended in every partition; perhaps late, or repeatedly."""
 
     def __call__(self, producer: ProducerIdentity, *, commit: bool) -> None: ...
 
 
-class Stage(Enum):
+class CommitStage(Enum):
     """How far a ticket has got: what its owner may do about a failure."""
 
     REFUSED = "no Prepare was written: it can be aborted"
@@ -44,7 +44,7 @@ class Stage(Enum):
 
 
 @dataclass(eq=False)
-class Ticket:
+class CommitTicket:
     """A transaction that wants to be committed."""
 
     transactional_id: str
@@ -53,7 +53,7 @@ class Ticket:
     """Who the producer is in its next transaction; its markers carry this epoch."""
     timeout_ms: int
     partitions: list[Partition]
-    stage: Stage = Stage.REFUSED
+    stage: CommitStage = CommitStage.REFUSED
     done: bool = False
     error: BaseException | None = None
     markers: dict[Partition, int] = field(default_factory=dict)
@@ -101,16 +101,16 @@ class Ticket:
 class GroupCommit:
     """Commits tickets in rounds; whoever finds no round running runs one for all who wait."""
 
-    environment: Environment
+    environment: LogContext
     log: TransactionLog
-    ended: Ended
-    _waiting: list[Ticket] = field(default_factory=list)
+    ended: TransactionEnded
+    _waiting: list[CommitTicket] = field(default_factory=list)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _round: threading.Lock = field(default_factory=threading.Lock)
-    _unsettled: list[Ticket] = field(default_factory=list)
+    _unsettled: list[CommitTicket] = field(default_factory=list)
     """Committed, but their markers are not known to be durable yet."""
 
-    def commit(self, ticket: Ticket) -> None:
+    def commit(self, ticket: CommitTicket) -> None:
         """Return when the transaction is durable and visible.
 
         Raises StorageFailed; the ticket's stage says what it means for the transaction. DiskFull in
@@ -157,7 +157,7 @@ class GroupCommit:
         """Whether no Prepare of that id is still needed."""
         return all(ticket.transactional_id != transactional_id for ticket in self._unsettled)
 
-    def _run(self, tickets: list[Ticket]) -> None:
+    def _run(self, tickets: list[CommitTicket]) -> None:
         self.environment.counters.rounds.add()
         try:
             # 1. All data and offsets of these transactions, and earlier ones' markers.
@@ -178,25 +178,25 @@ class GroupCommit:
             for ticket in tickets:
                 ticket.done = True
 
-    def _write(self, ready: list[Ticket], settled: list[Ticket]) -> None:
+    def _write(self, ready: list[CommitTicket], settled: list[CommitTicket]) -> None:
         """Prepare some transactions, durably, and note that others are complete."""
         records = [*map(_completed, settled), *map(_prepared, ready)]
         if not records:
             return
-        _enter(Stage.UNKNOWN, ready)
+        _enter(CommitStage.UNKNOWN, ready)
         try:
             self.log.write(records)
         except UNDONE:
-            _enter(Stage.REFUSED, ready)
+            _enter(CommitStage.REFUSED, ready)
             self._unsettled += settled
             raise
         if ready:
             self.log.sync()
-        _enter(Stage.COMMITTED, ready)
+        _enter(CommitStage.COMMITTED, ready)
 
     def _ready(
-        self, tickets: list[Ticket], failed: dict[Partition, StrandlineError]
-    ) -> list[Ticket]:
+        self, tickets: list[CommitTicket], failed: dict[Partition, StrandlineError]
+    ) -> list[CommitTicket]:
         """Those that may be prepared; the others get their error."""
         for ticket in tickets:
             ticket.error = next((failed[p] for p in ticket.partitions if p in failed), None)
@@ -207,9 +207,9 @@ class GroupCommit:
                 )
         return [ticket for ticket in tickets if ticket.error is None]
 
-    def _mark(self, tickets: list[Ticket]) -> None:
+    def _mark(self, tickets: list[CommitTicket]) -> None:
         """Write the markers that are not there yet; each ticket gets its error, or none."""
-        errors: dict[Ticket, StrandlineError] = {}
+        errors: dict[CommitTicket, StrandlineError] = {}
         hidden: set[Partition] = set()
         for ticket in tickets:
             for partition in ticket.partitions:
@@ -230,20 +230,20 @@ class GroupCommit:
             found = next((failed[p] for p in ticket.partitions if p in failed), None)
             ticket.error = errors.get(ticket, found)
 
-    def _pay(self, tickets: list[Ticket]) -> None:
+    def _pay(self, tickets: list[CommitTicket]) -> None:
         owing = [ticket for ticket in tickets if ticket.owed]
         if owing:
             self._mark(owing)
 
-    def _tell(self, tickets: list[Ticket]) -> None:
+    def _tell(self, tickets: list[CommitTicket]) -> None:
         for ticket in tickets:
             if ticket.is_marked:
                 self.ended(ticket.producer, commit=True)
 
-    def _owing(self, transactional_id: str) -> list[Ticket]:
+    def _owing(self, transactional_id: str) -> list[CommitTicket]:
         return [t for t in self._unsettled if t.transactional_id == transactional_id and t.owed]
 
-    def _take_settled(self) -> list[Ticket]:
+    def _take_settled(self) -> list[CommitTicket]:
         fsync = self.environment.durability == "fsync"
         # Again: whoever marked them may have been interrupted, or a partition that was owed one be gone.
         self._tell(self._unsettled)
@@ -252,18 +252,18 @@ class GroupCommit:
         return settled
 
     @staticmethod
-    def _partitions(tickets: list[Ticket]) -> list[Partition]:
+    def _partitions(tickets: list[CommitTicket]) -> list[Partition]:
         return list({partition: None for ticket in tickets for partition in ticket.partitions})
 
 
-def _enter(stage: Stage, tickets: list[Ticket]) -> None:
+def _enter(stage: CommitStage, tickets: list[CommitTicket]) -> None:
     for ticket in tickets:
         ticket.stage = stage
 
 
-def _prepared(ticket: Ticket) -> tuple[str, TransactionRecord]:
+def _prepared(ticket: CommitTicket) -> tuple[str, TransactionRecord]:
     return ticket.transactional_id, ticket.record("prepare")
 
 
-def _completed(ticket: Ticket) -> tuple[str, TransactionRecord]:
+def _completed(ticket: CommitTicket) -> tuple[str, TransactionRecord]:
     return ticket.transactional_id, ticket.record("complete")

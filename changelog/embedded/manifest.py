@@ -8,7 +8,7 @@ import msgspec
 
 from strandline.changelog.embedded import document
 from strandline.changelog.embedded.names import MANIFEST, SegmentName
-from strandline.changelog.history import FIRST, Epoch
+from strandline.changelog.history import FIRST, HistoryEpoch
 from strandline.changelog.storage import Storage
 
 KIND = "manifest"
@@ -48,7 +48,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     """No offset below this is given again after an unclean start (durability "os")."""
     next_generation: Count = 1
     """Number of the next segment; numbers are never used twice."""
-    epochs: Annotated[tuple[Epoch, ...], msgspec.Meta(min_length=1)] = FIRST
+    epochs: Annotated[tuple[HistoryEpoch, ...], msgspec.Meta(min_length=1)] = FIRST
     """Which opening of the log wrote which offsets, ascending. Version 1 had no incarnations."""
     segments: list[SegmentEntry] = msgspec.field(default_factory=list)
     clean_end: Count = 0

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from strandline.changelog.embedded.format import FrameHeader
-from strandline.changelog.metrics import Counter, Histogram, Metric, Reading
+from strandline.changelog.metrics import Histogram, Metric, MetricReading, MonotonicCounter
 
 if TYPE_CHECKING:
-    from strandline.changelog.embedded.topic import Topic
+    from strandline.changelog.embedded.topic import OpenTopic
 
 APPENDS = Metric(
     "strandline_log_appends_total", "counter", "Batches appended by producers.", ("topic",)
@@ -62,16 +62,16 @@ class LogCounters:
 
     def __init__(self) -> None:
         self.fsyncs = Histogram()
-        self.rounds = Counter()
-        self.committed = Counter()
-        self.aborted = Counter()
+        self.rounds = MonotonicCounter()
+        self.committed = MonotonicCounter()
+        self.aborted = MonotonicCounter()
 
     def ended(self, *, committed: bool) -> None:
         """A transaction has."""
         (self.committed if committed else self.aborted).add()
 
 
-class Written:
+class AppendCounters:
     """What producers have appended to one partition; counted under its lock."""
 
     def __init__(self) -> None:
@@ -87,28 +87,28 @@ class Written:
 
 
 def log_readings(
-    topics: Iterable[Topic], counters: LogCounters, open_transactions: int
-) -> Iterator[Reading]:
+    topics: Iterable[OpenTopic], counters: LogCounters, open_transactions: int
+) -> Iterator[MetricReading]:
     """Everything an owner tells, but who is attached to it."""
     for topic in topics:
         yield from _of_topic(topic)
-    yield Reading(FSYNCS, (), counters.fsyncs.read())
-    yield Reading(ROUNDS, (), counters.rounds.value)
-    yield Reading(TRANSACTIONS, ("committed",), counters.committed.value)
-    yield Reading(TRANSACTIONS, ("aborted",), counters.aborted.value)
-    yield Reading(OPEN, (), open_transactions)
+    yield MetricReading(FSYNCS, (), counters.fsyncs.read())
+    yield MetricReading(ROUNDS, (), counters.rounds.value)
+    yield MetricReading(TRANSACTIONS, ("committed",), counters.committed.value)
+    yield MetricReading(TRANSACTIONS, ("aborted",), counters.aborted.value)
+    yield MetricReading(OPEN, (), open_transactions)
 
 
-def _of_topic(topic: Topic) -> Iterator[Reading]:
+def _of_topic(topic: OpenTopic) -> Iterator[MetricReading]:
     name, partitions = topic.meta.name, list(topic.partitions)
     written = [partition.written for partition in partitions]
-    yield Reading(APPENDS, (name,), sum(w.appends for w in written))
-    yield Reading(RECORDS, (name,), sum(w.records for w in written))
-    yield Reading(BYTES, (name,), sum(w.nbytes for w in written))
-    yield Reading(SIZE, (name,), sum(s.size for p in partitions for s in p.segments))
-    yield Reading(REFUSING, (name,), sum(not p.usable and not p.retired for p in partitions))
+    yield MetricReading(APPENDS, (name,), sum(w.appends for w in written))
+    yield MetricReading(RECORDS, (name,), sum(w.records for w in written))
+    yield MetricReading(BYTES, (name,), sum(w.nbytes for w in written))
+    yield MetricReading(SIZE, (name,), sum(s.size for p in partitions for s in p.segments))
+    yield MetricReading(REFUSING, (name,), sum(not p.usable and not p.retired for p in partitions))
     for number, partition in enumerate(partitions):
         ends = partition.offsets()
-        yield Reading(START, (name, str(number)), ends.log_start)
-        yield Reading(END, (name, str(number)), ends.high_watermark)
-        yield Reading(STABLE, (name, str(number)), ends.last_stable_offset)
+        yield MetricReading(START, (name, str(number)), ends.log_start)
+        yield MetricReading(END, (name, str(number)), ends.high_watermark)
+        yield MetricReading(STABLE, (name, str(number)), ends.last_stable_offset)

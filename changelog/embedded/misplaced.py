@@ -6,11 +6,11 @@ import crc32c
 
 from strandline.changelog.embedded.format import HEADER_SIZE
 from strandline.changelog.embedded.names import TOPICS, partition_folder, place_of, topic_folder
-from strandline.changelog.embedded.scanning import Broken
+from strandline.changelog.embedded.scanning import BrokenFrame
 from strandline.changelog.embedded.segment import Segment
 
 
-def folder_of(segment: Segment, broken: Broken) -> str | None:
+def folder_of(segment: Segment, broken: BrokenFrame) -> str | None:
     """The folder of the log's partition that a frame without a right checksum belongs to.
 
     None if its payload is damaged or cut off, or is of another log. A torn write may leave a good

@@ -21,10 +21,11 @@ from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.embedded import folder, reading, retention
 from strandline.changelog.embedded.admission import admitted, identity_of
 from strandline.changelog.embedded.cleaning.schedule import Cleaners
+from strandline.changelog.embedded.context import Durability, LogContext
 from strandline.changelog.embedded.coordinator import Coordinator
-from strandline.changelog.embedded.environment import Durability, Environment
 from strandline.changelog.embedded.folder_watch import FolderWatch
-from strandline.changelog.embedded.groups.groups import Groups
+from strandline.changelog.embedded.groups.groups import GroupCoordinator
+from strandline.changelog.embedded.maintenance import LogMaintenance, sync_quietly
 from strandline.changelog.embedded.metrics import log_readings
 from strandline.changelog.embedded.names import (
     CLEAN,
@@ -39,11 +40,10 @@ from strandline.changelog.embedded.pins import KeptPins
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.embedded.snapshots import KeptSnapshots
 from strandline.changelog.embedded.syncing import begin_epochs, sync_all
-from strandline.changelog.embedded.ticking import Ticking
-from strandline.changelog.embedded.topic import Catalog, Topic
+from strandline.changelog.embedded.ticker import Ticker
+from strandline.changelog.embedded.topic import OpenTopic, TopicCatalog
 from strandline.changelog.embedded.transaction_log import TransactionLog
-from strandline.changelog.embedded.upkeep import Upkeep, sync_quietly
-from strandline.changelog.embedded.view import View
+from strandline.changelog.embedded.view import RecordView
 from strandline.changelog.errors import (
     UNDONE,
     FolderLost,
@@ -51,8 +51,8 @@ from strandline.changelog.errors import (
     InvalidTopic,
     OwnerUnavailable,
 )
-from strandline.changelog.groups import Grant, GroupInfo, GroupMember, Subscription
-from strandline.changelog.metrics import Reading
+from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
+from strandline.changelog.metrics import MetricReading
 from strandline.changelog.records import (
     Append,
     Appended,
@@ -90,7 +90,7 @@ class Owner:
     ) -> None:
         if durability not in ("fsync", "os"):
             raise InvalidConfig(f"durability is 'fsync' or 'os', got {durability!r}")
-        self._environment = Environment(storage, clock or SystemClock(), durability)
+        self._environment = LogContext(storage, clock or SystemClock(), durability)
         self._watch = FolderWatch(self._environment)
         self._background = background
         self._closed = False
@@ -103,7 +103,7 @@ class Owner:
         except BaseException:
             self._lock.release()
             raise
-        self._ticking = Ticking(self.tick) if background else None
+        self._ticking = Ticker(self.tick) if background else None
 
     # Opening and closing --------------------------------------------------------------
 
@@ -113,8 +113,8 @@ class Owner:
         closed = folder.closed_sizes(storage)
         storage.sync_dir("")  # the names found are durable before anything is built on them
         environment.config = folder.log_config(storage)
-        self._catalog = Catalog(environment, closed)
-        self._upkeep = Upkeep(environment, self._catalog)
+        self._catalog = TopicCatalog(environment, closed)
+        self._upkeep = LogMaintenance(environment, self._catalog)
         self._cleaners = Cleaners(environment, self._catalog, self._doom, self._background)
         self.pins = KeptPins(environment, self._partition, self._admin)
         self.snapshots = KeptSnapshots(environment, self.meta, self._partitions, self._admin)
@@ -126,7 +126,7 @@ class Owner:
         self._coordinator.recover(self._catalog.partition_by_id, self._partitions)
         offsets.load()
         self._offsets = offsets
-        self._groups = Groups(environment.clock, self._partition_count)
+        self._groups = GroupCoordinator(environment.clock, self._partition_count)
 
     def _partition_count(self, topic: str) -> int:
         return len(self._catalog.get(topic).partitions) if self._catalog.has(topic) else 0
@@ -188,7 +188,7 @@ class Owner:
             self.snapshots.tick()
         self._cleaners.tick()
 
-    def _doom(self, topic: Topic, segments: Sequence[Segment]) -> None:
+    def _doom(self, topic: OpenTopic, segments: Sequence[Segment]) -> None:
         with self._admin_lock:
             self._upkeep.doom(topic, segments)
 
@@ -274,7 +274,7 @@ class Owner:
                 self._sync(plain)
         return appended
 
-    def _append(self, topic: Topic, partition: Partition, request: Append) -> Appended:
+    def _append(self, topic: OpenTopic, partition: Partition, request: Append) -> Appended:
         self._refuse_system(request.topic, "append to")
         payload = admitted(topic, request, self._environment.clock.now_ms())
         producer = request.producer
@@ -312,13 +312,13 @@ class Owner:
         max_bytes: int,
         isolation: Isolation,
         timeout: float,
-    ) -> dict[TopicPartition, View]:
+    ) -> dict[TopicPartition, RecordView]:
         """Where a fetch would find what it asks for, for those who read the files themselves.
 
         With nothing new in any partition it waits up to `timeout` seconds. Raises as `fetch` does.
         """
 
-        def locate(tp: TopicPartition, offset: int) -> View:
+        def locate(tp: TopicPartition, offset: int) -> RecordView:
             partition = self._partition(tp)
             return reading.view(partition, offset, max_bytes=max_bytes, isolation=isolation)
 
@@ -463,7 +463,7 @@ class Owner:
         holds: Collection[TopicPartition],
         *,
         timeout: float = 0.0,
-    ) -> Grant:
+    ) -> Assignment:
         self._check_open()
         return self._groups.beat(member, call, seen, holds, timeout if self._ticking else 0.0)
 
@@ -471,7 +471,7 @@ class Owner:
         self._check_open()
         self._groups.leave(member)
 
-    def metrics(self) -> list[Reading]:
+    def metrics(self) -> list[MetricReading]:
         """What it has counted since it was opened, and how things stand."""
         counters, open_ = self._environment.counters, self._coordinator.open_transactions
         return [*log_readings(self._catalog, counters, open_), *self._cleaners.readings()]

@@ -28,11 +28,11 @@ import msgspec
 from strandline.changelog.config import TopicConfig
 from strandline.changelog.embedded import side_files
 from strandline.changelog.embedded.aborted import AbortedTransactions
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.format import FrameHeader
-from strandline.changelog.embedded.frame import Payload, encode_marker, frame_parts
+from strandline.changelog.embedded.frame import FramePayload, encode_marker, frame_parts
 from strandline.changelog.embedded.manifest import Manifest, SegmentEntry
-from strandline.changelog.embedded.metrics import Written
+from strandline.changelog.embedded.metrics import AppendCounters
 from strandline.changelog.embedded.names import SegmentName
 from strandline.changelog.embedded.producer_state import (
     BatchMeta,
@@ -49,7 +49,7 @@ from strandline.changelog.errors import (
     StrandlineError,
     UnknownTopic,
 )
-from strandline.changelog.history import Epoch, epoch_of, with_epoch
+from strandline.changelog.history import HistoryEpoch, epoch_of, with_epoch
 from strandline.changelog.records import (
     Appended,
     PartitionOffsets,
@@ -71,7 +71,7 @@ class Partition:
 
     def __init__(
         self,
-        environment: Environment,
+        environment: LogContext,
         folder: str,
         manifest: Manifest,
         config: TopicConfig,
@@ -83,7 +83,7 @@ class Partition:
         self.topic_partition = TopicPartition(manifest.topic, manifest.partition)
         self.topic_id = manifest.topic_id
         self.segments: tuple[Segment, ...] = ()
-        self.written = Written()
+        self.written = AppendCounters()
         self.producers = ProducerStates()
         self.aborted = AbortedTransactions()
         self.log_end = 0
@@ -154,7 +154,7 @@ class Partition:
 
     def append(
         self,
-        payload: Payload,
+        payload: FramePayload,
         producer: ProducerIdentity | None = None,
         base_sequence: int = -1,
         *,
@@ -228,7 +228,7 @@ class Partition:
 
     def _write(
         self,
-        payload: Payload,
+        payload: FramePayload,
         producer: ProducerIdentity | None,
         base_sequence: int,
         *,
@@ -339,7 +339,7 @@ class Partition:
 
     # Segments -------------------------------------------------------------------------
 
-    def _segment_for(self, payload: Payload) -> Segment:
+    def _segment_for(self, payload: FramePayload) -> Segment:
         if not self.segments:
             self.environment.storage.make_dir(self.folder)
             self.roll()
@@ -349,7 +349,7 @@ class Partition:
             self._reserve(self.log_end + payload.record_count)
         return self.segments[-1]
 
-    def _is_full(self, active: Segment, payload: Payload) -> bool:
+    def _is_full(self, active: Segment, payload: FramePayload) -> bool:
         if active.size == 0:
             return False
         too_large = (
@@ -417,7 +417,7 @@ class Partition:
         if self.segments:
             self.begin_epoch(self.log_end)
         else:  # There is no manifest yet. The first segment is about to be created and saves it.
-            first = Epoch(0, self.log_end, self.environment.incarnation)
+            first = HistoryEpoch(0, self.log_end, self.environment.incarnation)
             self.manifest = msgspec.structs.replace(self.manifest, epochs=(first,))
             self.epoch_begun = True
 

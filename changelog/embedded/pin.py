@@ -1,6 +1,6 @@
 """One pin on the disk: the document that says what it holds, and reading by it.
 
-Like a `View` it is made of plain values, and its files are its own links: who may read the folder can read
+Like a `RecordView` it is made of plain values, and its files are its own links: who may read the folder can read
 by it, in the owner's process or in another one, for as long as the document is there.
 """
 
@@ -16,8 +16,8 @@ from strandline.changelog.embedded.aborted import AbortedTransactions
 from strandline.changelog.embedded.manifest import Count
 from strandline.changelog.embedded.names import PIN_LINK, pin_file, pin_folder
 from strandline.changelog.embedded.producer_state import EndedTransaction
-from strandline.changelog.embedded.segment import Piece
-from strandline.changelog.embedded.view import View
+from strandline.changelog.embedded.segment import SegmentPiece
+from strandline.changelog.embedded.view import RecordView
 from strandline.changelog.errors import OffsetOutOfRange, UnknownPartition
 from strandline.changelog.pins import MAX_TIMEOUT_MS, PinName, PinnedRange
 from strandline.changelog.records import Fetched, TopicPartition
@@ -112,25 +112,25 @@ class PinReader:
         return last[1]
 
 
-def _view(pin: Pin, name: PinName, partition: TopicPartition, offset: int) -> View:
+def _view(pin: Pin, name: PinName, partition: TopicPartition, offset: int) -> RecordView:
     for one in pin.partitions:
         if one.topic_partition == partition:
             return _view_of(one, pin.schemas.get(one.topic_id, []), pin_folder(name), offset)
     raise UnknownPartition(f"pin {name} does not hold {partition}")
 
 
-def _view_of(one: PinnedPartition, schemas: list[bytes], folder: str, offset: int) -> View:
+def _view_of(one: PinnedPartition, schemas: list[bytes], folder: str, offset: int) -> RecordView:
     if not one.start <= offset <= one.end:
         raise OffsetOutOfRange(
             f"{one.topic_partition} is pinned from {one.start} to {one.end}, got {offset}"
         )
     first = bisect_right(one.pieces, offset, key=lambda piece: piece.base_offset) - 1
-    return View(
+    return RecordView(
         one.topic_partition,
         offset,
         one.end,
         tuple(
-            Piece(f"{folder}/{piece.file}", piece.base_offset, piece.start, piece.end)
+            SegmentPiece(f"{folder}/{piece.file}", piece.base_offset, piece.start, piece.end)
             for piece in one.pieces[max(0, first) :]
         ),
         AbortedTransactions(one.aborted),

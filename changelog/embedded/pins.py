@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.names import (
     PIN,
     PINS,
@@ -28,7 +28,7 @@ from strandline.changelog.embedded.names import (
 )
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.pin import Pin, PinnedPartition, PinnedPiece, PinReader
-from strandline.changelog.embedded.segment import Piece, Segment
+from strandline.changelog.embedded.segment import Segment, SegmentPiece
 from strandline.changelog.errors import (
     REPAIR,
     UNDONE,
@@ -68,7 +68,7 @@ Find = Callable[[TopicPartition], Partition]
 class KeptPins:
     """Implements `changelog.pins.Pins`. Files of segments are removed under `admin` too, so none goes in between."""
 
-    def __init__(self, environment: Environment, find: Find, admin: Admin) -> None:
+    def __init__(self, environment: LogContext, find: Find, admin: Admin) -> None:
         self._environment = environment
         self._storage = environment.storage
         self._find = find
@@ -275,7 +275,7 @@ def _held(partition: Partition, wanted: PinnedRange, folder: str) -> PinnedParti
     return PinnedPartition(topic, wanted.topic_id, number, start, end, pieces, list(aborted))
 
 
-def _pieces(partition: Partition, start: int, end: int) -> Iterator[tuple[Segment, Piece]]:
+def _pieces(partition: Partition, start: int, end: int) -> Iterator[tuple[Segment, SegmentPiece]]:
     """What holds the offsets in [`start`, `end`), with its segment; the last piece may reach further."""
     if start >= end:
         return
@@ -288,7 +288,7 @@ def _pieces(partition: Partition, start: int, end: int) -> Iterator[tuple[Segmen
                 yield segment, piece
 
 
-def _cut_at(end: int, segment: Segment, piece: Piece, storage: Storage) -> Piece:
+def _cut_at(end: int, segment: Segment, piece: SegmentPiece, storage: Storage) -> SegmentPiece:
     """The piece without its frames from offset `end` on: they may not be durable yet."""
     near = max(piece.start, segment.index.position_of(end))
     for frame in piece._replace(start=near).frames(storage):

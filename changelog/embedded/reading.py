@@ -15,8 +15,8 @@ from operator import attrgetter
 from typing import TypeVar
 
 from strandline.changelog.embedded.partition import Partition
-from strandline.changelog.embedded.segment import Piece
-from strandline.changelog.embedded.view import View
+from strandline.changelog.embedded.segment import SegmentPiece
+from strandline.changelog.embedded.view import RecordView
 from strandline.changelog.errors import REPAIR, CorruptLog, OffsetOutOfRange
 from strandline.changelog.history import epochs_within
 from strandline.changelog.records import Fetched, Isolation
@@ -27,7 +27,7 @@ SEARCHED = 64 << 10
 T = TypeVar("T")
 
 
-def view(partition: Partition, offset: int, *, max_bytes: int, isolation: Isolation) -> View:
+def view(partition: Partition, offset: int, *, max_bytes: int, isolation: Isolation) -> RecordView:
     """What may be seen from `offset` on, about `max_bytes` of it.
 
     Raises OffsetOutOfRange, and UnknownTopic if the topic was deleted.
@@ -44,7 +44,7 @@ def view(partition: Partition, offset: int, *, max_bytes: int, isolation: Isolat
         committed = isolation == "read_committed"
         end = ends.last_stable_offset if committed else ends.high_watermark
         pieces, limit = _pieces(partition, offset, end, max_bytes)
-        return View(
+        return RecordView(
             partition.topic_partition,
             offset,
             limit,
@@ -96,7 +96,7 @@ def offset_for_time(partition: Partition, timestamp: int, *, isolation: Isolatio
 
 def _view_from_time(
     partition: Partition, offset: int, timestamp: int, isolation: Isolation
-) -> View:
+) -> RecordView:
     """What may be seen from the first offset that can have the timestamp, at `offset` or later."""
     with partition.lock:
         start = partition.log_end
@@ -109,8 +109,8 @@ def _view_from_time(
 
 
 def _read(
-    partition: Partition, take: Callable[[], View], read: Callable[[View], T]
-) -> tuple[View, T]:
+    partition: Partition, take: Callable[[], RecordView], read: Callable[[RecordView], T]
+) -> tuple[RecordView, T]:
     """Take a view and read by it; once more if retention took a file in between."""
     while True:
         segments = partition.segments
@@ -126,11 +126,11 @@ def _read(
 
 def _pieces(
     partition: Partition, offset: int, end: int, max_bytes: int
-) -> tuple[tuple[Piece, ...], int]:
+) -> tuple[tuple[SegmentPiece, ...], int]:
     """Where the offsets in [`offset`, `end`) are, about `max_bytes`; and the end of those."""
     if offset >= end:
         return (), end
-    pieces: list[Piece] = []
+    pieces: list[SegmentPiece] = []
     size = 0
     first = bisect_right(partition.segments, offset, key=attrgetter("base_offset")) - 1
     for segment in partition.segments[max(0, first) :]:

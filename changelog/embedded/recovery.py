@@ -22,13 +22,13 @@ import contextlib
 from strandline.changelog.config import TopicConfig
 from strandline.changelog.embedded import misplaced
 from strandline.changelog.embedded.aborted import AbortedTransactions
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.format import unpack_marker
 from strandline.changelog.embedded.manifest import Manifest, SegmentEntry
 from strandline.changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.producer_state import BatchMeta, ProducerStates, advance
-from strandline.changelog.embedded.scanning import CHUNK, Broken, durable_end_behind, scan
+from strandline.changelog.embedded.scanning import CHUNK, BrokenFrame, durable_end_behind, scan
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.embedded.side_files import load_aborted, load_producers, save_producers
 from strandline.changelog.errors import REPAIR, CorruptLog, FutureFormat, cause
@@ -37,7 +37,7 @@ from strandline.changelog.storage import Storage
 
 
 def open_partition(
-    environment: Environment,
+    environment: LogContext,
     folder: str,
     config: TopicConfig,
     fresh: Manifest,
@@ -79,7 +79,7 @@ def _check_place(folder: str, found: Manifest, fresh: Manifest) -> None:
         )
 
 
-def _check_never_written(environment: Environment, folder: str, closed_size: int | None) -> None:
+def _check_never_written(environment: LogContext, folder: str, closed_size: int | None) -> None:
     """Without a manifest there may be a first segment, empty: the crash came in between."""
     if closed_size:
         raise CorruptLog(
@@ -138,7 +138,7 @@ def _recover_tail(partition: Partition, closed_size: int | None) -> None:
     interval = partition.config.index_interval_bytes
     end, failure, durable_end = active.file.size(), None, active.base_offset
     for found in scan(active, end):
-        if isinstance(found, Broken):
+        if isinstance(found, BrokenFrame):
             _check_belongs(active, found)
             failure = cause(found.reason)
             break
@@ -159,7 +159,7 @@ def _recover_tail(partition: Partition, closed_size: int | None) -> None:
     partition.log_end = active.end_offset
 
 
-def _check_belongs(segment: Segment, found: Broken) -> None:
+def _check_belongs(segment: Segment, found: BrokenFrame) -> None:
     """Raise if what cannot be read here are good frames of another partition: they are not cut off."""
     folder = misplaced.folder_of(segment, found)
     if folder is not None:
@@ -182,7 +182,7 @@ def _check_never_durable(segment: Segment, position: int, failure: str | None) -
 def _write_again(segment: Segment, durable_end: int) -> None:
     """Write the frames from offset `durable_end` on once more, as they are; closed segments were synced."""
     for found in scan(segment, segment.size, segment.index.position_of(durable_end)):
-        if isinstance(found, Broken):  # a moment ago it was whole
+        if isinstance(found, BrokenFrame):  # a moment ago it was whole
             raise found.reason
         if found.frame.header.last_offset >= durable_end:
             segment.file.rewrite(found.position, found.content)

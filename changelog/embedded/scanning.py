@@ -28,7 +28,7 @@ Bounds = tuple[int, int]
 """The offsets that the next frame may have, the end excluded."""
 
 
-class Whole(NamedTuple):
+class WholeFrame(NamedTuple):
     """A frame whose checksums are right and whose offsets follow."""
 
     position: int
@@ -47,7 +47,7 @@ class Whole(NamedTuple):
         return self.frame.data[at : at + self.frame.header.length]
 
 
-class Broken(NamedTuple):
+class BrokenFrame(NamedTuple):
     """A position at which there is no whole frame."""
 
     position: int
@@ -58,7 +58,7 @@ class Broken(NamedTuple):
 
 def scan(
     segment: Segment, end: int, position: int = 0, limit: int = NO_LIMIT
-) -> Iterator[Whole | Broken]:
+) -> Iterator[WholeFrame | BrokenFrame]:
     """What is in the first `end` bytes of a segment's file, whole frames in ascending order.
 
     `position` is where a frame begins. From offset `limit` on, frames belong to another segment.
@@ -73,7 +73,7 @@ def scan(
             data, start = memoryview(segment.file.read(position, max(found, CHUNK))), position
             continue
         yield found
-        if isinstance(found, Whole):
+        if isinstance(found, WholeFrame):
             position, bounds = found.end, (found.frame.header.last_offset + 1, limit)
         else:
             position = _behind(segment, found, end, bounds)
@@ -87,7 +87,7 @@ def durable_end_behind(segment: Segment, position: int) -> int:
 
 def _found_at(
     segment: Segment, data: memoryview, start: int, position: int, end: int, bounds: Bounds
-) -> Whole | Broken | int:
+) -> WholeFrame | BrokenFrame | int:
     """What is at `position`, or how many bytes must be read to tell; `data` is from `start`."""
     at, left = position - start, end - position
     if len(data) - at < min(HEADER_SIZE, left):
@@ -97,7 +97,9 @@ def _found_at(
     try:
         header = unpack_header(data if left >= HEADER_SIZE else data[: at + left], at, where)
         if header.length > left:
-            return Broken(position, CorruptLog(f"{where}: the frame is cut off; {REPAIR}"), header)
+            return BrokenFrame(
+                position, CorruptLog(f"{where}: the frame is cut off; {REPAIR}"), header
+            )
         if header.length > len(data) - at:
             return header.length
         frame = LocatedFrame(header, data, at, where, segment.place)
@@ -106,8 +108,8 @@ def _found_at(
     except FutureFormat:
         raise
     except CorruptLog as error:
-        return Broken(position, error, header)
-    return Whole(position, frame)
+        return BrokenFrame(position, error, header)
+    return WholeFrame(position, frame)
 
 
 def _check_follows(header: FrameHeader, bounds: Bounds, where: str) -> None:
@@ -124,14 +126,14 @@ def _check_follows(header: FrameHeader, bounds: Bounds, where: str) -> None:
         )
 
 
-def _behind(segment: Segment, broken: Broken, end: int, bounds: Bounds) -> int:
+def _behind(segment: Segment, broken: BrokenFrame, end: int, bounds: Bounds) -> int:
     """Where to go on; `end` if there is nothing more."""
     if broken.header is not None:
         return min(end, broken.position + broken.header.length)
     for position, header in _headers(segment, broken.position + ALIGNMENT, end):
         if position + header.length <= end:
             data = memoryview(segment.file.read(position, header.length))
-            if isinstance(_found_at(segment, data, position, position, end, bounds), Whole):
+            if isinstance(_found_at(segment, data, position, position, end, bounds), WholeFrame):
                 return position
     return end
 

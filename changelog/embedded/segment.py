@@ -38,7 +38,7 @@ class LocatedFrame(NamedTuple):
         return payload_bytes(self.data, self.position, self.header, self.where, self.place)
 
 
-class Piece(NamedTuple):
+class SegmentPiece(NamedTuple):
     """Whole frames that follow one another in a segment's file, to be read at once."""
 
     path: str
@@ -215,13 +215,13 @@ class Segment:
         self.frames_noted += 1
         self.end_offset = header.last_offset + 1
 
-    def pieces(self, start: int, size: int) -> Iterator[Piece]:
+    def pieces(self, start: int, size: int) -> Iterator[SegmentPiece]:
         """All frames from file position `start` on, in pieces of about `size` bytes."""
         base, end = self.base_offset, self.size
         while start < end:
             cut = self.index.cut(start, size) if end - start > size else None
             stop, following = cut if cut is not None and cut[0] < end else (end, base)
-            yield Piece(self.path, base, start, stop)
+            yield SegmentPiece(self.path, base, start, stop)
             start, base = stop, following
 
     def frames(

@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.folder import FOLDER_KIND, FolderMeta
 from strandline.changelog.embedded.manifest import KIND as MANIFEST_KIND
 from strandline.changelog.embedded.manifest import Count
@@ -77,7 +77,7 @@ class KeptSnapshots:
 
     def __init__(
         self,
-        environment: Environment,
+        environment: LogContext,
         meta: FolderMeta,
         partitions: Callable[[], Iterable[Partition]],
         admin: Callable[[], AbstractContextManager[None]],

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.errors import InvalidRequest, StrandlineError
 from strandline.changelog.records import Append, TopicPartition
 
 
 def sync_all(
-    environment: Environment, partitions: Collection[Partition]
+    environment: LogContext, partitions: Collection[Partition]
 ) -> dict[Partition, StrandlineError]:
     """Sync several partitions at once; those that failed, with the reason.
 
@@ -34,7 +34,7 @@ def _sync(partition: Partition) -> StrandlineError | None:
 
 
 def begin_epochs(
-    environment: Environment, find: Callable[[TopicPartition], Partition], appends: Sequence[Append]
+    environment: LogContext, find: Callable[[TopicPartition], Partition], appends: Sequence[Append]
 ) -> None:
     """Begin the epochs of partitions that are about to get their first append since the opening.
 

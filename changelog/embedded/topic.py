@@ -15,7 +15,7 @@ from strandline.changelog.config import (
     topic_settings,
 )
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.folder import ClosedSizes, save_log_config
 from strandline.changelog.embedded.manifest import Manifest
 from strandline.changelog.embedded.names import (
@@ -72,11 +72,11 @@ class TopicMeta(msgspec.Struct, kw_only=True):
         return document.load(storage, topic_copy(topic_id), COPY_KIND, TopicMeta)
 
 
-class Topic:
+class OpenTopic:
     """A topic of the open log, with its partitions."""
 
     def __init__(
-        self, environment: Environment, meta: TopicMeta, closed: ClosedSizes | None
+        self, environment: LogContext, meta: TopicMeta, closed: ClosedSizes | None
     ) -> None:
         self._environment = environment
         self.meta = meta
@@ -149,10 +149,10 @@ class Topic:
         )
 
 
-class Catalog:
+class TopicCatalog:
     """All topics. Every change is durable before it returns."""
 
-    def __init__(self, environment: Environment, closed: ClosedSizes | None) -> None:
+    def __init__(self, environment: LogContext, closed: ClosedSizes | None) -> None:
         self._environment = environment
         storage = environment.storage
         try:
@@ -171,12 +171,12 @@ class Catalog:
         for meta in metas:
             if _copy_of(storage, meta.topic_id) != meta:
                 meta.save_copy(storage)
-        self._topics = {meta.name: Topic(environment, meta, closed) for meta in metas}
+        self._topics = {meta.name: OpenTopic(environment, meta, closed) for meta in metas}
 
-    def __iter__(self) -> Iterator[Topic]:
+    def __iter__(self) -> Iterator[OpenTopic]:
         return iter(list(self._topics.values()))
 
-    def get(self, name: str) -> Topic:
+    def get(self, name: str) -> OpenTopic:
         """One topic. Raises UnknownTopic."""
         try:
             return self._topics[name]
@@ -209,7 +209,7 @@ class Catalog:
         schema: pa.Schema | None,
         *,
         internal: bool,
-    ) -> Topic:
+    ) -> OpenTopic:
         """Add a topic. Raises TopicExists, InvalidTopic, InvalidConfig, SchemaMismatch."""
         check_topic_name(name, internal)
         if name in self._topics:
@@ -225,7 +225,7 @@ class Catalog:
             schemas=encode_schemas(schemas.versions),
             internal=internal,
         )
-        topic = Topic(self._environment, meta, {})
+        topic = OpenTopic(self._environment, meta, {})
         meta.save_copy(self._environment.storage)
         self._save([*(other.meta for other in self), meta])
         self._topics[name] = topic
@@ -237,7 +237,7 @@ class Catalog:
         config: Mapping[str, str | None] | None,
         partitions: int | None,
         schema: pa.Schema | None,
-    ) -> Topic:
+    ) -> OpenTopic:
         """Change a topic. Raises UnknownTopic, InvalidConfig, SchemaMismatch."""
         topic = self.get(name)
         merged = {**topic.meta.config, **(config or {})}
@@ -275,7 +275,7 @@ class Catalog:
             topic.apply_config()
         return config
 
-    def delete(self, name: str) -> Topic:
+    def delete(self, name: str) -> OpenTopic:
         """Take a topic out of the catalog, then remove its files. Raises UnknownTopic."""
         topic = self.get(name)
         self._save([other.meta for other in self if other is not topic])

@@ -49,7 +49,7 @@ class Traffic:
             self._open -= 1
 
 
-class Courtesy:
+class BackgroundThrottle:
     """Work in the background that gives way to traffic. Of one thread."""
 
     def __init__(self, traffic: Traffic, clock: Clock, stopping: threading.Event) -> None:

@@ -47,7 +47,7 @@ class TransactionRecord(msgspec.Struct, array_like=True, frozen=True):
     partitions: tuple[PreparedPartition, ...] = ()
 
 
-class Said(NamedTuple):
+class TransactionalIdRecord(NamedTuple):
     """What a record says of a transactional id."""
 
     transactional_id: str
@@ -119,7 +119,7 @@ class TransactionLog:
         append_pairs(self.partition, pairs)
 
 
-def parsed(record: ConsumerRecord) -> Said | int | None:
+def parsed(record: ConsumerRecord) -> TransactionalIdRecord | int | None:
     """What a record of the log says, or the end of a block of producer ids; None: nothing.
 
     Raises CorruptLog.
@@ -130,7 +130,7 @@ def parsed(record: ConsumerRecord) -> Said | int | None:
         if record.key is None:
             return None
         state = None if record.value is None else _decode(record.value)
-        return Said(record.key.decode(), state)
+        return TransactionalIdRecord(record.key.decode(), state)
     except UNREADABLE as error:
         raise CorruptLog(
             f"{TRANSACTION_STATE} at offset {record.offset}: not a transaction record: {error}; "

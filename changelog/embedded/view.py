@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from strandline.changelog.embedded.aborted import AbortedTransactions
 from strandline.changelog.embedded.batches import batch_of, records_of
-from strandline.changelog.embedded.segment import LocatedFrame, Piece
+from strandline.changelog.embedded.segment import LocatedFrame, SegmentPiece
 from strandline.changelog.history import Epochs
 from strandline.changelog.records import Batch, ConsumerRecord, Fetched, TopicPartition
 from strandline.changelog.schema import ValueSchemas
@@ -23,13 +23,13 @@ from strandline.changelog.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RecordView:
     """The records with offsets in [`offset`, `limit`)."""
 
     partition: TopicPartition
     offset: int
     limit: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SegmentPiece, ...]
     """What holds them, in order; the first may begin with earlier ones, the last end with later ones."""
     aborted: AbortedTransactions | None
     """The aborted among them; None: those are shown as well."""

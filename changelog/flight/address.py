@@ -21,8 +21,8 @@ from strandline.changelog.clock import Clock
 from strandline.changelog.credentials import read_token, token_of
 from strandline.changelog.errors import InvalidConfig, from_os_error
 from strandline.changelog.flight.client import DEADLINE, FlightBroker
-from strandline.changelog.flight.connection import Target
-from strandline.changelog.flight.failover import FailoverBroker, Link
+from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.grants import Grants
 from strandline.changelog.hosts import bracketed
 from strandline.changelog.location import SERVED, options_of
@@ -31,7 +31,7 @@ from strandline.changelog.secret import masked
 DEFAULT_PORT = 7361
 
 
-def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Target:
+def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> ConnectionTarget:
     """What to connect to. Raises InvalidConfig.
 
     >>> parse_url("strandline://db?token=t").location
@@ -60,7 +60,7 @@ def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Target:
     token = token or (read_token(file) if file else token_of(environment))
     name = f"{parts.scheme}://{parts.netloc}"
     trusted = read_pem(ca) if ca else None
-    return Target(location, token, name, ca=trusted, certificate=certificate, key=key)
+    return ConnectionTarget(location, token, name, ca=trusted, certificate=certificate, key=key)
 
 
 def connect(
@@ -80,11 +80,11 @@ def connect(
 
     grants = Grants()
 
-    def connect_once(seconds: float) -> Link:
+    def connect_once(seconds: float) -> LogLink:
         broker = FlightBroker(
             target, deadline=deadline, connect_within=max(seconds, 0.1), grants=grants
         )
-        return Link(broker, lambda: broker.lost, broker.close)
+        return LogLink(broker, lambda: broker.lost, broker.close)
 
     return FailoverBroker(connect_once, deadline=deadline, name=target.name, clock=clock)
 

@@ -7,7 +7,7 @@ from itertools import islice
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.errors import QuotaExceeded
-from strandline.changelog.flight.budgets import Budget
+from strandline.changelog.flight.budgets import ClientBudget
 from strandline.changelog.flight.clients import Client
 from strandline.changelog.flight.limits import PARTITIONS_AT_ONCE
 from strandline.changelog.flight.messages import MAX_FETCH, FetchRequest
@@ -23,7 +23,7 @@ class Answer:
     What finds no room is answered as having nothing new, and comes with the next fetch.
     """
 
-    def __init__(self, broker: Broker, budget: Budget, client: Client) -> None:
+    def __init__(self, broker: Broker, budget: ClientBudget, client: Client) -> None:
         self._broker = broker
         self._budget = budget
         self._client = client

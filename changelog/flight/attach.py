@@ -20,14 +20,14 @@ from typing import Literal, get_args
 from strandline.changelog import location
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.embedded import filesystem
-from strandline.changelog.embedded.environment import Durability
+from strandline.changelog.embedded.context import Durability
 from strandline.changelog.embedded.names import LOCK
 from strandline.changelog.errors import InvalidConfig, LogLocked, OwnerUnavailable, Unauthenticated
 from strandline.changelog.flight import background
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.client import DEADLINE, FlightBroker
-from strandline.changelog.flight.connection import Target
-from strandline.changelog.flight.failover import FailoverBroker, Link
+from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.owning import ServedOwner
 from strandline.changelog.lock import holder
 
@@ -58,7 +58,7 @@ def attach_or_own(
     location.check_folder(path)
     folder = Path(os.path.abspath(path))
     filesystem.check_local(folder)
-    found = _Folder(folder, durability, clock or SystemClock(), idle, deadline)
+    found = _FolderAccess(folder, durability, clock or SystemClock(), idle, deadline)
     connect = {
         "own_or_attach": found.own_or_attach,
         "attach_or_spawn": found.attach_or_spawn,
@@ -67,7 +67,7 @@ def attach_or_own(
     return FailoverBroker(connect, deadline=deadline, name=str(folder), clock=clock)
 
 
-class _Folder:
+class _FolderAccess:
     """The ways to get at a folder's log."""
 
     def __init__(
@@ -79,21 +79,23 @@ class _Folder:
         self._idle = idle
         self._deadline = deadline
 
-    def own(self) -> Link:
+    def own(self) -> LogLink:
         """Become the owner. Raises LogLocked."""
         served = ServedOwner(self._folder, clock=self._clock, durability=self._durability)
-        return Link(served.owner, lambda: False, served.close, owning=True, metrics=served.metrics)
+        return LogLink(
+            served.owner, lambda: False, served.close, owning=True, metrics=served.metrics
+        )
 
-    def own_or_attach(self, seconds: float) -> Link:
+    def own_or_attach(self, seconds: float) -> LogLink:
         """Become the owner, or attach to who is."""
         return self._first_of([lambda _left: self.own(), self._attach], seconds)
 
-    def attach_or_spawn(self, seconds: float) -> Link:
+    def attach_or_spawn(self, seconds: float) -> LogLink:
         """Attach to the owner, started for the purpose if there is none."""
         spawned = background.Spawner(self._folder, self._idle, self._durability)
         return self._first_of([self._attach, spawned.ensure], seconds)
 
-    def _attach(self, left: float) -> Link | None:
+    def _attach(self, left: float) -> LogLink | None:
         """A connection to the owner that the endpoint file names; None if nobody is there."""
         endpoint = endpoints.read(self._folder)
         if endpoint is None or endpoint.life() == "dead":
@@ -105,15 +107,17 @@ class _Folder:
                 "gone; if it was removed, restart that process"
             )
         try:
-            target = Target(endpoint.location, endpoint.token, name, endpoint, self._folder)
+            target = ConnectionTarget(
+                endpoint.location, endpoint.token, name, endpoint, self._folder
+            )
             broker = FlightBroker(
                 target, deadline=self._deadline, connect_within=left, clock=self._clock
             )
         except Unauthenticated:
             return None  # the socket has a new owner, whose endpoint file comes next
-        return Link(broker, lambda: broker.lost, broker.close)
+        return LogLink(broker, lambda: broker.lost, broker.close)
 
-    def _first_of(self, ways: list[Callable[[float], Link | None]], seconds: float) -> Link:
+    def _first_of(self, ways: list[Callable[[float], LogLink | None]], seconds: float) -> LogLink:
         until = self._clock.monotonic() + seconds
         pause = FIRST_PAUSE
         why: OwnerUnavailable | None = None

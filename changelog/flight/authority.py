@@ -9,7 +9,7 @@ from typing import NamedTuple
 from strandline.changelog.embedded.names import TOKENS
 from strandline.changelog.errors import InvalidConfig, StrandlineError
 from strandline.changelog.flight import hello, tokens
-from strandline.changelog.flight.clients import Caller
+from strandline.changelog.flight.clients import Principal
 from strandline.changelog.flight.grants import Granting
 from strandline.changelog.flight.rights import ALL
 from strandline.changelog.storage import Storage
@@ -23,7 +23,7 @@ class _Known(NamedTuple):
     """The tokens of the document, as it was when it had this stamp."""
 
     stamp: object
-    callers: dict[str, Caller]
+    callers: dict[str, Principal]
 
 
 class TokenAuthority:
@@ -48,7 +48,7 @@ class TokenAuthority:
                 "give another one (STRANDLINE_TOKEN, --token-file), or none: then one is made"
             )
         self._storage = storage
-        self._admin = Caller(ADMIN_NAME, hello.verifier_of(admin_token), "", ALL)
+        self._admin = Principal(ADMIN_NAME, hello.verifier_of(admin_token), "", ALL)
         self._granting = Granting(tokens.grant_key(storage))
         self._lock = threading.Lock()
         stamp = storage.stamp(TOKENS)
@@ -59,15 +59,15 @@ class TokenAuthority:
         """Makes and checks grants."""
         return self._granting
 
-    def authenticate(self, token_id: str) -> Caller | None:
+    def authenticate(self, token_id: str) -> Principal | None:
         """Return what is known of a token id ("" for the admin token); None if there is no such token."""
         return self._callers().get(token_id) if token_id else self._admin
 
-    def is_valid(self, caller: Caller) -> bool:
+    def is_valid(self, caller: Principal) -> bool:
         """Return whether a token that was authenticated has not been revoked since."""
         return caller is self._admin or self._callers().get(caller.token_id) == caller
 
-    def _callers(self) -> dict[str, Caller]:
+    def _callers(self) -> dict[str, Principal]:
         try:
             stamp = self._storage.stamp(TOKENS)
         except StrandlineError as error:
@@ -81,15 +81,15 @@ class TokenAuthority:
                 self._known = _Known(stamp, self._read_if_sound())
             return self._known.callers
 
-    def _read_if_sound(self) -> dict[str, Caller]:
+    def _read_if_sound(self) -> dict[str, Principal]:
         try:
             return self._read()
         except StrandlineError as error:
             _log.error("no token made by `strandline tokens` has access: %s", error)
             return {}
 
-    def _read(self) -> dict[str, Caller]:
+    def _read(self) -> dict[str, Principal]:
         return {
-            one.id: Caller(one.name, one.verifier, one.id, one.rights)
+            one.id: Principal(one.name, one.verifier, one.id, one.rights)
             for one in tokens.stored_tokens(self._storage)
         }

@@ -15,17 +15,17 @@ from strandline.changelog.errors import NotAuthorized
 from strandline.changelog.flight import requests as r
 from strandline.changelog.flight.grants import Granting, Subject, opened_by, subjects_of
 from strandline.changelog.flight.messages import FetchRequest, SmallAppend
-from strandline.changelog.flight.rights import Holder
+from strandline.changelog.flight.rights import AuthorizedToken
 from strandline.changelog.pins import PinName
 
-Need = Callable[[Holder, Any], None]
+Need = Callable[[AuthorizedToken, Any], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Permit:
     """One call of a client: its token, and the grants that it presents."""
 
-    holder: Holder
+    holder: AuthorizedToken
     granting: Granting
     presented: bytes = b""
 
@@ -78,7 +78,7 @@ class Permit:
 
 
 def _topics(kind: str, names: Callable[[Any], Iterable[str]]) -> Need:
-    def need(holder: Holder, message: Any) -> None:
+    def need(holder: AuthorizedToken, message: Any) -> None:
         for name in {*names(message)}:
             holder.need_topic(kind, name)
 
@@ -86,62 +86,62 @@ def _topics(kind: str, names: Callable[[Any], Iterable[str]]) -> Need:
 
 
 def _seen(names: Callable[[Any], Iterable[str]]) -> Need:
-    def need(holder: Holder, message: Any) -> None:
+    def need(holder: AuthorizedToken, message: Any) -> None:
         for name in {*names(message)}:
             holder.need_to_see(name)
 
     return need
 
 
-def _admin(holder: Holder, _message: Any) -> None:
+def _admin(holder: AuthorizedToken, _message: Any) -> None:
     holder.need_admin()
 
 
-def _anybody(_holder: Holder, _message: Any) -> None:
+def _anybody(_holder: AuthorizedToken, _message: Any) -> None:
     """The answer is only what the token may see (VISIBLE), or grants decide alone."""
 
 
-def _create_topic(holder: Holder, message: r.CreateTopic) -> None:
+def _create_topic(holder: AuthorizedToken, message: r.CreateTopic) -> None:
     holder.need_topic("produce", message.name)
     if message.internal:
         holder.need_admin()
 
 
-def _alter_topic(holder: Holder, message: r.AlterTopic) -> None:
+def _alter_topic(holder: AuthorizedToken, message: r.AlterTopic) -> None:
     """Nullable fields may be added by all that produce; settings and partitions change the past."""
     if message.config is not None or message.partitions is not None:
         holder.need_admin()
     holder.need_topic("produce", message.name)
 
 
-def _init_producer(holder: Holder, message: r.InitProducer) -> None:
+def _init_producer(holder: AuthorizedToken, message: r.InitProducer) -> None:
     holder.need_any("produce")
     if message.transactional_id is not None:
         holder.need("transaction", message.transactional_id)
 
 
-def _offsets_of_group(holder: Holder, message: r.AddOffsets | r.CommitOffsets) -> None:
+def _offsets_of_group(holder: AuthorizedToken, message: r.AddOffsets | r.CommitOffsets) -> None:
     holder.need("group", message.group)
     for topic in {tp.topic for tp in message.offsets}:
         holder.need_topic("read", topic)
 
 
-def _join_group(holder: Holder, message: r.JoinGroup) -> None:
+def _join_group(holder: AuthorizedToken, message: r.JoinGroup) -> None:
     holder.need("group", message.group)
     wanted = message.subscription
     for topic in {*wanted.topics, *(name for names in wanted.together for name in names)}:
         holder.need_topic("read", topic)
 
 
-def _group(holder: Holder, message: r.Committed | r.DescribeGroup) -> None:
+def _group(holder: AuthorizedToken, message: r.FetchOffsets | r.DescribeGroup) -> None:
     holder.need("group", message.group)
 
 
-def _member(holder: Holder, message: r.BeatGroup | r.LeaveGroup) -> None:
+def _member(holder: AuthorizedToken, message: r.Heartbeat | r.LeaveGroup) -> None:
     holder.need("group", message.member.group)
 
 
-def _pinned(holder: Holder, _message: r.UsePin | r.ReleasePins) -> None:
+def _pinned(holder: AuthorizedToken, _message: r.UsePin | r.ReleasePins) -> None:
     holder.need_any("read")
 
 
@@ -151,12 +151,12 @@ NEEDED: Mapping[type[Any], Need] = {
     r.CreateTopic: _create_topic,
     r.DeleteTopic: _admin,
     r.AlterTopic: _alter_topic,
-    r.Topics: _anybody,
-    r.Topic: _seen(lambda m: [m.name]),
-    r.Offsets: _seen(lambda m: (tp.topic for tp in m.partitions)),
+    r.ListTopics: _anybody,
+    r.DescribeTopic: _seen(lambda m: [m.name]),
+    r.ListOffsets: _seen(lambda m: (tp.topic for tp in m.partitions)),
     r.OffsetForTime: _topics("read", lambda m: [m.partition.topic]),
     r.DeleteRecords: _admin,
-    r.Clean: _admin,
+    r.CleanTopics: _admin,
     r.Cleaning: _anybody,
     r.HoldPin: _topics("read", lambda m: (tp.topic for tp in m.ranges)),
     r.UsePin: _pinned,
@@ -167,20 +167,20 @@ NEEDED: Mapping[type[Any], Need] = {
     r.AddOffsets: _offsets_of_group,
     r.EndTransaction: _anybody,
     r.CommitOffsets: _offsets_of_group,
-    r.Committed: _group,
-    r.Groups: _anybody,
+    r.FetchOffsets: _group,
+    r.ListGroups: _anybody,
     r.DescribeGroup: _group,
     r.JoinGroup: _join_group,
-    r.BeatGroup: _member,
+    r.Heartbeat: _member,
     r.LeaveGroup: _member,
     r.DescribeConfig: _admin,
     r.AlterConfig: _admin,
 }
 """By the type of the message, what raises NotAuthorized if a right is missing."""
 
-VISIBLE: Mapping[type[r.Request], Callable[[Holder, Any], bool]] = {
-    r.Topics: lambda holder, info: holder.sees(info.name),
+VISIBLE: Mapping[type[r.Request], Callable[[AuthorizedToken, Any], bool]] = {
+    r.ListTopics: lambda holder, info: holder.sees(info.name),
     r.Cleaning: lambda holder, status: holder.sees(status.topic),
-    r.Groups: lambda holder, group: holder.rights.may("group", group),
+    r.ListGroups: lambda holder, group: holder.rights.may("group", group),
 }
 """By the type of the request, which items of its answer a token may see."""

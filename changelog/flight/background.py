@@ -25,7 +25,7 @@ from typing import Literal
 
 from strandline.changelog import signals
 from strandline.changelog.directory import Directory
-from strandline.changelog.embedded.environment import Durability
+from strandline.changelog.embedded.context import Durability
 from strandline.changelog.embedded.names import LOCK
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import LogLocked, StorageFailed, StrandlineError, from_os_error

@@ -35,19 +35,19 @@ ROW_SCHEMA = pa.schema(
 """An IPC record-batch message, and the records' offsets (int64) where they do not follow one another."""
 
 
-class Row(NamedTuple):
+class StreamMessage(NamedTuple):
     """One message of a stream: a batch and its header, both encoded."""
 
     data: pa.RecordBatch
     header: bytes
 
 
-def append_rows(appends: Sequence[Append]) -> Iterator[Row]:
+def append_rows(appends: Sequence[Append]) -> Iterator[StreamMessage]:
     """The stream that carries `appends`."""
     schemas = _Schemas(append.columns.schema for append in appends)
-    yield Row(_EMPTY_ROW, encode(StreamHeader(schemas.found)))
+    yield StreamMessage(_EMPTY_ROW, encode(StreamHeader(schemas.found)))
     for append in appends:
-        yield Row(_row(append.columns, None), encode(_append_header(append, schemas)))
+        yield StreamMessage(_row(append.columns, None), encode(_append_header(append, schemas)))
 
 
 def small_append(appends: Sequence[Append]) -> SmallAppend:
@@ -60,7 +60,7 @@ def small_append(appends: Sequence[Append]) -> SmallAppend:
     return SmallAppend(schemas.found, batches)
 
 
-def read_appends(rows: Iterable[Row]) -> list[Append]:
+def read_appends(rows: Iterable[StreamMessage]) -> list[Append]:
     """The appends of a client, whom nothing is believed: lengths first, then every value."""
     stream = iter(rows)
     schemas = _first_header(stream).schemas
@@ -94,7 +94,7 @@ def claimed_by(sent: SmallAppend) -> int:
         raise InvalidRecord(f"cannot read a batch of the call: {error}") from error
 
 
-def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[Row]:
+def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[StreamMessage]:
     """The stream that carries the answer to a fetch."""
     batches = [batch for part in fetched.values() for batch in part.batches]
     schemas = _Schemas(batch.columns.schema for batch in batches)
@@ -110,7 +110,7 @@ def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[Row]:
         )
         for (topic, partition), part in fetched.items()
     ]
-    yield Row(_EMPTY_ROW, encode(StreamHeader(schemas.found, states)))
+    yield StreamMessage(_EMPTY_ROW, encode(StreamHeader(schemas.found, states)))
     for batch in batches:
         header = FetchedHeader(
             batch.topic,
@@ -119,10 +119,10 @@ def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[Row]:
             batch.base_offset,
             batch.leader_epoch,
         )
-        yield Row(_row(batch.columns, batch.sparse_offsets), encode(header))
+        yield StreamMessage(_row(batch.columns, batch.sparse_offsets), encode(header))
 
 
-def read_fetched(rows: Iterable[Row]) -> dict[TopicPartition, Fetched]:
+def read_fetched(rows: Iterable[StreamMessage]) -> dict[TopicPartition, Fetched]:
     """The answer to a fetch, from the owner, who has checked what it sends."""
     stream = iter(rows)
     first = _first_header(stream)
@@ -152,7 +152,7 @@ def read_fetched(rows: Iterable[Row]) -> dict[TopicPartition, Fetched]:
     return fetched
 
 
-def rows_of(reader: Any) -> Iterator[Row]:
+def rows_of(reader: Any) -> Iterator[StreamMessage]:
     """The rows of a Flight stream, as they come in."""
     if reader.schema != ROW_SCHEMA:
         raise InvalidRequest(f"expected a stream of {ROW_SCHEMA.names}, got {reader.schema.names}")
@@ -160,10 +160,10 @@ def rows_of(reader: Any) -> Iterator[Row]:
         if chunk.data is None or chunk.app_metadata is None:
             raise InvalidRequest("a message of the stream lacks its batch or its header")
         chunk.data.validate(full=True)
-        yield Row(chunk.data, chunk.app_metadata)
+        yield StreamMessage(chunk.data, chunk.app_metadata)
 
 
-def stream_of(rows: Iterable[Row]) -> Any:
+def stream_of(rows: Iterable[StreamMessage]) -> Any:
     """Rows as what a Flight server returns from DoGet."""
     return flight.GeneratorStream(ROW_SCHEMA, iter(rows))
 
@@ -259,7 +259,7 @@ def _checked_append(header: AppendHeader, message: pa.Buffer, schemas: list[pa.S
     )
 
 
-def _first_header(stream: Iterator[Row]) -> StreamHeader:
+def _first_header(stream: Iterator[StreamMessage]) -> StreamHeader:
     first = next(stream, None)
     if first is None:
         raise InvalidRequest("a stream of batches lacks its first message")

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 from strandline.changelog.errors import QuotaExceeded
 from strandline.changelog.flight.clients import Client
-from strandline.changelog.flight.limits import Limits
+from strandline.changelog.flight.limits import ListenerLimits
 
 
-class Budget:
+class ClientBudget:
     """So much for each client, and so much for all together.
 
     A client that asks for more than its own share is refused. Where all together have used up
@@ -89,12 +89,12 @@ class Budget:
 class Budgets:
     """All budgets of one listener."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.calls = Budget("calls", limits.max_calls_per_client, limits.max_calls)
-        self.requests = Budget(
+    def __init__(self, limits: ListenerLimits) -> None:
+        self.calls = ClientBudget("calls", limits.max_calls_per_client, limits.max_calls)
+        self.requests = ClientBudget(
             "bytes of requests", limits.max_request_bytes_per_client, limits.max_request_bytes
         )
-        self.answers = Budget(
+        self.answers = ClientBudget(
             "bytes of answers", limits.max_answer_bytes_per_client, limits.max_answer_bytes
         )
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from strandline.changelog.cleaning import CleaningStatus
 from strandline.changelog.clock import Clock, SystemClock
-from strandline.changelog.closing import Closing
+from strandline.changelog.closing import CloseOnce
 from strandline.changelog.errors import StorageFailed
 from strandline.changelog.flight import requests
-from strandline.changelog.flight.connection import Connection, Target
+from strandline.changelog.flight.connection import ConnectionTarget, FlightConnection
 from strandline.changelog.flight.files import FileReader
 from strandline.changelog.flight.fork import keep_in_child
 from strandline.changelog.flight.grants import Grants
@@ -27,7 +27,7 @@ from strandline.changelog.flight.messages import FetchRequest
 from strandline.changelog.flight.pins import FlightPins
 from strandline.changelog.flight.requests import Request
 from strandline.changelog.flight.snapshots import FlightSnapshots
-from strandline.changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
 from strandline.changelog.records import (
     Append,
     Appended,
@@ -56,7 +56,7 @@ class FlightBroker:
 
     def __init__(
         self,
-        target: Target,
+        target: ConnectionTarget,
         *,
         deadline: float = DEADLINE,
         connect_within: float | None = None,
@@ -64,10 +64,10 @@ class FlightBroker:
         grants: Grants | None = None,
     ) -> None:
         within = deadline if connect_within is None else connect_within
-        self._connection = Connection(
+        self._connection = FlightConnection(
             target, deadline=deadline, connect_within=within, grants=grants
         )
-        self._reader: FileReader | Connection = self._connection
+        self._reader: FileReader | FlightConnection = self._connection
         storage = None
         if target.folder is not None and self._connection.session.welcome.locates:
             storage = _same_folder(target)
@@ -77,7 +77,7 @@ class FlightBroker:
         self.snapshots = FlightSnapshots(self._connection)
         self._clock = clock or SystemClock()
         keep_in_child(self, self._connection)
-        self._closing = Closing(self, self._connection.close)
+        self._closing = CloseOnce(self, self._connection.close)
 
     @property
     def lost(self) -> bool:
@@ -117,11 +117,11 @@ class FlightBroker:
         return altered
 
     def topics(self) -> list[TopicInfo]:
-        found: list[TopicInfo] = self._ask(requests.Topics())
+        found: list[TopicInfo] = self._ask(requests.ListTopics())
         return found
 
     def topic(self, name: str) -> TopicInfo:
-        found: TopicInfo = self._ask(requests.Topic(name))
+        found: TopicInfo = self._ask(requests.DescribeTopic(name))
         return found
 
     def describe_config(self) -> dict[str, str]:
@@ -160,7 +160,7 @@ class FlightBroker:
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, PartitionOffsets]:
         found: dict[TopicPartition, PartitionOffsets] = self._ask(
-            requests.Offsets(list(partitions))
+            requests.ListOffsets(list(partitions))
         )
         return found
 
@@ -179,7 +179,7 @@ class FlightBroker:
         return start
 
     def clean(self, topics: Collection[str] | None = None) -> None:
-        self._ask(requests.Clean(None if topics is None else list(topics)))
+        self._ask(requests.CleanTopics(None if topics is None else list(topics)))
 
     def cleaning(self) -> list[CleaningStatus]:
         told: list[CleaningStatus] = self._ask(requests.Cleaning())
@@ -227,12 +227,12 @@ class FlightBroker:
     ) -> dict[TopicPartition, CommittedOffset]:
         asked = None if partitions is None else list(partitions)
         found: dict[TopicPartition, CommittedOffset] = self._ask(
-            requests.Committed(group, asked, require_stable)
+            requests.FetchOffsets(group, asked, require_stable)
         )
         return found
 
     def groups(self) -> list[str]:
-        found: list[str] = self._ask(requests.Groups())
+        found: list[str] = self._ask(requests.ListGroups())
         return found
 
     def describe_group(self, group: str) -> GroupInfo:
@@ -251,9 +251,9 @@ class FlightBroker:
         holds: Collection[TopicPartition],
         *,
         timeout: float = 0.0,
-    ) -> Grant:
-        grant: Grant = self._connection.ask(
-            requests.BeatGroup(member, call, seen, list(holds), timeout), longer=timeout
+    ) -> Assignment:
+        grant: Assignment = self._connection.ask(
+            requests.Heartbeat(member, call, seen, list(holds), timeout), longer=timeout
         )
         return grant
 
@@ -267,7 +267,7 @@ class FlightBroker:
         return self._connection.ask(request)
 
 
-def _same_folder(target: Target) -> LocalStorage | None:
+def _same_folder(target: ConnectionTarget) -> LocalStorage | None:
     """The folder at the target's path, held from now on; None if it is not that of the owner any more."""
     assert target.folder is not None
     storage = LocalStorage(target.folder)

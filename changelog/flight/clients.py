@@ -9,11 +9,11 @@ from typing import Protocol
 
 from strandline.changelog.flight.grants import Granting
 from strandline.changelog.flight.hello import Verifier
-from strandline.changelog.flight.rights import NONE, Holder, Rights
+from strandline.changelog.flight.rights import NONE, AuthorizedToken, Rights
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Principal:
     """On whose behalf a client calls: a token."""
 
     name: str
@@ -23,9 +23,9 @@ class Caller:
     rights: Rights = NONE
 
     @property
-    def holder(self) -> Holder:
+    def holder(self) -> AuthorizedToken:
         """The token as its rights are checked."""
-        return Holder(self.name, self.token_id, self.rights)
+        return AuthorizedToken(self.name, self.token_id, self.rights)
 
 
 class Authority(Protocol):
@@ -36,23 +36,23 @@ class Authority(Protocol):
         """Makes and checks grants."""
         ...
 
-    def authenticate(self, token_id: str) -> Caller | None:
+    def authenticate(self, token_id: str) -> Principal | None:
         """Return what is known of a token id ("" for the admin token); None if there is no such token."""
         ...
 
-    def is_valid(self, caller: Caller) -> bool:
+    def is_valid(self, caller: Principal) -> bool:
         """Return whether a token that was authenticated has not been revoked since."""
         ...
 
 
-Authenticate = Callable[[str], Caller | None]
+Authenticate = Callable[[str], Principal | None]
 """Returns what is known of a token id ("" for the admin token); None if there is no such token."""
 
 
 class Client:
     """One authenticated connection."""
 
-    def __init__(self, caller: Caller, credential: str, network: str) -> None:
+    def __init__(self, caller: Principal, credential: str, network: str) -> None:
         self.caller = caller
         self.credential = credential
         self.network = network
@@ -91,7 +91,7 @@ class Clients:
         is_valid: Tells whether a token still counts. Without it there are no clients that call.
     """
 
-    def __init__(self, is_valid: Callable[[Caller], bool] = lambda _caller: False) -> None:
+    def __init__(self, is_valid: Callable[[Principal], bool] = lambda _caller: False) -> None:
         self._is_valid = is_valid
         self._lock = threading.Lock()
         self._by_credential: dict[str, Client] = {}

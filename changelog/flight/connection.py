@@ -30,7 +30,7 @@ from strandline.changelog.flight.batches import (
     rows_of,
     small_append,
 )
-from strandline.changelog.flight.endpoint import Endpoint
+from strandline.changelog.flight.endpoint import OwnerEndpoint
 from strandline.changelog.flight.fork import ForkGuard
 from strandline.changelog.flight.grants import (
     GRANTS_HEADER,
@@ -53,13 +53,13 @@ from strandline.changelog.flight.messages import (
     SMALL_APPEND,
     WIRE_VERSION,
     AppendAnswer,
-    Failure,
     FetchRequest,
-    Hello,
+    FlightMessage,
     Located,
+    RemoteFailure,
     SessionEnded,
-    Welcome,
-    Wire,
+    SessionHello,
+    SessionWelcome,
     decode,
     encode,
     error_of,
@@ -72,14 +72,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ConnectionTarget:
     """Whom to connect to."""
 
     location: str
     token: str = field(repr=False)
     name: str
     """How errors call it: the folder, or the URL."""
-    endpoint: Endpoint | None = field(default=None, repr=False)
+    endpoint: OwnerEndpoint | None = field(default=None, repr=False)
     """What the folder's endpoint file said; None for a remote log."""
     folder: Path | None = None
     """The log's folder, where it can be seen from this process."""
@@ -91,7 +91,7 @@ class Target:
     """Path of its private key, PEM."""
 
 
-class Connection:
+class FlightConnection:
     """Calls to the owner at `target`, each answered within `deadline` seconds or OwnerUnavailable.
 
     Raises OwnerUnavailable, Unauthenticated, InvalidRequest for another version of the protocol, and
@@ -100,7 +100,7 @@ class Connection:
 
     def __init__(
         self,
-        target: Target,
+        target: ConnectionTarget,
         *,
         deadline: float,
         connect_within: float,
@@ -138,7 +138,7 @@ class Connection:
     def _act(
         self,
         kind: str,
-        body: Wire,
+        body: FlightMessage,
         answer: Any,
         longer: float = 0.0,
         subjects: Collection[Subject] = (),
@@ -230,7 +230,7 @@ class Connection:
             _raise_translated(error, self._target, call, self._deadline, self.session)
 
 
-def relay_to(target: Target, deadline: float) -> Relay | None:
+def relay_to(target: ConnectionTarget, deadline: float) -> Relay | None:
     """Return an authenticated relay to a log that is served over TCP; None for a Unix socket."""
     parts = urlsplit(target.location)
     if parts.scheme not in ("grpc+tcp", "grpc+tls"):
@@ -249,7 +249,7 @@ def relay_to(target: Target, deadline: float) -> Relay | None:
 class SessionStream:
     """The stream held open for as long as client and owner both live."""
 
-    def __init__(self, target: Target, deadline: float) -> None:
+    def __init__(self, target: ConnectionTarget, deadline: float) -> None:
         self._target = target
         self._lost = threading.Event()
         self._closing = threading.Lock()
@@ -298,8 +298,8 @@ class SessionStream:
             self.why = why
             self._lost.set()
 
-    def _begin(self, deadline: float) -> Welcome:
-        hello = Hello(WIRE_VERSION, os.getpid(), os.path.basename(sys.argv[0] or "python"))
+    def _begin(self, deadline: float) -> SessionWelcome:
+        hello = SessionHello(WIRE_VERSION, os.getpid(), os.path.basename(sys.argv[0] or "python"))
         options = flight.FlightCallOptions(headers=_headers(self.credential))
         # The front's server decodes nothing of a stream that a client sends: see docs/security.md.
         command = SESSION if self._relay is None else SESSION + encode(hello)
@@ -326,7 +326,7 @@ class SessionStream:
             raised = _translated(error, self._target, "open", deadline)
             gone = isinstance(raised, SessionEnded)
             raise (OwnerUnavailable(str(raised)) if gone else raised) from error
-        welcome: Welcome = decode(answer, Welcome)
+        welcome: SessionWelcome = decode(answer, SessionWelcome)
         return welcome
 
     def _watch(self) -> None:
@@ -399,7 +399,7 @@ def _headers(credential: str, session: str = "") -> list[tuple[bytes, bytes]]:
 
 def _raise_translated(
     error: Exception,
-    target: Target,
+    target: ConnectionTarget,
     call: str,
     deadline: float,
     session: SessionStream,
@@ -417,10 +417,12 @@ def _raise_translated(
     raise raised from error
 
 
-def _translated(error: Exception, target: Target, call: str, deadline: float) -> StrandlineError:
+def _translated(
+    error: Exception, target: ConnectionTarget, call: str, deadline: float
+) -> StrandlineError:
     sent = getattr(error, "extra_info", None)
     if sent:
-        failure: Failure = decode(sent, Failure)
+        failure: RemoteFailure = decode(sent, RemoteFailure)
         return error_of(failure)
     if isinstance(error, flight.FlightTimedOutError):
         return _no_answer(target, deadline)
@@ -431,13 +433,13 @@ def _translated(error: Exception, target: Target, call: str, deadline: float) ->
     return StrandlineError(f"{call} on {target.name} failed: {said}")
 
 
-def _no_answer(target: Target, deadline: float) -> OwnerUnavailable:
+def _no_answer(target: ConnectionTarget, deadline: float) -> OwnerUnavailable:
     late = OwnerUnavailable(_silence(target))
     late.waited = deadline
     return late
 
 
-def _silence(target: Target) -> str:
+def _silence(target: ConnectionTarget) -> str:
     endpoint = target.endpoint
     if endpoint is None:
         return f"{target.name} did not answer"

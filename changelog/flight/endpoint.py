@@ -39,7 +39,7 @@ MAX_SOCKET_PATH = 100
 Life = Literal["alive", "stopped", "dead", "unknown"]
 
 
-class Endpoint(msgspec.Struct, frozen=True):
+class OwnerEndpoint(msgspec.Struct, frozen=True):
     """What the endpoint file says."""
 
     location: str
@@ -73,11 +73,11 @@ class Endpoint(msgspec.Struct, frozen=True):
         return "stopped" if state in "Tt" else "alive"
 
 
-def new_endpoint(folder: Path | LocalStorage) -> Endpoint:
+def new_endpoint(folder: Path | LocalStorage) -> OwnerEndpoint:
     """An endpoint for this process as the owner of `folder`, with a fresh token."""
     storage = _storage(folder)
     identity = storage.identity()
-    return Endpoint(
+    return OwnerEndpoint(
         location=_UNIX + _socket_path(storage.root, identity),
         token=secrets.token_urlsafe(32),
         pid=os.getpid(),
@@ -87,7 +87,7 @@ def new_endpoint(folder: Path | LocalStorage) -> Endpoint:
     )
 
 
-def publish(folder: Path | LocalStorage, endpoint: Endpoint) -> None:
+def publish(folder: Path | LocalStorage, endpoint: OwnerEndpoint) -> None:
     """Write the endpoint file; readers see the old or the new one, whole. Raises StorageFailed."""
     storage, temporary = _storage(folder), f"{ENDPOINT_FILE}.tmp"
     storage.unlink(temporary)
@@ -96,7 +96,7 @@ def publish(folder: Path | LocalStorage, endpoint: Endpoint) -> None:
     storage.rename(temporary, ENDPOINT_FILE)
 
 
-def withdraw(folder: Path | LocalStorage, endpoint: Endpoint) -> None:
+def withdraw(folder: Path | LocalStorage, endpoint: OwnerEndpoint) -> None:
     """Remove the endpoint file, if it is still this one's, and the socket; nothing in a folder that was lost."""
     storage = _storage(folder)
     with contextlib.suppress(StorageFailed, CorruptLog):
@@ -122,7 +122,7 @@ def clear(storage: LocalStorage) -> None:
             storage.unlink(name)
 
 
-def read(folder: Path | LocalStorage) -> Endpoint | None:
+def read(folder: Path | LocalStorage) -> OwnerEndpoint | None:
     """What the endpoint file says; None if there is none, or if it is that of the folder this is a copy of.
 
     Raises CorruptLog, FutureFormat, StorageFailed.
@@ -141,7 +141,7 @@ def read(folder: Path | LocalStorage) -> Endpoint | None:
     return endpoint if endpoint.folder == storage.identity() else None
 
 
-def parse(content: bytes, path: str = ENDPOINT_FILE) -> Endpoint:
+def parse(content: bytes, path: str = ENDPOINT_FILE) -> OwnerEndpoint:
     """The endpoint in a file's `content`.
 
     >>> text = b'{"version": 1, "pid": 7, "started": "9", "location": "grpc+unix:///x", "token": "t"}'
@@ -166,7 +166,7 @@ class _Version(msgspec.Struct):
 
 
 _decode_version = json_decoder(_Version).decode
-_decode = json_decoder(Endpoint).decode
+_decode = json_decoder(OwnerEndpoint).decode
 
 _UNIX = "grpc+unix://"
 _PRIVATE = "strandline-"
@@ -194,7 +194,7 @@ def _socket_path(folder: Path, identity: Identity) -> str:
     return path
 
 
-def _remove_private(endpoint: Endpoint) -> None:
+def _remove_private(endpoint: OwnerEndpoint) -> None:
     """Remove the socket's own folder, if it has one that was made for this log folder."""
     path = Path(endpoint.socket)
     if not path.parent.name.startswith(_PRIVATE) or path.name != _PRIVATE_SOCKET:

@@ -28,7 +28,7 @@ import pyarrow as pa
 from strandline.changelog.broker import Broker
 from strandline.changelog.cleaning import CleaningStatus
 from strandline.changelog.clock import Clock, SystemClock
-from strandline.changelog.closing import Closing
+from strandline.changelog.closing import CloseOnce
 from strandline.changelog.errors import (
     InvalidTxnState,
     OwnerUnavailable,
@@ -42,8 +42,8 @@ from strandline.changelog.flight.guard import TransactionGuard
 from strandline.changelog.flight.metrics import OWNED, TAKEOVERS
 from strandline.changelog.flight.pins import FailoverPins
 from strandline.changelog.flight.snapshots import FailoverSnapshots
-from strandline.changelog.groups import Grant, GroupInfo, GroupMember, Subscription
-from strandline.changelog.metrics import Reading
+from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
+from strandline.changelog.metrics import MetricReading
 from strandline.changelog.pins import Pins, there
 from strandline.changelog.records import (
     Append,
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LogLink:
     """A connection to the log."""
 
     broker: Broker
@@ -71,11 +71,11 @@ class Link:
     close: Callable[[], None]
     owning: bool = False
     """Whether the log's owner is this process."""
-    metrics: Callable[[], list[Reading]] = list
+    metrics: Callable[[], list[MetricReading]] = list
     """What the owner tells, if it is this process."""
 
 
-Connect = Callable[[float], Link]
+Connect = Callable[[float], LogLink]
 """Makes a connection within some seconds, or raises OwnerUnavailable."""
 
 
@@ -105,14 +105,14 @@ class FailoverBroker:
         with self._whole_time_told():
             self._connections.current(deadline)
         close = partial(_close_unless_forked, self._connections, self._fork)
-        self._closing = Closing(self, close)
+        self._closing = CloseOnce(self, close)
 
     @property
     def owning(self) -> bool:
         """Whether this process owns the log now."""
         return self._connections.owning
 
-    def metrics(self) -> list[Reading]:
+    def metrics(self) -> list[MetricReading]:
         """What this process tells of its part in the log. Asks no other process."""
         return self._connections.metrics()
 
@@ -327,7 +327,7 @@ class FailoverBroker:
         holds: Collection[TopicPartition],
         *,
         timeout: float = 0.0,
-    ) -> Grant:
+    ) -> Assignment:
         return self._repeated(
             lambda attempt: attempt.broker.beat_group(member, call, seen, holds, timeout=timeout),
             longer=timeout,
@@ -379,7 +379,7 @@ class _Connections:
         self._connect = connect
         self._name = name
         self._lock = threading.Lock()
-        self._link: Link | None = None
+        self._link: LogLink | None = None
         self._number = 0
         self._takeovers = 0
         self._closed = False
@@ -389,12 +389,15 @@ class _Connections:
         link = self._link
         return link is not None and link.owning
 
-    def metrics(self) -> list[Reading]:
-        told = [Reading(OWNED, (), self.owning), Reading(TAKEOVERS, (), self._takeovers)]
+    def metrics(self) -> list[MetricReading]:
+        told = [
+            MetricReading(OWNED, (), self.owning),
+            MetricReading(TAKEOVERS, (), self._takeovers),
+        ]
         link = self._link
         return told if link is None else [*told, *link.metrics()]
 
-    def current(self, seconds: float) -> tuple[int, Link]:
+    def current(self, seconds: float) -> tuple[int, LogLink]:
         """The connection and its number; if there is none, a new one within `seconds`."""
         with self._lock:
             if self._closed:

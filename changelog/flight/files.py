@@ -12,7 +12,7 @@ its answer, or its error, holds.
 from __future__ import annotations
 
 from strandline.changelog.errors import CorruptLog, StorageFailed
-from strandline.changelog.flight.connection import Connection
+from strandline.changelog.flight.connection import FlightConnection
 from strandline.changelog.flight.messages import (
     FetchRequest,
 )
@@ -23,7 +23,7 @@ from strandline.changelog.storage import Storage
 class FileReader:
     """Answers fetches from the files in `storage`, the folder of the log behind `connection`."""
 
-    def __init__(self, storage: Storage, connection: Connection) -> None:
+    def __init__(self, storage: Storage, connection: FlightConnection) -> None:
         self._storage = storage
         self._connection = connection
 

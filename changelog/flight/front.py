@@ -22,11 +22,11 @@ from strandline.changelog.errors import InvalidConfig, OwnerUnavailable, Strandl
 from strandline.changelog.flight.budgets import Budgets
 from strandline.changelog.flight.clients import Authenticate, Client, Clients
 from strandline.changelog.flight.greeting import Greeting, network_of
-from strandline.changelog.flight.http2 import Meter
+from strandline.changelog.flight.http2 import FlowMeter
 from strandline.changelog.flight.limits import (
     DESCRIPTORS_OF_THE_LOG,
     NO_DESCRIPTOR_PAUSE_S,
-    Limits,
+    ListenerLimits,
 )
 from strandline.changelog.flight.splice import Splice, end_if_peer_vanishes
 
@@ -60,7 +60,7 @@ class Front:
         budgets: Budgets,
         *,
         tls: ssl.SSLContext | None,
-        limits: Limits,
+        limits: ListenerLimits,
         clock: Clock | None = None,
     ) -> None:
         self._backend = backend
@@ -231,7 +231,7 @@ class Front:
         far = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             far.connect(self._backend)
-            meter = Meter(client, self._budgets, self._clock)
+            meter = FlowMeter(client, self._budgets, self._clock)
             splice = Splice(
                 peer,
                 far,
@@ -263,7 +263,7 @@ def _listen(address: tuple[str, int]) -> socket.socket:
     return listener
 
 
-def _make_room_for_descriptors(limits: Limits) -> None:
+def _make_room_for_descriptors(limits: ListenerLimits) -> None:
     """Raise the process's soft limit of descriptors so that no peer can use the last one."""
     needed = limits.descriptors + DESCRIPTORS_OF_THE_LOG
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -21,9 +21,9 @@ from strandline.changelog.errors import InvalidRequest, MemberFenced, ProducerFe
 from strandline.changelog.flight.messages import SmallAppend
 from strandline.changelog.flight.requests import (
     AddOffsets,
-    BeatGroup,
     CommitOffsets,
     EndTransaction,
+    Heartbeat,
     InitProducer,
     JoinGroup,
     LeaveGroup,
@@ -81,7 +81,7 @@ _SUBJECTS: Mapping[type[Any], Callable[[Any], Iterable[Subject]]] = {
     AddOffsets: lambda r: [r.producer, *_named(r)],
     EndTransaction: lambda r: [r.producer],
     CommitOffsets: _named,
-    BeatGroup: lambda r: [_member(r.member)],
+    Heartbeat: lambda r: [_member(r.member)],
     LeaveGroup: lambda r: [_member(r.member)],
 }
 

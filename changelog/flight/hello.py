@@ -34,7 +34,7 @@ class Verifier(NamedTuple):
     server_key: bytes
 
 
-class Opening(NamedTuple):
+class ClientOpening(NamedTuple):
     """The first message of a client."""
 
     token_id: str
@@ -61,12 +61,12 @@ def token_id(token: str) -> str:
     return made[1] if made else ""
 
 
-def pack_opening(opening: Opening) -> bytes:
+def pack_opening(opening: ClientOpening) -> bytes:
     """Return the first message of a client."""
     return _OPENING.pack(MAGIC, VERSION, opening.token_id.encode("ascii"), opening.nonce)
 
 
-def unpack_opening(content: bytes) -> Opening:
+def unpack_opening(content: bytes) -> ClientOpening:
     """Return what a client's first message says. Raises InvalidRequest."""
     magic, version, token, nonce = _OPENING.unpack(content)
     if magic != MAGIC or version != VERSION:
@@ -74,7 +74,7 @@ def unpack_opening(content: bytes) -> Opening:
             f"a connection to the log begins with a hello of version {VERSION}; run the same release "
             "of strandline on both sides"
         )
-    return Opening(token.rstrip(b"\0").decode("ascii", "replace"), nonce)
+    return ClientOpening(token.rstrip(b"\0").decode("ascii", "replace"), nonce)
 
 
 def proof_of(token: str, transcript: bytes) -> bytes:

@@ -22,7 +22,7 @@ from strandline.changelog.flight.limits import (
     MAX_HEADERS,
     MESSAGE_OVERHEAD,
 )
-from strandline.changelog.flight.splice import CutOff
+from strandline.changelog.flight.splice import ConnectionCut
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
@@ -30,7 +30,7 @@ END_STREAM, ACK, END_HEADERS, PADDED = 1, 1, 4, 8
 _HEAD, _PREFIX = 9, 5
 
 
-class Meter:
+class FlowMeter:
     """Counts what one client has in flight, and cuts it off where it goes over a limit.
 
     The methods raise CutOff. One thread uses it at a time.
@@ -63,12 +63,12 @@ class Meter:
             start = len(PREFACE) - len(self._preface)
             self._preface += bytes(content[:start])
             if not PREFACE.startswith(self._preface):
-                raise CutOff("the client does not speak HTTP/2")
+                raise ConnectionCut("the client does not speak HTTP/2")
             content = content[start:]
         try:
             self._requests.feed(content)
         except QuotaExceeded as error:
-            raise CutOff(str(error)) from None
+            raise ConnectionCut(str(error)) from None
 
     def from_server(self, content: memoryview) -> None:
         """Look at what goes to the client: calls end there."""
@@ -78,7 +78,7 @@ class Meter:
         """A frame of the client begins; whether its content is looked at."""
         if kind == DATA:
             if flags & PADDED:
-                raise CutOff("the client pads its frames, as no gRPC client does")
+                raise ConnectionCut("the client pads its frames, as no gRPC client does")
             return stream in self._calls
         if kind in (HEADERS, CONTINUATION):
             self._on_headers(kind, flags, stream, length)
@@ -89,7 +89,7 @@ class Meter:
         elif kind in (SETTINGS, PING) and not flags & ACK:
             self._control -= 1
             if self._control < 0:
-                raise CutOff("the client sends too many pings and settings")
+                raise ConnectionCut("the client sends too many pings and settings")
         return False
 
     def _on_headers(self, kind: int, flags: int, stream: int, length: int) -> None:
@@ -101,7 +101,7 @@ class Meter:
                 self._calls[stream] = _Call()
         self._header_bytes += length
         if self._header_bytes > MAX_HEADERS:
-            raise CutOff(f"the headers of a call have more than {MAX_HEADERS:,} bytes")
+            raise ConnectionCut(f"the headers of a call have more than {MAX_HEADERS:,} bytes")
 
     def _on_data(self, stream: int, content: memoryview) -> None:
         call = self._calls[stream]
@@ -116,7 +116,7 @@ class Meter:
             content = content[missing:]
             if len(call.prefix) == _PREFIX:
                 if call.prefix[0]:
-                    raise CutOff("the client compresses its messages, as ours do not")
+                    raise ConnectionCut("the client compresses its messages, as ours do not")
                 call.left = int.from_bytes(call.prefix[1:], "big")
                 call.prefix = b""
                 self._budgets.requests.take(self._client, call.left + MESSAGE_OVERHEAD)

@@ -51,7 +51,7 @@ def _limit(default: float, variable: str, low: float = 1) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ListenerLimits:
     """Limits of one TCP listener."""
 
     hello_timeout_s: float = _limit(10.0, "STRANDLINE_HELLO_TIMEOUT", 0.01)
@@ -86,7 +86,9 @@ class Limits:
         return DESCRIPTORS_EACH * self.max_connections + self.max_pending
 
 
-def limits_from(environment: Mapping[str, str] = os.environ, **given: float | None) -> Limits:
+def limits_from(
+    environment: Mapping[str, str] = os.environ, **given: float | None
+) -> ListenerLimits:
     """Return the limits: those `given`, else those of the environment, else the defaults.
 
     Args:
@@ -100,7 +102,7 @@ def limits_from(environment: Mapping[str, str] = os.environ, **given: float | No
     7
     """
     values: dict[str, float] = {}
-    for limit in fields(Limits):
+    for limit in fields(ListenerLimits):
         name, low = limit.metadata["variable"], limit.metadata["low"]
         value: Any = given.get(limit.name)
         if value is None and not (value := environment.get(name)):
@@ -114,4 +116,4 @@ def limits_from(environment: Mapping[str, str] = os.environ, **given: float | No
             ) from None
         if not low <= values[limit.name] < 1 << 62:
             raise InvalidConfig(f"{name} is {value}; expected {low} or more")
-    return Limits(**values)  # type: ignore[arg-type]
+    return ListenerLimits(**values)  # type: ignore[arg-type]

@@ -1,10 +1,10 @@
 """Every type that crosses the wire, as MessagePack, and the version of it all.
 
-A client says `Hello` on its session stream, with its version first; the owner answers
-`Welcome`. From then on each call carries the session's id as a header. A request is a
+A client says `SessionHello` on its session stream, with its version first; the owner answers
+`SessionWelcome`. From then on each call carries the session's id as a header. A request is a
 struct named like the Broker's method; as a Flight action its class name is the action's type,
 its fields the body. `FetchRequest` is a Flight ticket, or the body of LOCATE; `AppendHeader` and
-`FetchedHeader` go with the batches (see batches.py), errors travel as `Failure` by type name and message.
+`FetchedHeader` go with the batches (see batches.py), errors travel as `RemoteFailure` by type name and message.
 
 Bodies are decoded into these types and nothing else: no pickles, bounded in size.
 """
@@ -23,7 +23,7 @@ from strandline.changelog.decoding import converter, msgpack_decoder
 from strandline.changelog.depth import check_msgpack
 from strandline.changelog.embedded.aborted import AbortedTransactions
 from strandline.changelog.embedded.producer_state import EndedTransaction
-from strandline.changelog.embedded.view import View
+from strandline.changelog.embedded.view import RecordView
 from strandline.changelog.errors import (
     UNREADABLE,
     InvalidRequest,
@@ -70,18 +70,18 @@ GOODBYE = b"goodbye"
 
 T = TypeVar("T")
 Positions = dict[TopicPartition, int]
-Located = dict[TopicPartition, View]
+Located = dict[TopicPartition, RecordView]
 
 
 class SessionEnded(OwnerUnavailable):
     """The owner does not (any longer) know the session of a call; only a new connection helps."""
 
 
-class Wire(msgspec.Struct, frozen=True, array_like=True):
+class FlightMessage(msgspec.Struct, frozen=True, array_like=True):
     """Base of all messages: arrays of fields, so a field may only be added at the end, with a default."""
 
 
-class Hello(Wire, frozen=True):
+class SessionHello(FlightMessage, frozen=True):
     """The first thing a client says. `version` stays the first field in every version."""
 
     version: int
@@ -89,7 +89,7 @@ class Hello(Wire, frozen=True):
     program: str
 
 
-class Welcome(Wire, frozen=True):
+class SessionWelcome(FlightMessage, frozen=True):
     """The owner's answer to Hello."""
 
     version: int
@@ -99,14 +99,14 @@ class Welcome(Wire, frozen=True):
     """Whether it answers LOCATE."""
 
 
-class Failure(Wire, frozen=True):
+class RemoteFailure(FlightMessage, frozen=True):
     """An error, by its type's name in changelog.errors."""
 
     kind: str
     message: str
 
 
-class FetchRequest(Wire, frozen=True):
+class FetchRequest(FlightMessage, frozen=True):
     """Broker.fetch; the ticket of a DoGet, or the body of LOCATE."""
 
     positions: Positions
@@ -117,7 +117,7 @@ class FetchRequest(Wire, frozen=True):
     """Of a DoGet: Pins.fetch instead, of each position."""
 
 
-class AppendHeader(Wire, frozen=True):
+class AppendHeader(FlightMessage, frozen=True):
     """Goes with each batch to append."""
 
     topic: str
@@ -130,13 +130,13 @@ class AppendHeader(Wire, frozen=True):
     schema_id: int
 
 
-class AppendAnswer(Wire, frozen=True):
+class AppendAnswer(FlightMessage, frozen=True):
     """Answers all the batches of one append call."""
 
     appended: list[Appended]
 
 
-class FetchedState(Wire, frozen=True):
+class FetchedState(FlightMessage, frozen=True):
     """One partition of a fetch's answer, apart from its batches."""
 
     topic: str
@@ -148,7 +148,7 @@ class FetchedState(Wire, frozen=True):
     epochs: Epochs = ()
 
 
-class FetchedHeader(Wire, frozen=True):
+class FetchedHeader(FlightMessage, frozen=True):
     """Goes with each batch of a fetch's answer."""
 
     topic: str
@@ -159,14 +159,14 @@ class FetchedHeader(Wire, frozen=True):
     leader_epoch: int
 
 
-class StreamHeader(Wire, frozen=True):
+class StreamHeader(FlightMessage, frozen=True):
     """The first message of a stream of batches: its schemas, and what is known before them."""
 
     schemas: list[pa.Schema]
     states: list[FetchedState] = []
 
 
-class SmallAppend(Wire, frozen=True):
+class SmallAppend(FlightMessage, frozen=True):
     """A few small batches in one action: half the time of a stream, and a copy more."""
 
     schemas: list[pa.Schema]
@@ -177,7 +177,7 @@ class SmallAppend(Wire, frozen=True):
 def encode(message: Any) -> bytes:
     """A message as MessagePack.
 
-    >>> encode(Failure("DiskFull", "full"))
+    >>> encode(RemoteFailure("DiskFull", "full"))
     b'\\x92\\xa8DiskFull\\xa4full'
     """
     return _ENCODER.encode(message)
@@ -202,7 +202,7 @@ def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE) -> Any:
         raise InvalidRequest(f"cannot read a message as {kind}: {error}") from error
 
 
-def check_version(hello: Any) -> Hello:
+def check_version(hello: Any) -> SessionHello:
     """The Hello of a client that speaks our version; InvalidRequest for any other."""
     try:
         start = memoryview(hello)[:MAX_ERROR]
@@ -215,18 +215,20 @@ def check_version(hello: Any) -> Hello:
             f"the client speaks version {version} of the wire protocol, the log's owner version "
             f"{WIRE_VERSION}; run the same release of strandline in both"
         )
-    return _as(Hello, decode(hello, Hello))
+    return _as(SessionHello, decode(hello, SessionHello))
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception) -> RemoteFailure:
     """How an error goes over the wire; one that is not ours goes as StrandlineError."""
     kind = type(error).__name__
     if _error_type(kind) is not type(error):
-        return Failure("StrandlineError", f"the log's owner failed: {kind}: {error}"[:MAX_ERROR])
-    return Failure(kind, str(error)[:MAX_ERROR])
+        return RemoteFailure(
+            "StrandlineError", f"the log's owner failed: {kind}: {error}"[:MAX_ERROR]
+        )
+    return RemoteFailure(kind, str(error)[:MAX_ERROR])
 
 
-def error_of(failure: Failure) -> StrandlineError:
+def error_of(failure: RemoteFailure) -> StrandlineError:
     """The error to raise on the client's side."""
     kind = _error_type(failure.kind)
     if kind is None:

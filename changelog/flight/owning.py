@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 from strandline.changelog.clock import Clock
-from strandline.changelog.embedded.environment import Durability
+from strandline.changelog.embedded.context import Durability
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.flight import endpoint as endpoints
 from strandline.changelog.flight.metrics import CLIENTS
 from strandline.changelog.flight.server import FlightEndpoint
-from strandline.changelog.metrics import Reading
+from strandline.changelog.metrics import MetricReading
 from strandline.changelog.storage import LocalStorage
 
 
@@ -52,9 +52,12 @@ class ServedOwner:
             os.chmod(self._endpoint.socket, 0o600)
         endpoints.publish(self._storage, self._endpoint)
 
-    def metrics(self) -> list[Reading]:
+    def metrics(self) -> list[MetricReading]:
         """What the owner tells, and how many are attached."""
-        return [*self.owner.metrics(), Reading(CLIENTS, ("socket",), len(self.server.sessions))]
+        return [
+            *self.owner.metrics(),
+            MetricReading(CLIENTS, ("socket",), len(self.server.sessions)),
+        ]
 
     def close(self) -> None:
         """Withdraw the endpoint, send the attached away, close the log; harmless when repeated."""

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from strandline.changelog.embedded.pin import PinReader
 from strandline.changelog.errors import CorruptLog, StorageFailed
-from strandline.changelog.flight.connection import Connection
+from strandline.changelog.flight.connection import FlightConnection
 from strandline.changelog.flight.messages import FetchRequest
 from strandline.changelog.flight.requests import HoldPin, ReleasePins, UsePin
 from strandline.changelog.pins import PinName, PinnedRange, PinnedRanges, Pins
@@ -24,7 +24,7 @@ class FlightPins:
     is asked for the records, and its answer, or its error, holds.
     """
 
-    def __init__(self, connection: Connection, storage: Storage | None) -> None:
+    def __init__(self, connection: FlightConnection, storage: Storage | None) -> None:
         self._connection = connection
         self._reader = None if storage is None else PinReader(storage)
 
@@ -55,7 +55,7 @@ class FlightPins:
         self._connection.ask(ReleasePins(holder, until))
 
 
-class Repeated(Protocol):
+class RepeatedPins(Protocol):
     """Makes a call with the pins of whoever owns the log, again if that one is lost."""
 
     def __call__(self, call: Callable[[Pins], T]) -> T: ...
@@ -64,7 +64,7 @@ class Repeated(Protocol):
 class FailoverPins:
     """Implements Pins by those of whoever owns the log."""
 
-    def __init__(self, repeated: Repeated) -> None:
+    def __init__(self, repeated: RepeatedPins) -> None:
         self._repeated = repeated
 
     def hold(

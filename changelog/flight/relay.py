@@ -25,7 +25,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.flight import hello
 from strandline.changelog.flight.limits import MAX_REPLY
-from strandline.changelog.flight.messages import Failure, decode, error_of
+from strandline.changelog.flight.messages import RemoteFailure, decode, error_of
 from strandline.changelog.flight.private import private_socket, remove_private
 from strandline.changelog.flight.splice import Splice, end_if_peer_vanishes
 
@@ -173,7 +173,7 @@ class Relay:
         if not token:
             raise Unauthenticated(f"the log {self._name} asks for a token; {HOW_TO_GIVE_ONE}")
         opening = hello.pack_opening(
-            hello.Opening(hello.token_id(token), secrets.token_bytes(hello.NONCE_BYTES))
+            hello.ClientOpening(hello.token_id(token), secrets.token_bytes(hello.NONCE_BYTES))
         )
         try:
             peer.sendall(opening)
@@ -198,7 +198,7 @@ class Relay:
         if status == hello.ACCEPTED:
             return body
         try:
-            failure: Failure = decode(body, Failure)
+            failure: RemoteFailure = decode(body, RemoteFailure)
         except (StrandlineError, *UNREADABLE):
             raise ConnectionError("what answers is not a log of strandline") from None
         raise error_of(failure)

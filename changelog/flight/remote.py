@@ -12,7 +12,7 @@ from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.flight.budgets import Budgets
 from strandline.changelog.flight.clients import Authority, Clients
 from strandline.changelog.flight.front import Front
-from strandline.changelog.flight.limits import Limits
+from strandline.changelog.flight.limits import ListenerLimits
 from strandline.changelog.flight.private import private_socket, remove_private
 from strandline.changelog.flight.server import FlightEndpoint
 
@@ -43,11 +43,11 @@ class RemoteEndpoint:
         authority: Authority,
         *,
         tls: ssl.SSLContext | None = None,
-        limits: Limits | None = None,
+        limits: ListenerLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.clients = Clients(authority.is_valid)
-        allowed = limits or Limits()
+        allowed = limits or ListenerLimits()
         budgets = Budgets(allowed)
         self._backend = private_socket("front.sock")
         try:

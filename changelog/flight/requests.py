@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.cleaning import CleaningStatus
-from strandline.changelog.flight.messages import Wire
-from strandline.changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from strandline.changelog.flight.messages import FlightMessage
+from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
 from strandline.changelog.pins import PinName, PinnedRange, there
 from strandline.changelog.records import (
     CommittedOffset,
@@ -29,7 +29,7 @@ MAX_BEAT_SECONDS = 5.0
 """How long a beat of a group's member may wait for something new."""
 
 
-class Request(Wire, frozen=True):
+class Request(FlightMessage, frozen=True):
     """A call answered by one small message; `run` carries it out on the owner's side."""
 
     answer: ClassVar[Any]
@@ -79,14 +79,14 @@ class AlterTopic(Request, frozen=True):
         )
 
 
-class Topics(Request, frozen=True):
+class ListTopics(Request, frozen=True):
     answer = list[TopicInfo]
 
     def run(self, broker: Broker) -> list[TopicInfo]:
         return broker.topics()
 
 
-class Topic(Request, frozen=True):
+class DescribeTopic(Request, frozen=True):
     answer = TopicInfo
     name: str
 
@@ -94,7 +94,7 @@ class Topic(Request, frozen=True):
         return broker.topic(self.name)
 
 
-class Offsets(Request, frozen=True):
+class ListOffsets(Request, frozen=True):
     answer = dict[TopicPartition, PartitionOffsets]
     partitions: list[TopicPartition]
 
@@ -121,7 +121,7 @@ class DeleteRecords(Request, frozen=True):
         return broker.delete_records(self.partition, self.before)
 
 
-class Clean(Request, frozen=True):
+class CleanTopics(Request, frozen=True):
     answer = type(None)
     topics: list[str] | None
 
@@ -217,7 +217,7 @@ class CommitOffsets(Request, frozen=True):
         broker.commit_offsets(self.group, self.offsets, member_id=self.member_id)
 
 
-class Committed(Request, frozen=True):
+class FetchOffsets(Request, frozen=True):
     answer = dict[TopicPartition, CommittedOffset]
     group: str
     partitions: list[TopicPartition] | None
@@ -227,7 +227,7 @@ class Committed(Request, frozen=True):
         return broker.committed(self.group, self.partitions, require_stable=self.require_stable)
 
 
-class Groups(Request, frozen=True):
+class ListGroups(Request, frozen=True):
     answer = list[str]
 
     def run(self, broker: Broker) -> list[str]:
@@ -251,15 +251,15 @@ class JoinGroup(Request, frozen=True):
         return broker.join_group(self.group, self.subscription)
 
 
-class BeatGroup(Request, frozen=True):
-    answer = Grant
+class Heartbeat(Request, frozen=True):
+    answer = Assignment
     member: GroupMember
     call: int
     seen: int
     holds: list[TopicPartition]
     timeout: float
 
-    def run(self, broker: Broker) -> Grant:
+    def run(self, broker: Broker) -> Assignment:
         timeout = max(0.0, min(self.timeout, MAX_BEAT_SECONDS))  # it may be no number
         return broker.beat_group(self.member, self.call, self.seen, self.holds, timeout=timeout)
 

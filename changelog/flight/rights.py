@@ -112,7 +112,7 @@ def matches(patterns: Iterable[str], name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class AuthorizedToken:
     """A token as its rights are checked: raises NotAuthorized with its name and the missing right."""
 
     name: str

@@ -10,25 +10,25 @@ import threading
 import pyarrow as pa
 
 from strandline.changelog.clock import Clock
-from strandline.changelog.embedded.environment import Durability
+from strandline.changelog.embedded.context import Durability
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.flight.address import host_port
 from strandline.changelog.flight.attach import attach_or_own
 from strandline.changelog.flight.authority import TokenAuthority
 from strandline.changelog.flight.client import DEADLINE
 from strandline.changelog.flight.failover import FailoverBroker
-from strandline.changelog.flight.limits import Limits, limits_from
+from strandline.changelog.flight.limits import ListenerLimits, limits_from
 from strandline.changelog.flight.metrics import CLIENTS
 from strandline.changelog.flight.remote import RemoteEndpoint, server_context
 from strandline.changelog.hosts import is_loopback
-from strandline.changelog.metrics import Reading
+from strandline.changelog.metrics import MetricReading
 from strandline.changelog.storage import LocalStorage
 
 MIN_TOKEN = 16
 """Characters; a shorter one could be guessed."""
 
 
-class Served:
+class ServedLog:
     """A log that is being served; `close` ends it."""
 
     def __init__(
@@ -42,9 +42,9 @@ class Served:
         self._endpoint = endpoint
         self._closed = threading.Event()
 
-    def metrics(self) -> list[Reading]:
+    def metrics(self) -> list[MetricReading]:
         """What this process tells of the log, those attached over TCP included."""
-        return [*self.broker.metrics(), Reading(CLIENTS, ("tcp",), len(self._endpoint))]
+        return [*self.broker.metrics(), MetricReading(CLIENTS, ("tcp",), len(self._endpoint))]
 
     def wait(self) -> None:
         """Return once `close` was called."""
@@ -66,10 +66,10 @@ def serve(
     tls_key: str | os.PathLike[str] | None = None,
     client_ca: str | os.PathLike[str] | None = None,
     plaintext: bool = False,
-    limits: Limits | None = None,
+    limits: ListenerLimits | None = None,
     durability: Durability = "fsync",
     clock: Clock | None = None,
-) -> Served:
+) -> ServedLog:
     """Serve the log in the folder `path` at `listen` ("host:port"; port 0 takes a free one).
 
     When another process owns the folder, calls are passed on to it.
@@ -78,7 +78,7 @@ def serve(
         path: The log's folder, made if it is not there.
         listen: Where to listen.
         token: The admin token, whose clients may do everything; without one a fresh one is made,
-            see `Served.token`. At least 16 characters. `strandline tokens` makes tokens with fewer rights.
+            see `ServedLog.token`. At least 16 characters. `strandline tokens` makes tokens with fewer rights.
         tls_certificate: Path of the server's certificate chain, PEM.
         tls_key: Path of its private key, PEM.
         client_ca: Path of the authorities of which clients must show a certificate, PEM; None asks
@@ -125,7 +125,7 @@ def serve(
             raise InvalidConfig(f"cannot listen at {listen}: {error}") from error
         raise
     url = f"strandline{'+tls' if tls else ''}://{host}:{endpoint.port}"
-    return Served(broker, endpoint, url, shown)
+    return ServedLog(broker, endpoint, url, shown)
 
 
 def _tls(

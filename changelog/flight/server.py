@@ -26,13 +26,13 @@ from pyarrow import flight
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.credentials import HOW_TO_GIVE_ONE
-from strandline.changelog.embedded.view import View
+from strandline.changelog.embedded.view import RecordView
 from strandline.changelog.errors import InvalidRequest, StrandlineError, Unauthenticated
 from strandline.changelog.flight import fork
 from strandline.changelog.flight.answers import Answer
 from strandline.changelog.flight.authorization import Permit
 from strandline.changelog.flight.batches import (
-    Row,
+    StreamMessage,
     claimed_by,
     fetched_rows,
     read_appends,
@@ -43,7 +43,7 @@ from strandline.changelog.flight.batches import (
 from strandline.changelog.flight.budgets import Budgets
 from strandline.changelog.flight.clients import Client, Clients
 from strandline.changelog.flight.grants import GRANTS_HEADER, Granting, presented_in
-from strandline.changelog.flight.limits import MAX_REMOTE_APPEND, Limits
+from strandline.changelog.flight.limits import MAX_REMOTE_APPEND, ListenerLimits
 from strandline.changelog.flight.messages import (
     APPEND,
     GOODBYE,
@@ -58,11 +58,11 @@ from strandline.changelog.flight.messages import (
     WIRE_VERSION,
     AppendAnswer,
     FetchRequest,
-    Hello,
     Located,
     SessionEnded,
+    SessionHello,
+    SessionWelcome,
     SmallAppend,
-    Welcome,
     check_version,
     decode,
     encode,
@@ -137,7 +137,7 @@ class FlightEndpoint:
             middleware={_GATE: _Gate(token, Clients() if clients is None else clients)},
         )
         self._service.bind(broker, self.sessions, clock or SystemClock(), locate)
-        self._service.budgets = budgets or Budgets(Limits())
+        self._service.budgets = budgets or Budgets(ListenerLimits())
         self._service.granting = granting
         self._closing = threading.Lock()
         self._closed = False
@@ -208,7 +208,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             goodbye = _Goodbye(writer)
             try:
                 locates = self._locate is not None
-                welcome = Welcome(WIRE_VERSION, os.getpid(), session.id, locates)
+                welcome = SessionWelcome(WIRE_VERSION, os.getpid(), session.id, locates)
                 writer.write_metadata(encode(welcome))
                 self._register(session, goodbye)
                 if caller.client is None:
@@ -321,7 +321,9 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             session.left(request.member)
         return request.run(self._broker)
 
-    def _answered(self, context: Any, client: Client, request: FetchRequest) -> Iterator[Row]:
+    def _answered(
+        self, context: Any, client: Client, request: FetchRequest
+    ) -> Iterator[StreamMessage]:
         """The answer to a fetch of a client of the front, counted for as long as it is not sent."""
         answer = Answer(self._broker, self.budgets.answers, client)
         try:
@@ -432,7 +434,7 @@ class _Goodbye:
 _GATE = "strandline-gate"
 
 
-def _hello_of(command: bytes, reader: Any, client: Client | None) -> Hello:
+def _hello_of(command: bytes, reader: Any, client: Client | None) -> SessionHello:
     """Return the Hello with which a session begins. Raises InvalidRequest.
 
     A client of the front says it in the descriptor. Nothing else of its stream is read, as Arrow
@@ -467,7 +469,7 @@ def _has_news(fetched: Fetched, position: int) -> bool:
     return bool(fetched.batches) or fetched.next_offset != position
 
 
-def _has_pieces(view: View, _position: int) -> bool:
+def _has_pieces(view: RecordView, _position: int) -> bool:
     return bool(view.pieces)
 
 
@@ -491,6 +493,6 @@ def _failures_sent() -> Iterator[None]:
         raise flight.FlightServerError("refused", encode(failure))
 
 
-def _with_failures_sent(rows: Iterator[Row]) -> Iterator[Row]:
+def _with_failures_sent(rows: Iterator[StreamMessage]) -> Iterator[StreamMessage]:
     with _failures_sent():
         yield from rows

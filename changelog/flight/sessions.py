@@ -16,8 +16,8 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import StrandlineError
 from strandline.changelog.flight.messages import (
-    Hello,
     SessionEnded,
+    SessionHello,
 )
 from strandline.changelog.groups import GroupMember
 from strandline.changelog.records import ProducerIdentity
@@ -26,7 +26,7 @@ from strandline.changelog.records import ProducerIdentity
 class Session:
     """One client, from its Hello until its stream ends."""
 
-    def __init__(self, session_id: str, hello: Hello) -> None:
+    def __init__(self, session_id: str, hello: SessionHello) -> None:
         self.id = session_id
         self.hello = hello
         self._changed = threading.Condition()
@@ -97,7 +97,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def start(self, hello: Hello) -> Session:
+    def start(self, hello: SessionHello) -> Session:
         """A session for a client that has just come."""
         session = Session(self._clock.new_id(), hello)
         with self._changed:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.flight.connection import Connection
+from strandline.changelog.flight.connection import FlightConnection
 from strandline.changelog.flight.requests import ReleaseSnapshot, TakeSnapshot
 from strandline.changelog.snapshots import in_folder
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class FlightSnapshots:
     """Implements Snapshots over `connection`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: FlightConnection) -> None:
         self._connection = connection
 
     def take(self) -> str:
@@ -27,7 +27,7 @@ class FlightSnapshots:
         self._connection.ask(ReleaseSnapshot(name))
 
 
-class Repeated(Protocol):
+class RepeatedSnapshots(Protocol):
     """Makes a call with the broker of whoever owns the log, again if that one is lost."""
 
     def __call__(self, call: Callable[[Broker], T]) -> T: ...
@@ -36,7 +36,7 @@ class Repeated(Protocol):
 class FailoverSnapshots:
     """Implements Snapshots by those of whoever owns the log."""
 
-    def __init__(self, repeated: Repeated) -> None:
+    def __init__(self, repeated: RepeatedSnapshots) -> None:
         self._repeated = repeated
 
     def take(self) -> str:

@@ -21,7 +21,7 @@ Inspect = Callable[[memoryview], None]
 """Is shown bytes before they are passed on; raises CutOff to end the connection."""
 
 
-class CutOff(Exception):
+class ConnectionCut(Exception):
     """The connection is to end, with the reason."""
 
 
@@ -63,7 +63,7 @@ class Splice:
             self._near.settimeout(0)
             self._far.settimeout(0)
             return self._passed()
-        except CutOff as reason:
+        except ConnectionCut as reason:
             self.cut_off = True
             return str(reason)
         except OSError as error:
@@ -94,7 +94,7 @@ class Splice:
             if not self._outward.held or self._outward.held != before:
                 waiting_since = self._clock.monotonic()
             if not self._wait(waiting_since):
-                raise CutOff(f"the client took nothing for {self._stall_s:g} s")
+                raise ConnectionCut(f"the client took nothing for {self._stall_s:g} s")
         return "the connection was closed"
 
     def _wait(self, waiting_since: float) -> bool:

@@ -14,20 +14,20 @@ import pyarrow as pa
 from strandline.changelog.cleaning import CleaningStatus
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.config import check_client_name
-from strandline.changelog.errors import InvalidRequest, SharedOutAnew, TransactionAborted
-from strandline.changelog.groups import Grant, GroupInfo, GroupMember, Subscription
+from strandline.changelog.errors import InvalidRequest, RebalanceInProgress, TransactionAborted
+from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, Subscription
 from strandline.changelog.kafka.address import check_files, parse_url
-from strandline.changelog.kafka.asking import Asking
-from strandline.changelog.kafka.connection import Connection
+from strandline.changelog.kafka.connection import KafkaConnection
 from strandline.changelog.kafka.coordinators import Coordinators
-from strandline.changelog.kafka.fetching import Fetching
-from strandline.changelog.kafka.groups import Groups
+from strandline.changelog.kafka.fetching import KafkaConsumers
+from strandline.changelog.kafka.groups import KafkaGroups
+from strandline.changelog.kafka.member_directory import MemberDirectory
 from strandline.changelog.kafka.members import Members
-from strandline.changelog.kafka.offsets import Offsets
+from strandline.changelog.kafka.metadata_consumer import MetadataConsumers
+from strandline.changelog.kafka.offsets import KafkaOffsets
 from strandline.changelog.kafka.producers import Producers
-from strandline.changelog.kafka.roster import Roster
-from strandline.changelog.kafka.sending import EARLIEST_MS
-from strandline.changelog.kafka.topics import Topics
+from strandline.changelog.kafka.producing import EARLIEST_MS
+from strandline.changelog.kafka.topics import KafkaTopics
 from strandline.changelog.records import (
     Append,
     Appended,
@@ -51,7 +51,7 @@ def connect(url: str, *, clock: Clock | None = None) -> KafkaBroker:
     """
     cluster = parse_url(url)
     check_files(cluster)
-    return KafkaBroker(Connection(cluster, clock or SystemClock()))
+    return KafkaBroker(KafkaConnection(cluster, clock or SystemClock()))
 
 
 class KafkaBroker:
@@ -62,16 +62,16 @@ class KafkaBroker:
     earliest_ms = EARLIEST_MS
     """The first time that a record may have."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
-        self._topics = Topics(connection)
-        self._asking = Asking(connection)
-        self._offsets = Offsets(connection, self._topics, self._asking)
-        self._fetching = Fetching(connection, self._offsets)
+        self._topics = KafkaTopics(connection)
+        self._asking = MetadataConsumers(connection)
+        self._offsets = KafkaOffsets(connection, self._topics, self._asking)
+        self._fetching = KafkaConsumers(connection, self._offsets)
         self._producers = Producers(connection, self._topics)
         self._coordinators = Coordinators(connection, self._asking)
-        self._groups = Groups(connection, self._topics, self._coordinators)
-        roster = Roster(
+        self._groups = KafkaGroups(connection, self._topics, self._coordinators)
+        roster = MemberDirectory(
             connection, self._topics, self._offsets, self._fetching, self._producers.write
         )
         self._members = Members(connection, self._topics, self._coordinators, roster)
@@ -199,11 +199,11 @@ class KafkaBroker:
         try:
             transactions.add_offsets(producer, group, offsets, metadata)
         except TransactionAborted as error:
-            cause = error if isinstance(error, SharedOutAnew) else error.__cause__
-            if member is None or not isinstance(cause, SharedOutAnew):
+            cause = error if isinstance(error, RebalanceInProgress) else error.__cause__
+            if member is None or not isinstance(cause, RebalanceInProgress):
                 raise
             member.wait_for_another(metadata)  # until then the next commit ends likewise
-            raise SharedOutAnew(str(error)) from error
+            raise RebalanceInProgress(str(error)) from error
 
     def _standing(
         self, group: str, partitions: Collection[TopicPartition]
@@ -265,7 +265,7 @@ class KafkaBroker:
         holds: Collection[TopicPartition],
         *,
         timeout: float = 0.0,
-    ) -> Grant:
+    ) -> Assignment:
         self._connection.check_open()
         return self._members.beat(member, call, seen, holds, timeout)
 

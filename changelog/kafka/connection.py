@@ -24,8 +24,8 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.kafka.address import Cluster
 from strandline.changelog.kafka.callbacks import in_callback
+from strandline.changelog.kafka.client_logs import ClientLogs
 from strandline.changelog.kafka.failures import failure, failure_of
-from strandline.changelog.kafka.heard import Heard
 from strandline.changelog.secret import masked
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ SLICE_S = 0.1
 log = logging.getLogger("strandline.kafka")
 
 
-class Connection:
+class KafkaConnection:
     """One cluster, with an admin client on it. Raises OwnerUnavailable if nobody answers."""
 
     def __init__(self, cluster: Cluster, clock: Clock) -> None:
@@ -55,7 +55,7 @@ class Connection:
         self.clock = clock
         self.closed = False
         self._pid = os.getpid()
-        self._heard = Heard(cluster.name, log, clock)
+        self._heard = ClientLogs(cluster.name, log, clock)
         self._trouble: StrandlineError | None = None
         """What went wrong last in the background."""
         with self.translated("connecting"):

@@ -15,13 +15,13 @@ from typing import NamedTuple
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from strandline.changelog.errors import CorruptLog, RequestTimedOut
-from strandline.changelog.kafka.asking import Asking
-from strandline.changelog.kafka.connection import ATTEMPT_S, Connection
-from strandline.changelog.kafka.units import Unit
+from strandline.changelog.kafka.connection import ATTEMPT_S, KafkaConnection
+from strandline.changelog.kafka.copartitioning import Unit
+from strandline.changelog.kafka.metadata_consumer import MetadataConsumers
 from strandline.changelog.records import Isolation
 
 
-class Told(NamedTuple):
+class CoordinatorMember(NamedTuple):
     """A member of a group, as the coordinator knows it."""
 
     member_id: str
@@ -30,19 +30,19 @@ class Told(NamedTuple):
     """The partitions that it was assigned."""
 
 
-class ToldOfGroup(NamedTuple):
+class CoordinatorGroup(NamedTuple):
     """A group that somebody is in, or has been."""
 
     state: str
     """Kafka's name for it: Stable, PreparingRebalance, …"""
     assignor: str
-    members: Sequence[Told]
+    members: Sequence[CoordinatorMember]
 
 
 class Coordinators:
     """Those of one cluster. Thread-safe."""
 
-    def __init__(self, connection: Connection, asking: Asking) -> None:
+    def __init__(self, connection: KafkaConnection, asking: MetadataConsumers) -> None:
         self._connection = connection
         self._asking = asking
 
@@ -68,7 +68,7 @@ class Coordinators:
             answers = consumer.commit(offsets=list(positions), asynchronous=False)
             self._checked(answers, doing)
 
-    def group(self, name: str) -> ToldOfGroup | None:
+    def group(self, name: str) -> CoordinatorGroup | None:
         """What the cluster tells of a group; None if it knows nothing of it.
 
         Raises Retriable also if some broker does not answer: it may be the one that knows.
@@ -79,8 +79,11 @@ class Coordinators:
             if one.error is not None:
                 raise self._connection.failure(one.error, f"describing group {name!r}")
             if one.state != "Dead":
-                members = [Told(m.id, m.client_id, assigned(m.assignment)) for m in one.members]
-                return ToldOfGroup(one.state, one.protocol, members)
+                members = [
+                    CoordinatorMember(m.id, m.client_id, assigned(m.assignment))
+                    for m in one.members
+                ]
+                return CoordinatorGroup(one.state, one.protocol, members)
         return None
 
     def _checked(

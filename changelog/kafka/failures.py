@@ -21,10 +21,10 @@ from strandline.changelog.errors import (
     OutOfOrderSequence,
     OwnerUnavailable,
     ProducerFenced,
+    RebalanceInProgress,
     RecordTooLarge,
     RequestTimedOut,
     Retriable,
-    SharedOutAnew,
     StorageFailed,
     StrandlineError,
     TopicExists,
@@ -33,7 +33,7 @@ from strandline.changelog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from strandline.changelog.kafka.heard import plain
+from strandline.changelog.kafka.client_logs import plain
 
 _TYPES: tuple[tuple[type[StrandlineError], str, str], ...] = (
     (
@@ -112,7 +112,7 @@ _TYPES: tuple[tuple[type[StrandlineError], str, str], ...] = (
         "OUT_OF_ORDER_SEQUENCE_NUMBER UNKNOWN_PRODUCER_ID",
         "records sent before these are lost; begin with a new producer",
     ),
-    (SharedOutAnew, "ILLEGAL_GENERATION", "abort, and begin anew when the group is at rest"),
+    (RebalanceInProgress, "ILLEGAL_GENERATION", "abort, and begin anew when the group is at rest"),
     (
         TransactionAborted,
         "TRANSACTION_ABORTABLE",

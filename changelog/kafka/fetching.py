@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from strandline.changelog.errors import OffsetOutOfRange, Retriable, StrandlineError
-from strandline.changelog.kafka.connection import Connection, log
-from strandline.changelog.kafka.idle import Idle
-from strandline.changelog.kafka.offsets import Offsets
+from strandline.changelog.kafka.connection import KafkaConnection, log
+from strandline.changelog.kafka.idle_pool import IdlePool
+from strandline.changelog.kafka.offsets import KafkaOffsets
 from strandline.changelog.kafka.reader import Positions, Reader
 from strandline.changelog.records import (
     Batch,
@@ -28,13 +28,13 @@ from strandline.changelog.records import (
 )
 
 
-class Fetching:
+class KafkaConsumers:
     """The consumers of one cluster. Thread-safe."""
 
-    def __init__(self, connection: Connection, offsets: Offsets) -> None:
+    def __init__(self, connection: KafkaConnection, offsets: KafkaOffsets) -> None:
         self._connection = connection
         self._offsets = offsets
-        self._idle: Idle[Reader] = Idle(connection)
+        self._idle: IdlePool[Reader] = IdlePool(connection)
 
     def fetch(
         self, positions: Positions, isolation: Isolation, timeout: float

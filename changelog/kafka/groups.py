@@ -23,10 +23,10 @@ from strandline.changelog.errors import (
     RequestTimedOut,
     UnknownTopic,
 )
-from strandline.changelog.kafka.connection import DEADLINE_S, Connection
+from strandline.changelog.kafka.connection import DEADLINE_S, KafkaConnection
 from strandline.changelog.kafka.coordinators import Coordinators
-from strandline.changelog.kafka.member import Member
-from strandline.changelog.kafka.topics import Topics
+from strandline.changelog.kafka.member import KafkaMember
+from strandline.changelog.kafka.topics import KafkaTopics
 from strandline.changelog.records import CommittedOffset, TopicPartition
 
 OUTAGES = (OwnerUnavailable, RequestTimedOut)
@@ -39,10 +39,12 @@ def position_of(partition: TopicPartition, committed: CommittedOffset) -> KafkaP
     return KafkaPartition(*partition, committed.offset)
 
 
-class Groups:
+class KafkaGroups:
     """The groups of one cluster. Thread-safe."""
 
-    def __init__(self, connection: Connection, topics: Topics, coordinators: Coordinators) -> None:
+    def __init__(
+        self, connection: KafkaConnection, topics: KafkaTopics, coordinators: Coordinators
+    ) -> None:
         self._connection = connection
         self._topics = topics
         self._coordinators = coordinators
@@ -65,7 +67,7 @@ class Groups:
             self._connection.until(committed, doing)
 
     def commit_as(
-        self, member: Member, offsets: Mapping[TopicPartition, CommittedOffset | None]
+        self, member: KafkaMember, offsets: Mapping[TopicPartition, CommittedOffset | None]
     ) -> None:
         """See Broker.commit_offsets, in the name of a member."""
         given = {tp: one for tp, one in offsets.items() if one is not None}

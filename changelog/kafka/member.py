@@ -31,10 +31,10 @@ from strandline.changelog.errors import (
     StrandlineError,
     TransactionAborted,
 )
-from strandline.changelog.groups import Grant, Subscription
+from strandline.changelog.groups import Assignment, Subscription
 from strandline.changelog.kafka.callbacks import called, in_callback
-from strandline.changelog.kafka.connection import DEADLINE_S, Connection
-from strandline.changelog.kafka.units import Unit
+from strandline.changelog.kafka.connection import DEADLINE_S, KafkaConnection
+from strandline.changelog.kafka.copartitioning import Unit
 from strandline.changelog.records import TopicPartition
 
 POLL_S = 0.02
@@ -53,12 +53,12 @@ _NONE: frozenset[TopicPartition] = frozenset()
 _MAY_COME = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
-class Member:
+class KafkaMember:
     """In the group from `join` to `leave`. Thread-safe. Raises MemberFenced once it is out."""
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KafkaConnection,
         group: str,
         subscription: Subscription,
         subscribed: Sequence[str],
@@ -106,7 +106,7 @@ class Member:
 
     def beat(
         self, call: int, seen: int, holds: Collection[TopicPartition], timeout: float
-    ) -> Grant:
+    ) -> Assignment:
         """See Broker.beat_group."""
         with self._changed:
             self._check()
@@ -116,7 +116,7 @@ class Member:
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._number > seen or self._failure, timeout)
             self._check()
-            return Grant(self._number, sorted(self._may_hold), sorted(self._standbys))
+            return Assignment(self._number, sorted(self._may_hold), sorted(self._standbys))
 
     def look_around(self, look: Callable[[], None]) -> None:
         """Call this about every second from now on.

@@ -1,7 +1,7 @@
 """Membership in groups: of the members in this process, and what the cluster tells of the others.
 
 Kafka's coordinator knows who is in a group and what was assigned to whom. What it does not know of the
-members of an app (slots, where they answer queries) they tell one another (`Roster`).
+members of an app (slots, where they answer queries) they tell one another (`MemberDirectory`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,24 @@ from strandline.changelog.errors import (
     StrandlineError,
     UnknownTopic,
 )
-from strandline.changelog.groups import Grant, GroupInfo, GroupMember, MemberInfo, Subscription
-from strandline.changelog.kafka.connection import Connection, log
-from strandline.changelog.kafka.coordinators import Coordinators, Told, ToldOfGroup
-from strandline.changelog.kafka.member import Member
-from strandline.changelog.kafka.roster import Entry, Roll, Roster, holders, is_mine, lowest_free
-from strandline.changelog.kafka.topics import Topics
-from strandline.changelog.kafka.units import Unit, Units
+from strandline.changelog.groups import Assignment, GroupInfo, GroupMember, MemberInfo, Subscription
+from strandline.changelog.kafka.connection import KafkaConnection, log
+from strandline.changelog.kafka.coordinators import (
+    CoordinatorGroup,
+    CoordinatorMember,
+    Coordinators,
+)
+from strandline.changelog.kafka.copartitioning import CopartitionedSubscription, Unit
+from strandline.changelog.kafka.member import KafkaMember
+from strandline.changelog.kafka.member_directory import (
+    MemberDirectory,
+    MemberEntry,
+    Roll,
+    holders,
+    is_mine,
+    lowest_free,
+)
+from strandline.changelog.kafka.topics import KafkaTopics
 from strandline.changelog.records import TopicPartition
 
 JOIN_S = 60.0
@@ -45,25 +56,27 @@ class Members:
 
     def __init__(
         self,
-        connection: Connection,
-        topics: Topics,
+        connection: KafkaConnection,
+        topics: KafkaTopics,
         coordinators: Coordinators,
-        roster: Roster,
+        roster: MemberDirectory,
     ) -> None:
         self._connection = connection
         self._topics = topics
         self._coordinators = coordinators
         self._roster = roster
         self._lock = threading.Lock()
-        self._here: dict[str, Member] = {}
+        self._here: dict[str, KafkaMember] = {}
 
     def join(self, group: str, subscription: Subscription) -> GroupMember:
         """See Broker.join_group."""
-        units = Units.of(group, subscription)
+        units = CopartitionedSubscription.of(group, subscription)
         share = _Share(units, self._topics)
         if not units.are_partitions:
             self._roster.make_room(group, max(1, units.needed(share.count)))
-        member = Member(self._connection, group, subscription, units.subscribed, share.partitions)
+        member = KafkaMember(
+            self._connection, group, subscription, units.subscribed, share.partitions
+        )
         try:
             if units.are_partitions:
                 member.join(WAIT_S)
@@ -86,7 +99,7 @@ class Members:
         seen: int,
         holds: Collection[TopicPartition],
         timeout: float,
-    ) -> Grant:
+    ) -> Assignment:
         """See Broker.beat_group."""
         return self.of(member.group, member.member_id).beat(call, seen, holds, timeout)
 
@@ -100,7 +113,7 @@ class Members:
                 if found.subscription.together:
                     self._roster.say(member.group, {member.member_id: None})
 
-    def of(self, group: str, member_id: str) -> Member:
+    def of(self, group: str, member_id: str) -> KafkaMember:
         """A member of this process. Raises MemberFenced."""
         with self._lock:
             found = self._here.get(member_id)
@@ -124,10 +137,12 @@ class Members:
         ]
         return GroupInfo(group, UNKNOWN_GENERATION, described.assignor, members)
 
-    def _info(self, group: str, told: Told, entry: Entry | None, copies: set[Unit]) -> MemberInfo:
+    def _info(
+        self, group: str, told: CoordinatorMember, entry: MemberEntry | None, copies: set[Unit]
+    ) -> MemberInfo:
         if entry is None:
-            entry = Entry(0, tuple(sorted({topic for topic, _ in told.units})), ())
-        share = _Share(Units(group, entry.topics, entry.together), self._topics)
+            entry = MemberEntry(0, tuple(sorted({topic for topic, _ in told.units})), ())
+        share = _Share(CopartitionedSubscription(group, entry.topics, entry.together), self._topics)
         return MemberInfo(
             told.member_id,
             told.client,
@@ -147,7 +162,7 @@ class Members:
 
     # Slots ----------------------------------------------------------------------------
 
-    def _seated(self, member: Member, units: Units) -> int:
+    def _seated(self, member: KafkaMember, units: CopartitionedSubscription) -> int:
         """Wait until it is in, and take a slot that no other member has.
 
         Raises RequestTimedOut, and InvalidConfig if others share out otherwise.
@@ -169,7 +184,7 @@ class Members:
                 self._roster.say(member.group, dict.fromkeys(gone))
                 return roll[mine].slot
             slot = lowest_free(roll, alive, mine)
-            entry = Entry(
+            entry = MemberEntry(
                 slot,
                 units.topics,
                 units.together,
@@ -179,7 +194,7 @@ class Members:
             )
             self._roster.say(member.group, {mine: entry})
 
-    def _say_who_is_waited_for(self, member: Member) -> None:
+    def _say_who_is_waited_for(self, member: KafkaMember) -> None:
         """That members from before hold it up, if there are any: Kafka does not say which of them live."""
         with contextlib.suppress(Retriable):
             before = self._alive(member.group) & self._roster.read(member.group).keys()
@@ -199,7 +214,7 @@ class Members:
 
     # Looking around -------------------------------------------------------------------
 
-    def _look_around(self, member: Member, share: _Share) -> None:
+    def _look_around(self, member: KafkaMember, share: _Share) -> None:
         """What may have changed without Kafka's saying so: topics that grew, others' copies."""
         share.refresh()
         member.count_again()
@@ -213,7 +228,7 @@ class Members:
                 copies = self._copies(roll, described)[member.member_id]
         member.keep_copies(share.partitions(copies))
 
-    def _copies(self, roll: Roll, described: ToldOfGroup) -> defaultdict[str, set[Unit]]:
+    def _copies(self, roll: Roll, described: CoordinatorGroup) -> defaultdict[str, set[Unit]]:
         """By member, the units that it is to keep copies of; none while they are shared out."""
         copies: defaultdict[str, set[Unit]] = defaultdict(set)
         if described.state == STABLE:
@@ -224,10 +239,10 @@ class Members:
                         copies[holder].add(unit)
         return copies
 
-    def _described(self, group: str) -> ToldOfGroup | None:
+    def _described(self, group: str) -> CoordinatorGroup | None:
         """What Kafka says of a group; None if there is none."""
 
-        def described() -> tuple[ToldOfGroup | None]:
+        def described() -> tuple[CoordinatorGroup | None]:
             return (self._coordinators.group(group),)
 
         return self._connection.until(described, f"describing group {group!r}")[0]
@@ -236,7 +251,7 @@ class Members:
 class _Share:
     """What units stand for, by the number of partitions that topics were last seen with."""
 
-    def __init__(self, units: Units, topics: Topics) -> None:
+    def __init__(self, units: CopartitionedSubscription, topics: KafkaTopics) -> None:
         self.units = units
         self._topics = topics
         self._counts: dict[str, int] = {}
@@ -256,14 +271,14 @@ class _Share:
         return self.units.partitions(units, self.count)
 
 
-def _count(topics: Topics, name: str) -> int:
+def _count(topics: KafkaTopics, name: str) -> int:
     try:
         return topics.shape(name).partitions
     except UnknownTopic:
         return 0
 
 
-def _check_alike(units: Units, roll: Roll, others: Collection[str]) -> None:
+def _check_alike(units: CopartitionedSubscription, roll: Roll, others: Collection[str]) -> None:
     """Raise InvalidConfig unless the others give the same meaning to units."""
     mine = units.topics, units.together
     for other in others:

@@ -9,9 +9,9 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from strandline.changelog.errors import OffsetOutOfRange, UnknownPartition, UnknownTopic
-from strandline.changelog.kafka.asking import Asking
-from strandline.changelog.kafka.connection import ATTEMPT_S, DEADLINE_S, Connection
-from strandline.changelog.kafka.topics import Topics, refuse_system
+from strandline.changelog.kafka.connection import ATTEMPT_S, DEADLINE_S, KafkaConnection
+from strandline.changelog.kafka.metadata_consumer import MetadataConsumers
+from strandline.changelog.kafka.topics import KafkaTopics, refuse_system
 from strandline.changelog.records import Isolation, PartitionOffsets, TopicPartition
 
 T = TypeVar("T")
@@ -19,10 +19,12 @@ T = TypeVar("T")
 Answers = dict[TopicPartition, KafkaPartition]
 
 
-class Offsets:
+class KafkaOffsets:
     """Those of one cluster. Thread-safe."""
 
-    def __init__(self, connection: Connection, topics: Topics, asking: Asking) -> None:
+    def __init__(
+        self, connection: KafkaConnection, topics: KafkaTopics, asking: MetadataConsumers
+    ) -> None:
         self._connection = connection
         self._topics = topics
         self._asking = asking

@@ -28,9 +28,9 @@ from strandline.changelog.errors import (
     SchemaMismatch,
     StrandlineError,
 )
-from strandline.changelog.kafka.connection import Connection
-from strandline.changelog.kafka.sending import Outcome, Outgoing, Sending
-from strandline.changelog.kafka.topics import Topics, refuse_system
+from strandline.changelog.kafka.connection import KafkaConnection
+from strandline.changelog.kafka.producing import KafkaBatch, KafkaProducer, Outcome
+from strandline.changelog.kafka.topics import KafkaTopics, refuse_system
 from strandline.changelog.kafka.transactions import Transactions
 from strandline.changelog.records import Append, Appended, ProducerIdentity, TopicPartition
 
@@ -43,13 +43,13 @@ _MANY = 100
 class Producers:
     """The producers of this process on one cluster. Thread-safe."""
 
-    def __init__(self, connection: Connection, topics: Topics) -> None:
+    def __init__(self, connection: KafkaConnection, topics: KafkaTopics) -> None:
         self._connection = connection
         self._topics = topics
         self._written = _Written(connection.clock)
         self._lock = threading.Lock()
         self._ids = itertools.count()
-        self._plain: Sending | None = None
+        self._plain: KafkaProducer | None = None
         self._by_producer: dict[int, Transactions] = {}
         self._by_id: dict[str, int] = {}
 
@@ -83,7 +83,7 @@ class Producers:
             )
         return found
 
-    def write(self, batches: list[Outgoing]) -> list[Outcome]:
+    def write(self, batches: list[KafkaBatch]) -> list[Outcome]:
         """Write batches of this package's own, each of another partition."""
         sending = self._plain_sending()
         with sending.lock:
@@ -103,7 +103,7 @@ class Producers:
         with owner.lock:
             known, refusal = self._known(wave)
             new = [request for request, answer in zip(wave, known, strict=False) if answer is None]
-            outgoing = [Outgoing(TopicPartition(a.topic, a.partition), a.columns) for a in new]
+            outgoing = [KafkaBatch(TopicPartition(a.topic, a.partition), a.columns) for a in new]
             outcomes = self._send(owner, producer, outgoing)
             for request, outcome in zip(new, outcomes, strict=True):
                 self._written.settle(request, outcome)
@@ -132,13 +132,16 @@ class Producers:
         return known, None
 
     def _send(
-        self, owner: Transactions | Sending, producer: ProducerIdentity, outgoing: list[Outgoing]
+        self,
+        owner: Transactions | KafkaProducer,
+        producer: ProducerIdentity,
+        outgoing: list[KafkaBatch],
     ) -> list[Outcome]:
         if isinstance(owner, Transactions):
             return owner.send(producer, outgoing)
         return self._send_plain(owner, outgoing)
 
-    def _send_plain(self, sending: Sending, outgoing: list[Outgoing]) -> list[Outcome]:
+    def _send_plain(self, sending: KafkaProducer, outgoing: list[KafkaBatch]) -> list[Outcome]:
         usable = False
         try:
             outcomes = sending.send(outgoing)
@@ -171,10 +174,10 @@ class Producers:
                 f"{request.columns.schema.names}"
             )
 
-    def _plain_sending(self) -> Sending:
+    def _plain_sending(self) -> KafkaProducer:
         with self._lock:
             if self._plain is None:
-                self._plain = Sending(self._connection, {})
+                self._plain = KafkaProducer(self._connection, {})
             return self._plain
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from strandline.changelog.errors import RequestTimedOut, Retriable
-from strandline.changelog.kafka.connection import DEADLINE_S, SLICE_S, Connection
+from strandline.changelog.kafka.connection import DEADLINE_S, SLICE_S, KafkaConnection
 from strandline.changelog.kafka.messages import batches_of, uncollected
 from strandline.changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
 
@@ -35,7 +35,9 @@ AT_ONCE = 10_000
 class Reader:
     """For one thread at a time. It is never sent elsewhere."""
 
-    def __init__(self, connection: Connection, positions: Positions, isolation: Isolation) -> None:
+    def __init__(
+        self, connection: KafkaConnection, positions: Positions, isolation: Isolation
+    ) -> None:
         self._connection = connection
         self.isolation = isolation
         self._positions = dict(positions)

@@ -48,7 +48,7 @@ def to_kafka(config: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-class Described(NamedTuple):
+class DescribedConfig(NamedTuple):
     """A topic's settings, as the cluster describes them."""
 
     own: dict[str, str]
@@ -59,9 +59,9 @@ class Described(NamedTuple):
     """Those that `TopicConfig` has, and those that were set on the topic, by Kafka's values."""
 
 
-def from_kafka(entries: Mapping[str, Any]) -> Described:
+def from_kafka(entries: Mapping[str, Any]) -> DescribedConfig:
     """Described entries."""
-    found = Described({}, {}, [])
+    found = DescribedConfig({}, {}, [])
     for name, entry in sorted(entries.items()):
         source = _source(int(entry.source))
         if entry.value is not None and (source == "topic" or name in topic_settings.names):

@@ -29,7 +29,7 @@ from strandline.changelog.errors import (
     UnknownTopic,
 )
 from strandline.changelog.kafka import settings
-from strandline.changelog.kafka.connection import ATTEMPT_S, DEADLINE_S, Connection
+from strandline.changelog.kafka.connection import ATTEMPT_S, DEADLINE_S, KafkaConnection
 from strandline.changelog.records import TopicInfo, TopicPartition
 
 KNOWN_FOR_S = 5.0
@@ -37,20 +37,20 @@ KNOWN_FOR_S = 5.0
 SYSTEM_TOPICS = ("__consumer_offsets", "__transaction_state")
 
 
-class Shape(NamedTuple):
+class TopicShape(NamedTuple):
     """What appends and fetches need to know of a topic."""
 
     topic_id: str
     partitions: int
 
 
-class Topics:
+class KafkaTopics:
     """The topics of one cluster. Thread-safe."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[Shape, float]] = {}
+        self._known: dict[str, tuple[TopicShape, float]] = {}
 
     # Changing -------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class Topics:
             for name, of in found.items()
         ]
 
-    def shape(self, name: str) -> Shape:
+    def shape(self, name: str) -> TopicShape:
         """Id and number of partitions, as they were a few seconds ago. Raises UnknownTopic."""
         now = self._connection.clock.monotonic()
         with self._lock:
@@ -220,7 +220,7 @@ class Topics:
             return known[0]
         check_known(name)
         described = self._describe([name])[name]
-        shape = Shape(hexadecimal(described.topic_id), len(described.partitions))
+        shape = TopicShape(hexadecimal(described.topic_id), len(described.partitions))
         with self._lock:
             self._known[name] = shape, now
         return shape
@@ -231,7 +231,7 @@ class Topics:
             for name in names:
                 self._known.pop(name, None)
 
-    def check(self, partition: TopicPartition) -> Shape:
+    def check(self, partition: TopicPartition) -> TopicShape:
         """The shape of a partition's topic. Raises UnknownTopic, UnknownPartition."""
         shape = self.shape(partition.topic)
         if not 0 <= partition.partition < shape.partitions:
@@ -260,7 +260,7 @@ class Topics:
 
     def _settings(
         self, names: list[str], *, gone_is_fine: bool = False
-    ) -> dict[str, settings.Described]:
+    ) -> dict[str, settings.DescribedConfig]:
         """By topic."""
         if not names:
             return {}

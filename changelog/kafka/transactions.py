@@ -26,11 +26,11 @@ from strandline.changelog.errors import (
     StrandlineError,
     TransactionAborted,
 )
-from strandline.changelog.kafka.caller import Caller
-from strandline.changelog.kafka.connection import DEADLINE_S, Connection
+from strandline.changelog.kafka.connection import DEADLINE_S, KafkaConnection
+from strandline.changelog.kafka.deadline import DeadlineCaller
 from strandline.changelog.kafka.failures import asks_for_abort, is_fatal
 from strandline.changelog.kafka.groups import position_of
-from strandline.changelog.kafka.sending import Outcome, Outgoing, Sending
+from strandline.changelog.kafka.producing import KafkaBatch, KafkaProducer, Outcome
 from strandline.changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
 
 GRACE_S = 2.0
@@ -49,7 +49,7 @@ class Transactions:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KafkaConnection,
         identity: ProducerIdentity,
         transactional_id: str,
         timeout_ms: int,
@@ -69,11 +69,11 @@ class Transactions:
         """Those that were written to in the transaction."""
         self._groups: dict[str, Any] = {}
         """What librdkafka wants for a group's name."""
-        self._sending = Sending(
+        self._sending = KafkaProducer(
             connection,
             {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms},
         )
-        self._caller = Caller()
+        self._caller = DeadlineCaller()
         try:
             with connection.translated(f"taking over as {transactional_id!r}"):
                 self._in_time(lambda: self._sending.producer.init_transactions(DEADLINE_S))
@@ -81,7 +81,7 @@ class Transactions:
             self._caller.close()
             raise
 
-    def send(self, producer: ProducerIdentity, batches: Sequence[Outgoing]) -> list[Outcome]:
+    def send(self, producer: ProducerIdentity, batches: Sequence[KafkaBatch]) -> list[Outcome]:
         """Write batches in the transaction, which begins with the first."""
         if not batches:
             return []
@@ -230,7 +230,7 @@ class Transactions:
         return f"transactional id {self._name!r}, {what}"
 
 
-def _metadata(connection: Connection, group: str) -> Any:
+def _metadata(connection: KafkaConnection, group: str) -> Any:
     """A group's name as librdkafka wants it: it gives one to consumers only."""
     consumer: Consumer = connection.client(
         Consumer, {"group.id": group, "enable.auto.commit": False}

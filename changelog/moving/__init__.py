@@ -19,12 +19,12 @@ It knows both logs as a `changelog.broker.Broker` only.
 from __future__ import annotations
 
 from strandline.changelog.moving.mover import move, verify_only
-from strandline.changelog.moving.report import MovedPartition, MovedTopic, Progress, Report
+from strandline.changelog.moving.report import MovedPartition, MovedTopic, MoveReport, Progress
 from strandline.changelog.moving.selection import (
     Conversion,
     Conversions,
     Metadata,
-    Place,
+    MovedLog,
     Selection,
 )
 
@@ -34,9 +34,9 @@ __all__ = [
     "Metadata",
     "MovedPartition",
     "MovedTopic",
-    "Place",
+    "MovedLog",
     "Progress",
-    "Report",
+    "MoveReport",
     "Selection",
     "move",
     "verify_only",

@@ -11,21 +11,21 @@ import pyarrow as pa
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import BatchMetadata, Producer
 from strandline.changelog.errors import InvalidRequest, SchemaMismatch
-from strandline.changelog.history import UNKNOWN_EPOCH, Epoch, continues, epoch_before
-from strandline.changelog.moving.forms import Form
-from strandline.changelog.moving.journal import Copied, Journal, PartitionState, TopicState
+from strandline.changelog.history import UNKNOWN_EPOCH, HistoryEpoch, continues, epoch_before
+from strandline.changelog.moving.forms import BatchConversion
+from strandline.changelog.moving.journal import Journal, PartitionState, RecordsCopied, TopicState
 from strandline.changelog.moving.reading import Advance, Ends, fetches
-from strandline.changelog.moving.runs import Runs, following
+from strandline.changelog.moving.runs import RecordRuns, following
 from strandline.changelog.records import Batch, Fetched, TopicInfo, TopicPartition
 
 
 @dataclass(frozen=True)
-class Work:
+class TopicCopy:
     """A topic that is copied."""
 
     source: TopicInfo
     target: TopicInfo
-    form: Form
+    form: BatchConversion
 
     @property
     def partitions(self) -> list[TopicPartition]:
@@ -34,7 +34,7 @@ class Work:
 
 
 def copy(
-    work: Work,
+    work: TopicCopy,
     ends: Ends,
     source: Broker,
     producer: Producer,
@@ -64,7 +64,7 @@ def copy(
     return positions
 
 
-def check_same_history(work: Work, state: TopicState, ends: Ends) -> None:
+def check_same_history(work: TopicCopy, state: TopicState, ends: Ends) -> None:
     """Raise InvalidRequest if the source is not, any more, the log that was copied from.
 
     It was restored from a backup, or is another copy, and was written to since: the copy has records
@@ -87,7 +87,7 @@ def diverged(tp: TopicPartition, problem: str) -> InvalidRequest:
 
 
 def _check_complete(
-    work: Work, state: TopicState, source: Broker, fetched_from: Mapping[TopicPartition, int]
+    work: TopicCopy, state: TopicState, source: Broker, fetched_from: Mapping[TopicPartition, int]
 ) -> None:
     """Whether the copy lacks no deletion: then it would keep for ever what is deleted in the source."""
     if not work.source.effective.compact:
@@ -105,7 +105,7 @@ def _check_complete(
 
 
 def _copy_round(
-    work: Work,
+    work: TopicCopy,
     state: TopicState,
     fetched: Mapping[TopicPartition, Fetched],
     producer: Producer,
@@ -130,7 +130,7 @@ def _copy_round(
     journal.settle(entries)
 
 
-def _merged(work: Work, batches: Sequence[Batch]) -> pa.RecordBatch:
+def _merged(work: TopicCopy, batches: Sequence[Batch]) -> pa.RecordBatch:
     """All in one, in its new form: small ones, of which logs of apps are full, are slow to append."""
     tables = [pa.Table.from_batches([work.form.written(batch.columns)]) for batch in batches]
     for batch, table in zip(batches, tables, strict=True):
@@ -147,33 +147,33 @@ def _merged(work: Work, batches: Sequence[Batch]) -> pa.RecordBatch:
 
 
 def _copied(
-    work: Work,
+    work: TopicCopy,
     before: PartitionState,
     partition: int,
     position: int,
     columns: pa.RecordBatch,
     batches: Sequence[Batch],
     written: Sequence[BatchMetadata],
-    epoch: Epoch,
-) -> Copied:
+    epoch: HistoryEpoch,
+) -> RecordsCopied:
     digest = before.digest.over(columns)
     source = np.concatenate([batch.offsets.to_numpy() for batch in batches])
     target = following([(piece.base_offset, piece.last_offset) for piece in written])
-    return Copied(
+    return RecordsCopied(
         work.source.topic_id,
         partition,
         position,
         int(target[-1]) + 1,
         before.whole.over(columns) if before.verified else digest,
         digest,
-        Runs.of(source, target).encode(),
+        RecordRuns.of(source, target).encode(),
         epoch.number,
         epoch.incarnation,
     )
 
 
-def _epoch_behind(fetched: Fetched) -> Epoch:
+def _epoch_behind(fetched: Fetched) -> HistoryEpoch:
     """The epoch that names the position behind what was fetched; on Kafka only its number is known."""
     if fetched.epochs:
         return epoch_before(fetched.epochs, fetched.next_offset)
-    return Epoch(UNKNOWN_EPOCH, 0)
+    return HistoryEpoch(UNKNOWN_EPOCH, 0)

@@ -22,30 +22,30 @@ from strandline.changelog.records import HEADERS_TYPE
 _NO_HEADERS = pa.array([], HEADERS_TYPE.value_type)
 
 
-class Digest(msgspec.Struct, frozen=True, array_like=True):
+class StreamDigest(msgspec.Struct, frozen=True, array_like=True):
     """How many records, and the checksums of their streams so far.
 
     >>> from strandline.changelog.records import columns_schema
     >>> rows = [{"timestamp": n, "key": None, "value": b"v" * n} for n in range(5)]
     >>> batch = pa.RecordBatch.from_pylist(rows, columns_schema(pa.binary(), headers=False))
-    >>> whole = Digest().over(batch)
-    >>> Digest().over(batch.slice(0, 2)).over(batch.slice(2)) == whole
+    >>> whole = StreamDigest().over(batch)
+    >>> StreamDigest().over(batch.slice(0, 2)).over(batch.slice(2)) == whole
     True
-    >>> whole.count, Digest().over(batch.slice(2)).over(batch.slice(0, 2)) == whole
+    >>> whole.count, StreamDigest().over(batch.slice(2)).over(batch.slice(0, 2)) == whole
     (5, False)
     """
 
     count: int = 0
     sums: tuple[int, ...] = ()
 
-    def over(self, columns: pa.RecordBatch) -> Digest:
+    def over(self, columns: pa.RecordBatch) -> StreamDigest:
         """With a batch (columns of `changelog.records`) at its end; one with values of the same type."""
         if columns.num_rows == 0:
             return self
         streams = list(_streams_of(columns))
         before = self.sums or (0,) * len(streams)
         sums = (crc32c(data, crc) for data, crc in zip(streams, before, strict=True))
-        return Digest(self.count + columns.num_rows, tuple(sums))
+        return StreamDigest(self.count + columns.num_rows, tuple(sums))
 
     @property
     def text(self) -> str:

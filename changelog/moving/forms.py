@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from strandline.changelog.errors import InvalidTopic
-from strandline.changelog.moving.selection import Conversion, Conversions, Place
+from strandline.changelog.moving.selection import Conversion, Conversions, MovedLog
 from strandline.changelog.records import TopicInfo
 from strandline.changelog.schema import upgrade, value_type
 
 
 @dataclass(frozen=True)
-class Form:
+class BatchConversion:
     """How batches of a topic become those of its copy."""
 
     source: TopicInfo
@@ -46,7 +46,7 @@ class Form:
         return upgrade(columns, self.type)
 
 
-def form_of(topic: TopicInfo, target: Place, conversions: Conversions) -> Form:
+def form_of(topic: TopicInfo, target: MovedLog, conversions: Conversions) -> BatchConversion:
     """The form of a topic's values in the target. Raises InvalidTopic if there is none."""
     conversion = conversions(topic, target.has_columns)
     if conversion is None and topic.schema is not None and not target.has_columns:
@@ -55,4 +55,4 @@ def form_of(topic: TopicInfo, target: Place, conversions: Conversions) -> Form:
             f"{target.name} has topics of bytes only; choose others with --topics, or write its "
             f"values to a topic of bytes and move that"
         )
-    return Form(topic, conversion)
+    return BatchConversion(topic, conversion)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.errors import InvalidRequest
-from strandline.changelog.moving.journal import Journal, Positions
+from strandline.changelog.moving.journal import Journal, OffsetsCommitted
 from strandline.changelog.moving.reading import GroupOffsets
 from strandline.changelog.moving.selection import Metadata
 from strandline.changelog.records import CommittedOffset, TopicInfo, TopicPartition
@@ -40,7 +40,7 @@ def commit(offsets: GroupOffsets, producer: Producer, journal: Journal) -> None:
     if not offsets:
         return
     entries = [
-        Positions(
+        OffsetsCommitted(
             group, tuple((*tp, offset.offset, offset.metadata) for tp, offset in of_group.items())
         )
         for group, of_group in offsets.items()

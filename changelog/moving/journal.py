@@ -27,9 +27,9 @@ from strandline.changelog.clock import Clock
 from strandline.changelog.decoding import msgpack_decoder
 from strandline.changelog.errors import UNREADABLE, CorruptLog, TopicExists, UnknownTopic
 from strandline.changelog.history import UNKNOWN_EPOCH
-from strandline.changelog.moving.digest import Digest
+from strandline.changelog.moving.digest import StreamDigest
 from strandline.changelog.moving.reading import rounds, settled_ends
-from strandline.changelog.moving.runs import Runs
+from strandline.changelog.moving.runs import RecordRuns
 from strandline.changelog.records import CommittedOffset, ReadPosition, TopicPartition
 
 TOPIC = "__strandline_moves"
@@ -37,7 +37,7 @@ CONFIG = {"retention.ms": "-1", "max.message.bytes": str(64 << 20)}
 _WHERE = TopicPartition(TOPIC, 0)
 
 
-class Begun(msgspec.Struct, tag="begun", array_like=True, frozen=True):
+class MoveBegun(msgspec.Struct, tag="begun", array_like=True, frozen=True):
     """Whatever was said before of this source's topic holds no more."""
 
     source_id: str
@@ -47,7 +47,7 @@ class Begun(msgspec.Struct, tag="begun", array_like=True, frozen=True):
     """`PartitionOffsets.settled_end` of each partition of the source."""
 
 
-class Made(msgspec.Struct, tag="made", array_like=True, frozen=True):
+class TargetCreated(msgspec.Struct, tag="made", array_like=True, frozen=True):
     """The topic in the target."""
 
     source_id: str
@@ -56,7 +56,7 @@ class Made(msgspec.Struct, tag="made", array_like=True, frozen=True):
     """What counts for it where nothing is set; a cluster says so only as long as nothing is."""
 
 
-class Copied(msgspec.Struct, tag="copied", array_like=True, frozen=True):
+class RecordsCopied(msgspec.Struct, tag="copied", array_like=True, frozen=True):
     """Records of one partition."""
 
     source_id: str
@@ -65,9 +65,9 @@ class Copied(msgspec.Struct, tag="copied", array_like=True, frozen=True):
     """Where the source is to be read on."""
     end: int
     """Offset in the target behind the last record."""
-    whole: Digest
+    whole: StreamDigest
     """Of all records that were copied."""
-    digest: Digest
+    digest: StreamDigest
     """Of those that were not verified yet."""
     runs: bytes
     leader_epoch: int = UNKNOWN_EPOCH
@@ -75,13 +75,13 @@ class Copied(msgspec.Struct, tag="copied", array_like=True, frozen=True):
     incarnation: str = ""
 
 
-class Verified(msgspec.Struct, tag="verified", array_like=True, frozen=True):
+class TopicVerified(msgspec.Struct, tag="verified", array_like=True, frozen=True):
     """The whole topic."""
 
     source_id: str
 
 
-class Positions(msgspec.Struct, tag="positions", array_like=True, frozen=True):
+class OffsetsCommitted(msgspec.Struct, tag="positions", array_like=True, frozen=True):
     """What the move has committed for a group."""
 
     group: str
@@ -89,7 +89,7 @@ class Positions(msgspec.Struct, tag="positions", array_like=True, frozen=True):
     """Topic, partition, offset, metadata."""
 
 
-Entry = Begun | Made | Copied | Verified | Positions
+Entry = MoveBegun | TargetCreated | RecordsCopied | TopicVerified | OffsetsCommitted
 
 
 class PartitionState(NamedTuple):
@@ -97,8 +97,8 @@ class PartitionState(NamedTuple):
 
     position: int = 0
     end: int = 0
-    whole: Digest = Digest()
-    digest: Digest = Digest()
+    whole: StreamDigest = StreamDigest()
+    digest: StreamDigest = StreamDigest()
     verified: int = 0
     """Up to this offset of the target it was read back and compared."""
     leader_epoch: int = UNKNOWN_EPOCH
@@ -114,7 +114,7 @@ class PartitionState(NamedTuple):
 class TopicState:
     """How far a topic was copied."""
 
-    begun: Begun
+    begun: MoveBegun
     target_id: str = ""
     """Empty as long as it is not known to be made."""
     defaults: Mapping[str, str] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class TopicState:
 
 
 @dataclass
-class State:
+class JournalState:
     """What a journal says, but for the offsets."""
 
     topics: dict[str, TopicState] = field(default_factory=dict)
@@ -138,19 +138,19 @@ class State:
 
     def apply(self, entry: Entry) -> None:
         """Take note of the next entry."""
-        if isinstance(entry, Begun):
+        if isinstance(entry, MoveBegun):
             self.topics[entry.source_id] = TopicState(entry)
-        elif isinstance(entry, Made):
+        elif isinstance(entry, TargetCreated):
             made = self.topics[entry.source_id]
             made.target_id, made.defaults = entry.target_id, entry.defaults
-        elif isinstance(entry, Copied):
+        elif isinstance(entry, RecordsCopied):
             self._copied(self.topics[entry.source_id], entry)
-        elif isinstance(entry, Verified):
+        elif isinstance(entry, TopicVerified):
             topic = self.topics[entry.source_id]
             topic.verified = True
             for number, partition in topic.partitions.items():
                 topic.partitions[number] = partition._replace(
-                    digest=Digest(), verified=partition.end
+                    digest=StreamDigest(), verified=partition.end
                 )
         else:
             self.groups.setdefault(entry.group, {}).update(
@@ -158,7 +158,7 @@ class State:
                 for topic, number, offset, metadata in entry.offsets
             )
 
-    def _copied(self, topic: TopicState, entry: Copied) -> None:
+    def _copied(self, topic: TopicState, entry: RecordsCopied) -> None:
         before = topic.partition(entry.partition)
         topic.verified = False
         topic.partitions[entry.partition] = PartitionState(
@@ -173,7 +173,7 @@ class Journal:
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
         self._clock = clock
-        self.state = State()
+        self.state = JournalState()
         for entry in self._entries():
             self.state.apply(entry)
 
@@ -221,14 +221,14 @@ class Journal:
         """
         found: dict[tuple[str, int], dict[int, int]] = {which: {} for which in wanted}
         for entry in self._entries():
-            if isinstance(entry, Begun):
+            if isinstance(entry, MoveBegun):
                 for which in [which for which in found if which[0] == entry.source_id]:
                     found[which] = {}
-            elif isinstance(entry, Copied) and (entry.source_id, entry.partition) in found:
+            elif isinstance(entry, RecordsCopied) and (entry.source_id, entry.partition) in found:
                 which = (entry.source_id, entry.partition)
                 open_ = [at for at in wanted[which] if at < entry.position]
                 missing = [at for at in open_ if at not in found[which]]
-                runs = Runs.decode(entry.runs) if missing else None
+                runs = RecordRuns.decode(entry.runs) if missing else None
                 for at in missing:
                     target = runs.at(at) if runs is not None else None
                     if target is not None:

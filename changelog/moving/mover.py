@@ -12,9 +12,15 @@ from strandline.changelog.client.producer import Producer
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import InvalidRequest, TopicExists, UnknownTopic
 from strandline.changelog.moving import groups, settings
-from strandline.changelog.moving.copying import Work, check_same_history, copy
-from strandline.changelog.moving.forms import Form, form_of
-from strandline.changelog.moving.journal import Begun, Journal, Made, TopicState, Verified
+from strandline.changelog.moving.copying import TopicCopy, check_same_history, copy
+from strandline.changelog.moving.forms import BatchConversion, form_of
+from strandline.changelog.moving.journal import (
+    Journal,
+    MoveBegun,
+    TargetCreated,
+    TopicState,
+    TopicVerified,
+)
 from strandline.changelog.moving.reading import (
     Advance,
     Ends,
@@ -22,8 +28,8 @@ from strandline.changelog.moving.reading import (
     committed_in,
     settled_ends,
 )
-from strandline.changelog.moving.report import MovedPartition, MovedTopic, Progress, Report
-from strandline.changelog.moving.selection import Place, Selection, check_at_rest
+from strandline.changelog.moving.report import MovedPartition, MovedTopic, MoveReport, Progress
+from strandline.changelog.moving.selection import MovedLog, Selection, check_at_rest
 from strandline.changelog.moving.verifying import check_unused, verify, verify_whole
 from strandline.changelog.records import TopicInfo, TopicPartition
 
@@ -36,13 +42,13 @@ PASSES = 10
 
 
 def move(
-    source: Place,
-    target: Place,
+    source: MovedLog,
+    target: MovedLog,
     selection: Selection | None = None,
     *,
     clock: Clock | None = None,
     progress: Progress | None = None,
-) -> Report:
+) -> MoveReport:
     """Copy topics with all that is committed in them, and the positions of groups, to another log.
 
     The source stays as it is. Groups must be at rest, and nobody may write to these topics, here or
@@ -54,13 +60,13 @@ def move(
 
 
 def verify_only(
-    source: Place,
-    target: Place,
+    source: MovedLog,
+    target: MovedLog,
     selection: Selection | None = None,
     *,
     clock: Clock | None = None,
     progress: Progress | None = None,
-) -> Report:
+) -> MoveReport:
     """Compare what was moved with what the target has; nothing is changed. Raises CorruptLog.
 
     Records that the target got later do not matter. Raises InvalidRequest for a topic that was not
@@ -72,8 +78,8 @@ def verify_only(
 class _Move:
     def __init__(
         self,
-        source: Place,
-        target: Place,
+        source: MovedLog,
+        target: MovedLog,
         selection: Selection | None,
         clock: Clock | None,
         progress: Progress | None,
@@ -89,7 +95,7 @@ class _Move:
         """Where this run has come to in the source; behind what the journal says are markers only."""
         self._left_out: dict[str, settings.LeftOut] = {}
 
-    def run(self) -> Report:
+    def run(self) -> MoveReport:
         # 1  May it be? Nothing is at work in the source, and the target has a form for all values.
         for topic in self._topics:
             self._form(topic)
@@ -118,7 +124,7 @@ class _Move:
             committed = self._commit(producer)
         return self._report(committed, self._records() - before)
 
-    def compare(self) -> Report:
+    def compare(self) -> MoveReport:
         self._journal = Journal(self._target.broker, self._clock)
         works = [self._moved(topic) for topic in self._topics]
         total = sum(self._end_of(work, tp) for work in works for tp in work.partitions)
@@ -153,7 +159,7 @@ class _Move:
             )
         check_unused(topic.name, present.partitions, state, self._target.broker, self._clock)
 
-    def _check_histories(self, works: Sequence[Work]) -> None:
+    def _check_histories(self, works: Sequence[TopicCopy]) -> None:
         """What was copied in an earlier run is still what the source has."""
         ends = self._ends([work.source for work in works])
         for work in works:
@@ -167,24 +173,24 @@ class _Move:
 
     # Topics ---------------------------------------------------------------------------
 
-    def _begun(self, topic: TopicInfo, producer: Producer) -> Work:
+    def _begun(self, topic: TopicInfo, producer: Producer) -> TopicCopy:
         """The topic in the target, made if need be."""
         form, broker = self._form(topic), self._target.broker
         present = self._in_target(topic.name)
         if present is None:
             # Said before it is made: a crash in between leaves a topic that is known to be ours.
             settled = tuple(end.settled_end for end in self._ends([topic]).values())
-            begun = Begun(topic.topic_id, topic.name, topic.schema_id, settled)
+            begun = MoveBegun(topic.topic_id, topic.name, topic.schema_id, settled)
             self._journal.record(producer, begun)
             present = broker.create_topic(topic.name, topic.partitions, schema=form.schema)
         if present.partitions < topic.partitions:
             present = broker.alter_topic(topic.name, partitions=topic.partitions)
         if not self._journal.state.topics[topic.topic_id].target_id:
-            made = Made(topic.topic_id, present.topic_id, settings.rules(present))
+            made = TargetCreated(topic.topic_id, present.topic_id, settings.rules(present))
             self._journal.record(producer, made)
-        return Work(topic, present, form)
+        return TopicCopy(topic, present, form)
 
-    def _moved(self, topic: TopicInfo) -> Work:
+    def _moved(self, topic: TopicInfo) -> TopicCopy:
         """A topic that was moved. Raises InvalidRequest if it was not."""
         present = self._in_target(topic.name)
         state = self._journal.state.topics.get(topic.topic_id)
@@ -193,11 +199,11 @@ class _Move:
                 f"topic {topic.name!r} of {self._source.name} was not moved to {self._target.name}, so "
                 f"there is nothing to compare"
             )
-        return Work(topic, present, self._form(topic))
+        return TopicCopy(topic, present, self._form(topic))
 
     # Records --------------------------------------------------------------------------
 
-    def _copy(self, works: Sequence[Work], producer: Producer) -> None:
+    def _copy(self, works: Sequence[TopicCopy], producer: Producer) -> None:
         for _ in range(PASSES):
             ends = self._ends([work.source for work in works])
             left = {work.source.name: self._left(work, ends) for work in works}
@@ -216,7 +222,7 @@ class _Move:
             f"who writes, then run this again"
         )
 
-    def _left(self, work: Work, ends: Ends) -> int:
+    def _left(self, work: TopicCopy, ends: Ends) -> int:
         """How many offsets are still to be read."""
         state = self._state(work)
         return sum(
@@ -232,11 +238,11 @@ class _Move:
             for tp in work.partitions
         )
 
-    def _hold(self, work: Work) -> None:
+    def _hold(self, work: TopicCopy) -> None:
         broker, name = self._target.broker, work.source.name
         self._left_out[name] = settings.hold(broker, work.source, broker.topic(name))
 
-    def _verify(self, works: Sequence[Work], producer: Producer) -> None:
+    def _verify(self, works: Sequence[TopicCopy], producer: Producer) -> None:
         unverified = [work for work in works if not self._state(work).verified]
         total = sum(
             partition.end - partition.verified
@@ -247,10 +253,10 @@ class _Move:
         for work in works:
             if work in unverified:
                 verify(work, self._state(work), self._target.broker, self._clock, advance)
-                self._journal.record(producer, Verified(work.source.topic_id))
+                self._journal.record(producer, TopicVerified(work.source.topic_id))
             self._release(work)
 
-    def _release(self, work: Work) -> None:
+    def _release(self, work: TopicCopy) -> None:
         broker, name = self._target.broker, work.source.name
         defaults = self._state(work).defaults
         left_out = settings.release(broker, work.source, broker.topic(name), defaults)
@@ -272,7 +278,7 @@ class _Move:
 
     # Looking --------------------------------------------------------------------------
 
-    def _form(self, topic: TopicInfo) -> Form:
+    def _form(self, topic: TopicInfo) -> BatchConversion:
         return form_of(topic, self._target, self._selection.conversions)
 
     def _producer(self) -> Producer:
@@ -293,16 +299,16 @@ class _Move:
         partitions = [TopicPartition(t.name, n) for t in topics for n in range(t.partitions)]
         return settled_ends(self._source.broker, partitions, self._clock)
 
-    def _committed(self, place: Place) -> GroupOffsets:
+    def _committed(self, place: MovedLog) -> GroupOffsets:
         names = {topic.name for topic in self._topics}
         present = set(place.broker.groups())
         chosen = [group for group in self._selection.groups_in(self._source) if group in present]
         return committed_in(place.broker, chosen, names, self._clock)
 
-    def _state(self, work: Work) -> TopicState:
+    def _state(self, work: TopicCopy) -> TopicState:
         return self._journal.state.topics[work.source.topic_id]
 
-    def _end_of(self, work: Work, tp: TopicPartition) -> int:
+    def _end_of(self, work: TopicCopy, tp: TopicPartition) -> int:
         return self._state(work).partition(tp.partition).end
 
     def _records(self) -> int:
@@ -326,7 +332,7 @@ class _Move:
         committed: GroupOffsets,
         copied: int,
         compared: Mapping[str, bool] | None = None,
-    ) -> Report:
+    ) -> MoveReport:
         compared = compared or {}
         topics = [
             MovedTopic(
@@ -337,7 +343,7 @@ class _Move:
             )
             for topic in self._topics
         ]
-        return Report(topics, committed, copied, self._clock.monotonic() - self._started)
+        return MoveReport(topics, committed, copied, self._clock.monotonic() - self._started)
 
     def _partitions(self, topic: TopicInfo) -> list[MovedPartition]:
         state = self._journal.state.topics[topic.topic_id]

@@ -41,7 +41,7 @@ class MovedTopic:
 
 
 @dataclass(frozen=True)
-class Report:
+class MoveReport:
     """What there is in the target after a move."""
 
     topics: Sequence[MovedTopic]

@@ -21,7 +21,7 @@ Offsets = npt.NDArray[np.int64]
 _CODEC = "zstd"
 
 
-class Runs(NamedTuple):
+class RecordRuns(NamedTuple):
     """Of some records of one partition, in their order."""
 
     source: Offsets
@@ -29,7 +29,7 @@ class Runs(NamedTuple):
     length: Offsets
 
     @classmethod
-    def of(cls, source: Offsets, target: Offsets) -> Runs:
+    def of(cls, source: Offsets, target: Offsets) -> RecordRuns:
         """From the two offsets of each record, of which there are some.
 
         >>> runs = Runs.of(np.array([3, 4, 7, 8]), np.array([0, 1, 2, 9]))
@@ -61,7 +61,7 @@ class Runs(NamedTuple):
         return len(raw).to_bytes(8, "little") + packed
 
     @classmethod
-    def decode(cls, data: bytes) -> Runs:
+    def decode(cls, data: bytes) -> RecordRuns:
         """What `encode` made. Raises CorruptLog.
 
         >>> Runs.decode(Runs.of(np.array([3, 4, 9]), np.array([0, 1, 2])).encode()).at(5)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from strandline.changelog.broker import Broker
 from strandline.changelog.errors import InvalidRequest, UnknownTopic
 from strandline.changelog.kafka.address import parse_url
-from strandline.changelog.kafka.units import members_topic
+from strandline.changelog.kafka.copartitioning import members_topic
 from strandline.changelog.location import is_kafka
 from strandline.changelog.records import TopicInfo
 
@@ -33,7 +33,7 @@ Conversions = Callable[[TopicInfo, bool], Conversion | None]
 
 
 @dataclass(frozen=True)
-class Place:
+class MovedLog:
     """A log that is moved from, or to."""
 
     url: str
@@ -76,7 +76,7 @@ class Selection:
     metadata: Metadata = lambda metadata, _: metadata
     conversions: Conversions = lambda _topic, _columns: None
 
-    def topics_in(self, source: Place) -> list[TopicInfo]:
+    def topics_in(self, source: MovedLog) -> list[TopicInfo]:
         """The topics, by name. Raises UnknownTopic, InvalidRequest if there are none."""
         present = {info.name: info for info in source.topics()}
         wanted = sorted(present if self.topics is None else set(self.topics))
@@ -89,12 +89,12 @@ class Selection:
             raise InvalidRequest(f"{source.name} has no topics, so there is nothing to move")
         return [present[name] for name in wanted]
 
-    def groups_in(self, source: Place) -> list[str]:
+    def groups_in(self, source: MovedLog) -> list[str]:
         """The groups."""
         return sorted(source.groups() if self.groups is None else set(self.groups))
 
 
-def check_at_rest(place: Place, groups: Iterable[str]) -> None:
+def check_at_rest(place: MovedLog, groups: Iterable[str]) -> None:
     """Raise InvalidRequest if one of the groups has members."""
     for group in groups:
         members = place.broker.describe_group(group).members

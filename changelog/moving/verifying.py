@@ -8,14 +8,16 @@ from dataclasses import replace
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import CorruptLog, InvalidRequest
-from strandline.changelog.moving.copying import Work
-from strandline.changelog.moving.digest import Digest
+from strandline.changelog.moving.copying import TopicCopy
+from strandline.changelog.moving.digest import StreamDigest
 from strandline.changelog.moving.journal import TopicState
 from strandline.changelog.moving.reading import Advance, Ends, rounds, settled_ends
 from strandline.changelog.records import PartitionOffsets, TopicPartition
 
 
-def verify(work: Work, state: TopicState, target: Broker, clock: Clock, advance: Advance) -> None:
+def verify(
+    work: TopicCopy, state: TopicState, target: Broker, clock: Clock, advance: Advance
+) -> None:
     """Compare what was copied, and is not verified yet, with all that the target has there.
 
     Raises CorruptLog.
@@ -27,7 +29,7 @@ def verify(work: Work, state: TopicState, target: Broker, clock: Clock, advance:
         compare(tp, state.partition(tp.partition).digest, found[tp])
 
 
-def verify_whole(work: Work, state: TopicState, target: Broker, advance: Advance) -> bool:
+def verify_whole(work: TopicCopy, state: TopicState, target: Broker, advance: Advance) -> bool:
     """Compare all that was copied with what the target has there now, and nothing behind it.
 
     Says whether it could be compared: the target may have compacted it since, or let it go. Raises
@@ -50,15 +52,15 @@ def verify_whole(work: Work, state: TopicState, target: Broker, advance: Advance
 
 
 def digests(
-    work: Work,
+    work: TopicCopy,
     positions: Mapping[TopicPartition, int],
     ends: Ends,
     target: Broker,
     advance: Advance,
-) -> dict[TopicPartition, Digest]:
+) -> dict[TopicPartition, StreamDigest]:
     """Of the records of the target between these offsets."""
     at = dict(positions)
-    found = dict.fromkeys(at, Digest())
+    found = dict.fromkeys(at, StreamDigest())
     for tp, fetched in rounds(target, positions, ends):
         for batch in fetched.batches:
             found[tp] = found[tp].over(work.form.read_back(batch.columns))
@@ -67,7 +69,7 @@ def digests(
     return found
 
 
-def compare(tp: TopicPartition, copied: Digest, found: Digest) -> None:
+def compare(tp: TopicPartition, copied: StreamDigest, found: StreamDigest) -> None:
     """Raise CorruptLog unless what was found is what was copied."""
     if copied != found:
         raise CorruptLog(

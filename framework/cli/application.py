@@ -52,7 +52,7 @@ FAILED, INTERRUPTED = 1, 130
 DEBUG = "--debug"
 
 
-class Guarded(TyperGroup):
+class ErrorGuardedGroup(TyperGroup):
     """A group of commands under which no error of ours becomes a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -173,7 +173,7 @@ def _debugging(on: bool) -> Iterator[None]:
 
 def _typer(purpose: str) -> typer.Typer:
     return typer.Typer(
-        cls=Guarded,
+        cls=ErrorGuardedGroup,
         help=purpose,
         no_args_is_help=True,
         add_completion=False,

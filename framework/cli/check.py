@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
-from strandline.changelog.embedded.checking.findings import Finding, Report, Severity
-from strandline.changelog.embedded.checking.folder import Checked, check_log
+from strandline.changelog.embedded.checking.findings import CheckReport, Finding, Severity
+from strandline.changelog.embedded.checking.folder import CheckedLog, check_log
 from strandline.changelog.storage import LocalStorage
 from strandline.framework.cli import output
 from strandline.framework.cli.offline import FolderArgument, ReadingBar, held
@@ -38,20 +38,20 @@ def check(folder: FolderArgument, json: JsonOption = False) -> None:
     raise typer.Exit(code(report))
 
 
-def checked(storage: LocalStorage, folder: Path) -> tuple[Checked, CheckedStores]:
+def checked(storage: LocalStorage, folder: Path) -> tuple[CheckedLog, CheckedStores]:
     """Check the log and the stores, with a bar if it takes a while."""
     with ReadingBar("checking") as bar:
         log = check_log(storage, on_progress=bar)
     return log, check_stores(folder, log)
 
 
-def code(report: Report) -> int:
+def code(report: CheckReport) -> int:
     """The exit code for what was found."""
     worst = report.worst
     return 0 if worst is None else 2 if worst is Severity.DAMAGE else 1
 
 
-def show(report: Report) -> None:
+def show(report: CheckReport) -> None:
     """Print the findings, the worst first, and how much was read."""
     for severity in sorted(Severity, reverse=True):
         for finding in report.of(severity):
@@ -70,10 +70,10 @@ def show(report: Report) -> None:
     output.line(summary(report))
 
 
-def summary(report: Report) -> str:
+def summary(report: CheckReport) -> str:
     """How many findings of each severity there are.
 
-    >>> summary(Report())
+    >>> summary(CheckReport())
     'nothing is wrong'
     """
     counts = [(severity, len(report.of(severity))) for severity in sorted(Severity, reverse=True)]
@@ -83,7 +83,7 @@ def summary(report: Report) -> str:
     return ", ".join(words) or "nothing is wrong"
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: CheckReport) -> dict[str, Any]:
     """The report as one document."""
     figures = ("topics", "partitions", "segments", "frames", "records", "bytes", "stores")
     return {

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.cleaning import Cleaned, CleaningStatus, check_compacted
+from strandline.changelog.cleaning import CleanedPartition, CleaningStatus, check_compacted
 from strandline.changelog.errors import StorageFailed
 from strandline.framework.cli import output
 from strandline.framework.cli.loading import opened
@@ -111,11 +111,11 @@ def _state_row(status: CleaningStatus) -> dict[str, Any]:
     }
 
 
-def _pass_row(status: CleaningStatus, last: Cleaned) -> dict[str, Any]:
+def _pass_row(status: CleaningStatus, last: CleanedPartition) -> dict[str, Any]:
     return {"partition": _name(status), "began": output.moment(last.started_ms), **_done_row(last)}
 
 
-def _done_row(last: Cleaned) -> dict[str, Any]:
+def _done_row(last: CleanedPartition) -> dict[str, Any]:
     return {
         "seconds": f"{last.seconds:.2f}",
         "throttled": f"{last.throttled_seconds:.2f}",
@@ -131,7 +131,7 @@ def _done_row(last: Cleaned) -> dict[str, Any]:
     }
 
 
-def _map(last: Cleaned) -> str:
+def _map(last: CleanedPartition) -> str:
     """How the keys had room."""
     spilled = f", {output.size(last.spilled_bytes)} spilled" if last.spilled_bytes else ""
     return f"{last.map_use:.0%}{spilled}" + ("" if last.whole else ", cut short")

@@ -13,7 +13,7 @@ from strandline import changelog
 from strandline.changelog import moving
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.location import check, is_url
-from strandline.changelog.moving import Place, Report, Selection
+from strandline.changelog.moving import MovedLog, MoveReport, Selection
 from strandline.changelog.records import TopicPartition
 from strandline.framework.cli import logs, output
 from strandline.framework.cli.loading import load_app, location
@@ -21,7 +21,7 @@ from strandline.framework.cli.offline import ReadingBar
 from strandline.framework.cli.options import JsonOption
 from strandline.framework.cli.reset import internal_topics
 from strandline.framework.container.positions import translated
-from strandline.framework.declaring import check_app_name
+from strandline.framework.declarations import check_app_name
 from strandline.framework.formats.moved import Forms
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def move(
 
 
 @contextmanager
-def _opened(source: str, target: str) -> Iterator[tuple[Place, Place]]:
+def _opened(source: str, target: str) -> Iterator[tuple[MovedLog, MovedLog]]:
     location(source)
     check(target)
     if _same(source, target):
@@ -87,7 +87,7 @@ def _opened(source: str, target: str) -> Iterator[tuple[Place, Place]]:
     with logs.only_errors(), ExitStack() as closing:
         here = closing.enter_context(changelog.open(source, create=False))
         there = closing.enter_context(changelog.open(target))
-        yield Place(source, here.broker), Place(target, there.broker)
+        yield MovedLog(source, here.broker), MovedLog(target, there.broker)
 
 
 def _same(source: str, target: str) -> bool:
@@ -96,7 +96,7 @@ def _same(source: str, target: str) -> bool:
     return Path(source).resolve() == Path(target).resolve()
 
 
-def _selection(source: Place, topics: list[str], app: str | None) -> Selection:
+def _selection(source: MovedLog, topics: list[str], app: str | None) -> Selection:
     """What was asked for. Raises InvalidRequest if the app has left nothing there."""
     loaded = load_app(app) if app is not None and ":" in app else None
     conversions = Forms([] if loaded is None else loaded.declared.topics.values())
@@ -110,7 +110,7 @@ def _selection(source: Place, topics: list[str], app: str | None) -> Selection:
     return Selection({*found, *topics}, [name], translated, conversions)
 
 
-def _wanted_by(source: Place, app: str, loaded: App | None) -> tuple[str, set[str]]:
+def _wanted_by(source: MovedLog, app: str, loaded: App | None) -> tuple[str, set[str]]:
     """The app's name, and its topics, as far as its positions or its declarations tell."""
     name = app if loaded is None else loaded.name
     check_app_name(name)
@@ -143,7 +143,7 @@ class _Bars:
         self._shown.close()
 
 
-def _show(report: Report, target: str, *, compared: bool) -> None:
+def _show(report: MoveReport, target: str, *, compared: bool) -> None:
     rows = ([topic.name, len(topic.partitions), topic.records] for topic in report.topics)
     output.table("", ("topic", "partitions", "records"), rows)
     for topic in report.topics:
@@ -168,7 +168,7 @@ def _inputs(partitions: list[TopicPartition]) -> str:
     return ", ".join(sorted({tp.topic for tp in partitions}))
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: MoveReport) -> dict[str, Any]:
     topics = [
         {
             "topic": topic.name,

@@ -22,7 +22,7 @@ COMMAND = (sys.executable, "-P", "-m", "strandline")
 """`strandline`, in another process; without the current folder, where another `strandline` may be."""
 
 
-class Needs(msgspec.Struct):
+class AppNeeds(msgspec.Struct):
     """What an app needs."""
 
     app: str
@@ -31,10 +31,10 @@ class Needs(msgspec.Struct):
     durability: Literal["fsync", "os"]
 
 
-_decode = json_decoder(Needs).decode
+_decode = json_decoder(AppNeeds).decode
 
 
-def ask(target: str, options: Sequence[str] = ()) -> Needs:
+def ask(target: str, options: Sequence[str] = ()) -> AppNeeds:
     """What the app `target` needs, as a process says that imports it.
 
     If it cannot, it has said why; then this exits with its exit code.
@@ -60,4 +60,4 @@ def needs(target: Annotated[str, typer.Argument(metavar="MODULE:APP")]) -> None:
     check_tasks(app)
     log = str(app.log) if isinstance(app.log, str | Path) else None
     with answer:
-        answer.write(msgspec.json.encode(Needs(app.name, log, app.durability)))
+        answer.write(msgspec.json.encode(AppNeeds(app.name, log, app.durability)))

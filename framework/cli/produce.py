@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from strandline.changelog.client.producer import Producer
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True):
+class InputLine(msgspec.Struct, forbid_unknown_fields=True):
     """One record on stdin; `topic` and `offset`, which consume prints, say nothing here."""
 
     value: Any = msgspec.UNSET
@@ -84,7 +84,7 @@ def produce(
         output.note(f"{sent:,} record{'' if sent == 1 else 's'} to {topic}")
 
 
-class _Sent(NamedTuple):
+class _ProducedLine(NamedTuple):
     """A line, and what becomes of it."""
 
     number: int
@@ -125,15 +125,15 @@ class _Lines:
         self._key_form: KeyForm = key_form
         self._value_form: ValueForm = value_form
 
-    def send(self, producer: Producer, lines: Iterable[bytes]) -> Iterator[_Sent]:
+    def send(self, producer: Producer, lines: Iterable[bytes]) -> Iterator[_ProducedLine]:
         """Send every line, up to one that cannot be sent."""
         for number, text in enumerate(lines, 1):
             if not text.strip():
                 continue
             try:
-                sent = _Sent(number, self._send(producer, text))
+                sent = _ProducedLine(number, self._send(producer, text))
             except StrandlineError as error:
-                sent = _Sent(number, error)
+                sent = _ProducedLine(number, error)
             yield sent
             if isinstance(sent.outcome, StrandlineError):
                 return
@@ -162,12 +162,12 @@ class _Lines:
         return parse_value(value, self._value_form)
 
 
-def _acknowledged(sent: Iterable[_Sent], most: int = 10_000) -> Iterator[RecordMetadata]:
+def _acknowledged(sent: Iterable[_ProducedLine], most: int = 10_000) -> Iterator[RecordMetadata]:
     """Where each line went, in order, `most` on their way.
 
     Raises what one of them raised, which names the line: those before it are in the log.
     """
-    pending: deque[_Sent] = deque()
+    pending: deque[_ProducedLine] = deque()
     for one in sent:
         pending.append(one)
         while pending and (pending[0].is_known or len(pending) >= most):
@@ -175,10 +175,10 @@ def _acknowledged(sent: Iterable[_Sent], most: int = 10_000) -> Iterator[RecordM
     yield from (one.done() for one in pending)
 
 
-_decode = json_decoder(Line).decode
+_decode = json_decoder(InputLine).decode
 
 
-def _parse(text: bytes) -> Line:
+def _parse(text: bytes) -> InputLine:
     try:
         check_json(text)
         return _decode(text)

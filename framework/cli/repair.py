@@ -12,9 +12,9 @@ from typing import Any
 import typer
 
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.embedded.checking.findings import Report, Severity
+from strandline.changelog.embedded.checking.findings import CheckReport, Severity
 from strandline.changelog.embedded.repairing.folder import plan_of
-from strandline.changelog.embedded.repairing.plan import Plan, carry_out
+from strandline.changelog.embedded.repairing.plan import RepairPlan, carry_out
 from strandline.framework.cli import output
 from strandline.framework.cli.check import UNCHECKED, as_json, checked, code, summary
 from strandline.framework.cli.offline import FolderArgument, held
@@ -49,7 +49,7 @@ def repair(folder: FolderArgument, yes: YesOption = False, json: JsonOption = Fa
     raise typer.Exit(0 if report.worst is Severity.NOTE else code(report))
 
 
-def _show(plan: Plan, report: Report) -> None:
+def _show(plan: RepairPlan, report: CheckReport) -> None:
     output.line(f"found: {summary(report)}")
     _list("it would", [step.what for step in plan.steps])
     _list("lost for good:", plan.losses)
@@ -63,7 +63,7 @@ def _list(title: str, lines: list[str]) -> None:
             output.line(f"    {text}")
 
 
-def _show_outcome(plan: Plan, report: Report, kept: str | None) -> None:
+def _show_outcome(plan: RepairPlan, report: CheckReport, kept: str | None) -> None:
     if kept is not None:
         output.line(f"done; what was there before is in {kept}; now: {summary(report)}")
     elif plan.steps:
@@ -72,7 +72,7 @@ def _show_outcome(plan: Plan, report: Report, kept: str | None) -> None:
         output.line("there is nothing to repair")
 
 
-def _as_json(plan: Plan, report: Report, kept: str | None) -> dict[str, Any]:
+def _as_json(plan: RepairPlan, report: CheckReport, kept: str | None) -> dict[str, Any]:
     return {
         "done": kept is not None,
         "kept": kept,

@@ -21,7 +21,7 @@ from strandline.framework.cli import output
 from strandline.framework.cli.loading import location, opened
 from strandline.framework.cli.options import JsonOption, LogOption, YesOption, confirmed
 from strandline.framework.container.running import check_at_rest
-from strandline.framework.declaring import check_app_name
+from strandline.framework.declarations import check_app_name
 
 if TYPE_CHECKING:
     from strandline.framework.app import App
@@ -41,7 +41,7 @@ ChangelogsOption = Annotated[
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResetPlan:
     """What a reset does."""
 
     app: str
@@ -109,13 +109,13 @@ def command_of(app: App) -> Callable[..., None]:
     return reset_app
 
 
-def plan_for(broker: Broker, app: str, log: str) -> Plan:
+def plan_for(broker: Broker, app: str, log: str) -> ResetPlan:
     """All that the app of that name has left. Raises InvalidRequest if that is nothing."""
     check_app_name(app)  # it is about to name a folder that is removed
     groups = broker.groups()
     root = Path("state") if is_url(log) else Path(log) / "state"
     state = root / app
-    plan = Plan(
+    plan = ResetPlan(
         app,
         tuple(sorted(broker.committed(app, require_stable=False))) if app in groups else (),
         tuple(internal_topics(broker, app)),
@@ -127,7 +127,7 @@ def plan_for(broker: Broker, app: str, log: str) -> Plan:
     return plan
 
 
-def chosen(plan: Plan, *, offsets: bool, state: bool, changelogs: bool) -> Plan:
+def chosen(plan: ResetPlan, *, offsets: bool, state: bool, changelogs: bool) -> ResetPlan:
     """The parts of a plan that were asked for; all if none was named."""
     if not (offsets or state or changelogs):
         return plan
@@ -139,7 +139,7 @@ def chosen(plan: Plan, *, offsets: bool, state: bool, changelogs: bool) -> Plan:
     )
 
 
-def carry_out(broker: Broker, plan: Plan, *, yes: bool, json: bool) -> None:
+def carry_out(broker: Broker, plan: ResetPlan, *, yes: bool, json: bool) -> None:
     """Show a plan, ask, and do it. Raises InvalidRequest, before it shows anything, if the app runs."""
     check_at_rest(broker, plan.app)
     if not json:
@@ -161,7 +161,7 @@ def carry_out(broker: Broker, plan: Plan, *, yes: bool, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _do(broker: Broker, plan: Plan) -> None:
+def _do(broker: Broker, plan: ResetPlan) -> None:
     from strandline.statestore.engines.folders import remove_all  # it imports RocksDB
 
     if plan.state is not None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from strandline.framework.app import App
 
 
-class Until(StrEnum):
+class RunBound(StrEnum):
     """When a run ends by itself."""
 
     IDLE = "idle"
@@ -36,7 +36,7 @@ AppArgument = Annotated[
     str, typer.Argument(metavar="MODULE:APP", help="Where the app is, as shop.orders:app.")
 ]
 UntilOption = Annotated[
-    Until | None,
+    RunBound | None,
     typer.Option(
         "--until",
         help="idle: end when everything there is has been handled; end: the input is over, so timers in stream time fire before.",
@@ -98,7 +98,9 @@ def run(
         run_app(load_app(target), until, count, timeout, metrics)
 
 
-def _run_supervised(target: str, until: Until | None, metrics: str | None, descriptor: int) -> None:
+def _run_supervised(
+    target: str, until: RunBound | None, metrics: str | None, descriptor: int
+) -> None:
     """Be a worker of the supervisor at the other end of this socket."""
     from strandline.framework.cli.application import FAILED, debug_option
     from strandline.framework.container.outage import patiently
@@ -131,7 +133,7 @@ def _tell_where_it_crashes() -> None:
         faulthandler.enable()
 
 
-def _limit(until: Until | None) -> Literal["idle", "end"] | None:
+def _limit(until: RunBound | None) -> Literal["idle", "end"] | None:
     return None if until is None else until.value
 
 
@@ -155,7 +157,7 @@ def command_of(app: App) -> Callable[..., None]:
 
 def run_app(
     app: App,
-    until: Until | None,
+    until: RunBound | None,
     count: int | None,
     timeout: float | None,
     metrics: str | None,

@@ -19,7 +19,7 @@ from strandline.changelog.embedded.format import (
     HEADER_SIZE,
     Attributes,
     FrameHeader,
-    Kind,
+    FrameKind,
     unpack_header,
     unpack_marker,
 )
@@ -39,7 +39,7 @@ from strandline.framework.cli.loading import folder
 from strandline.framework.cli.options import JsonOption, LogOption, PartitionOption
 
 
-class Located(NamedTuple):
+class LocatedSegment(NamedTuple):
     """A segment file of a partition."""
 
     partition: int
@@ -94,7 +94,7 @@ def _print_rows(rows: Iterable[dict[str, Any]], *, json: bool) -> None:
 
 def _print_records(
     storage: LocalStorage,
-    found: Iterable[Located],
+    found: Iterable[LocatedSegment],
     schemas: ValueSchemas,
     start: int,
     limit: int | None,
@@ -130,7 +130,7 @@ def _schemas(meta: TopicMeta) -> ValueSchemas:
 
 def _segments(
     storage: LocalStorage, meta: TopicMeta, chosen: list[int] | None
-) -> Iterator[Located]:
+) -> Iterator[LocatedSegment]:
     for number in chosen or range(meta.partitions):
         if number >= meta.partitions:
             raise UnknownPartition(
@@ -142,13 +142,13 @@ def _segments(
         except FileNotFoundError:
             continue  # nothing was ever written to it
         for entry in manifest.segments:
-            yield Located(number, entry, f"{where}/{entry.name.log_file}")
+            yield LocatedSegment(number, entry, f"{where}/{entry.name.log_file}")
 
 
 # Segments ------------------------------------------------------------------------------
 
 
-def _segment_row(storage: LocalStorage, located: Located) -> dict[str, Any]:
+def _segment_row(storage: LocalStorage, located: LocatedSegment) -> dict[str, Any]:
     entry = located.entry
     row: dict[str, Any] = {"partition": located.partition, "base_offset": entry.base_offset}
     if entry.end_offset == STILL_OPEN:
@@ -159,7 +159,7 @@ def _segment_row(storage: LocalStorage, located: Located) -> dict[str, Any]:
     return row | {"created": entry.created_ms, "file": located.path}
 
 
-def _measured(storage: LocalStorage, located: Located) -> dict[str, Any]:
+def _measured(storage: LocalStorage, located: LocatedSegment) -> dict[str, Any]:
     end, size, newest = located.entry.base_offset, 0, -1
     file = storage.open(located.path)
     try:
@@ -175,8 +175,8 @@ def _measured(storage: LocalStorage, located: Located) -> dict[str, Any]:
 
 
 def _frames(
-    storage: LocalStorage, found: Iterable[Located], start: int
-) -> Iterator[tuple[dict[str, Any], Located, File, int, FrameHeader]]:
+    storage: LocalStorage, found: Iterable[LocatedSegment], start: int
+) -> Iterator[tuple[dict[str, Any], LocatedSegment, File, int, FrameHeader]]:
     for located in found:
         file = storage.open(located.path)
         try:
@@ -202,7 +202,7 @@ def _headers(file: File, path: str) -> Iterator[tuple[int, FrameHeader]]:
 
 def _header_fields(header: FrameHeader) -> dict[str, Any]:
     fields = header._asdict()
-    fields["kind"] = Kind(header.kind).name
+    fields["kind"] = FrameKind(header.kind).name
     flags = Attributes(header.attributes)
     fields["attributes"] = " ".join(str(flag.name) for flag in Attributes if flag in flags)
     fields["payload_crc"] = f"{header.payload_crc:08x}"
@@ -211,12 +211,12 @@ def _header_fields(header: FrameHeader) -> dict[str, Any]:
 
 
 def _records(
-    file: File, located: Located, position: int, header: FrameHeader, schemas: ValueSchemas
+    file: File, located: LocatedSegment, position: int, header: FrameHeader, schemas: ValueSchemas
 ) -> list[dict[str, Any]]:
     where = f"{located.path} at byte {position}"
     data = memoryview(file.read(position, header.length))
     frame = LocatedFrame(header, data, 0, where, place_of(located.path))
-    if header.kind == Kind.CONTROL:
+    if header.kind == FrameKind.CONTROL:
         marker = unpack_marker(frame.payload, where)
         return [{"marker": "commit" if marker.type else "abort"}]
     if header.record_count == 0:

@@ -11,7 +11,7 @@ import typer
 
 from strandline.changelog import signals
 from strandline.changelog.credentials import read_token, token_of
-from strandline.changelog.embedded.environment import Durability
+from strandline.changelog.embedded.context import Durability
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.location import check, check_exists, is_url, shown
 from strandline.framework.cli import output

@@ -30,15 +30,15 @@ from strandline.framework.cli import output
 from strandline.framework.cli.forms import ValueForm, json_line, plain, show_value
 from strandline.framework.cli.loading import location, opened
 from strandline.framework.cli.options import JsonOption, LogOption
-from strandline.framework.parts import Entry, Parts, partitions_asked
+from strandline.framework.parts import Entry, PartitionMerger, partitions_asked
 from strandline.framework.querying.client import Connection, connect
 from strandline.framework.querying.committed import entries
 from strandline.framework.querying.declared import as_recorded, parts_of
-from strandline.framework.querying.folded import Folded
+from strandline.framework.querying.folded import ReplayedSource
 from strandline.framework.querying.workers import Source
 from strandline.statestore.declaration import Declaration
 from strandline.statestore.keys import codec_of, decode_key
-from strandline.statestore.reader import Bounds
+from strandline.statestore.reader import KeyRange
 from strandline.statestore.serdes import MessagePack
 from strandline.statestore.spec import changelog_topic
 
@@ -230,7 +230,7 @@ class _Held(NamedTuple):
 
     source: Source
     partitions: range
-    put_together: Parts[bytes]
+    put_together: PartitionMerger[bytes]
     is_messagepack: bool = True
     """Whether values are MessagePack; those of bytes and of serdes are not taken for it."""
 
@@ -264,7 +264,7 @@ class _Held(NamedTuple):
         return len(sizes), sum(size > 1 for size in sizes)
 
     def _by_key(self) -> Iterator[tuple[bytes, Iterator[Entry[bytes]]]]:
-        streams = [entries(self.source, number, Bounds()) for number in self.partitions]
+        streams = [entries(self.source, number, KeyRange()) for number in self.partitions]
         return groupby(heapq.merge(*streams), key=itemgetter(0))
 
 
@@ -290,7 +290,7 @@ def _is_messagepack(declaration: Declaration | None) -> bool:
 def _folded(broker: Broker, name: StoreName, numbers: range, *, expired: bool) -> _Held:
     """As its changelogs have it."""
     partitions = broker.topic(name.topic).partitions
-    folded = Folded(broker, name.topic, partitions, app=name.app, expired=expired)
+    folded = ReplayedSource(broker, name.topic, partitions, app=name.app, expired=expired)
     recorded = folded.recorded()
     parts = parts_of(str(name), as_recorded(recorded))
     return _Held(folded, numbers, parts, _is_messagepack(recorded))

@@ -24,7 +24,7 @@ from strandline.changelog.metrics import measured
 from strandline.framework.cli import logs, output
 from strandline.framework.cli.application import FAILED, INTERRUPTED, debug_option
 from strandline.framework.cli.metrics import options_behind, serving_metrics
-from strandline.framework.cli.needs import COMMAND, Needs, ask
+from strandline.framework.cli.needs import COMMAND, AppNeeds, ask
 from strandline.framework.cli.offline import in_place_of
 from strandline.framework.supervisor.logs import LogFiles
 from strandline.framework.supervisor.metrics import Workers
@@ -80,7 +80,7 @@ def run_workers(
     _conclude(outcome, workers, time.perf_counter() - begun)
 
 
-def _log_of(needs: Needs) -> AbstractContextManager[object]:
+def _log_of(needs: AppNeeds) -> AbstractContextManager[object]:
     """The log, if it is a folder: owned by this process, or kept open if another has it."""
     if needs.log is None or is_url(needs.log):
         return contextlib.nullcontext()

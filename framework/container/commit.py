@@ -27,7 +27,7 @@ from strandline.changelog.records import CommittedOffset, TopicInfo, TopicPartit
 from strandline.framework.columns import Outgoing, outgoing
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.outbox import columns_of
-from strandline.framework.container.positions import Progress, to_commit
+from strandline.framework.container.positions import InputProgress, to_commit
 from strandline.framework.options import Guarantee
 from strandline.framework.topic import Topic
 from strandline.statestore.store import AnyStore
@@ -149,7 +149,7 @@ def offsets_of(
         if instance.placed.counts:
             stores.setdefault(instance.inputs[0].partition, {}).update(instance.placed.counts)
     progress = (
-        Progress(
+        InputProgress(
             *(instance.spec.name, source.partition, source.position),
             instance.owes_window,
             next_timer,

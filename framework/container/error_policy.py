@@ -8,7 +8,7 @@ from typing import Any
 
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import TaskFailed
-from strandline.changelog.rarely import Rarely
+from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.framework.container.decoding import Chunk, raw
 from strandline.framework.container.failures import (
     WITHOUT_VALUE,
@@ -43,7 +43,7 @@ class ErrorPolicy:
         self._partition = partition
         self._outboxes = outboxes
         self._trial = trial
-        self._put_aside = Rarely(_log, clock)
+        self._put_aside = RateLimitedLog(_log, clock)
         self._skipped = self._dead_lettered = 0
         """Steps since the last commit."""
         self._last: tuple[Record[Any, Any], Chunk | str, Exception | None] | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import StrandlineError
-from strandline.changelog.metrics import Metric, Reading
+from strandline.changelog.metrics import Metric, MetricReading
 from strandline.changelog.records import TopicPartition
 from strandline.framework.container.metrics import PARTITION, TASK
 from strandline.framework.container.status import lags, positions_of
@@ -105,7 +105,7 @@ class StableEnds:
             self._known = {tp: end.last_stable_offset for tp, end in ends.items()}
 
 
-def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[Reading]:
+def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricReading]:
     """What there is to see of the tasks of a worker."""
     instances = list(tasks.instances)
     at_work = {source.partition for i in instances for source in i.inputs}
@@ -114,33 +114,33 @@ def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[Reading]:
         ("restoring", len(tasks.held - at_work)),
         ("standby", len(tasks.stands_by)),
     ):
-        yield Reading(PARTITIONS, (app, state), count)
+        yield MetricReading(PARTITIONS, (app, state), count)
     for task in {i.spec.name: None for i in instances}:
         failed = sum(i.has_failed() for i in instances if i.spec.name == task)
-        yield Reading(FAILED, (app, task), failed)
+        yield MetricReading(FAILED, (app, task), failed)
     for topic in sorted({tp.topic for tp in tasks.every}):
-        yield Reading(UNREAD, (app, topic), tasks.growth.unread.get(topic, 0))
-    yield Reading(REMAINING, (app,), tasks.remaining)
+        yield MetricReading(UNREAD, (app, topic), tasks.growth.unread.get(topic, 0))
+    yield MetricReading(REMAINING, (app,), tasks.remaining)
     yield from _lags(app, tasks, ends)
     for instance in instances:
         yield from _sizes(app, instance)
 
 
-def _lags(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[Reading]:
+def _lags(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricReading]:
     inputs, copies = positions_of(tasks), tasks.copies
     known = ends.of({*inputs, *copies})
     for tp, behind in lags(inputs, known).items():
-        yield Reading(LAG, (app, tp.topic, str(tp.partition)), behind)
+        yield MetricReading(LAG, (app, tp.topic, str(tp.partition)), behind)
     for tp, behind in lags(copies, known).items():
-        yield Reading(STANDBY_LAG, (app, store_of(app, tp.topic), str(tp.partition)), behind)
+        yield MetricReading(STANDBY_LAG, (app, store_of(app, tp.topic), str(tp.partition)), behind)
 
 
-def _sizes(app: str, instance: TaskInstance) -> Iterator[Reading]:
+def _sizes(app: str, instance: TaskInstance) -> Iterator[MetricReading]:
     for store in instance.all_stores:
         labels = (app, store.spec.name, str(instance.partition))
         with contextlib.suppress(StrandlineError):  # it was closed this moment
             sizes = store.sizes()
-            yield Reading(ENTRIES, labels, sizes.entries)
-            yield Reading(DISK, labels, sizes.disk_bytes)
-            yield Reading(UNCOMMITTED, labels, sizes.uncommitted_bytes)
-            yield Reading(PENDING, labels, sizes.pending_bytes)
+            yield MetricReading(ENTRIES, labels, sizes.entries)
+            yield MetricReading(DISK, labels, sizes.disk_bytes)
+            yield MetricReading(UNCOMMITTED, labels, sizes.uncommitted_bytes)
+            yield MetricReading(PENDING, labels, sizes.pending_bytes)

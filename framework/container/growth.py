@@ -34,7 +34,7 @@ def input_partitions(
     )
 
 
-class Growth:
+class PartitionGrowth:
     """Decides about the new partitions of one app's inputs. Belongs to the worker's thread."""
 
     def __init__(

@@ -21,7 +21,7 @@ from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.framework.container.driving import Steps
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import TaskManager
-from strandline.framework.container.positions import Waiting, waiting_of
+from strandline.framework.container.positions import PendingAtEnd, waiting_of
 from strandline.framework.container.slices import SLICE_SECONDS
 
 Bound = Literal["settled", "idle", "end"]
@@ -34,7 +34,7 @@ PATIENCE_S = 10.0
 NEVER = 2**63 - 1
 
 
-class Turn(NamedTuple):
+class TimerTurn(NamedTuple):
     """A place in the order in which timers fire: time in ms, and number of the task."""
 
     at: int
@@ -51,7 +51,7 @@ class Completion:
         self._broker = broker
         self._clock = clock
         self._tasks = tasks
-        self._elsewhere: list[Waiting] = []
+        self._elsewhere: list[PendingAtEnd] = []
         """What waits in partitions that other workers hold."""
         self._said_at: float | None = None
         """When a long wait was logged last, or has begun."""
@@ -94,7 +94,7 @@ class Completion:
         A timer may send to an input of any other task, where that record comes before the timers
         that are later than it. So no task fires a timer while another one has an earlier timer.
         """
-        earliest = sorted(self._earliest().items(), key=lambda item: Turn(item[1], item[0]))
+        earliest = sorted(self._earliest().items(), key=lambda item: TimerTurn(item[1], item[0]))
         if not earliest:
             return []
         (task, _), *others = earliest

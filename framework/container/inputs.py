@@ -108,7 +108,7 @@ def groups(sources: Sequence[Input]) -> list[dict[TopicPartition, list[Input]]]:
     return found
 
 
-class Run(NamedTuple):
+class RecordRun(NamedTuple):
     """Records that come next, up to `stop` of a chunk."""
 
     source: Input
@@ -116,7 +116,7 @@ class Run(NamedTuple):
     stop: int
 
 
-def next_run(inputs: list[Input], tombstones: bool, limit: int) -> Run | None:
+def next_run(inputs: list[Input], tombstones: bool, limit: int) -> RecordRun | None:
     """Return at most `limit` records to handle next; None if there are none, or not yet.
 
     Several inputs are merged by time: the oldest of their next records comes first, and of equal
@@ -127,7 +127,7 @@ def next_run(inputs: list[Input], tombstones: bool, limit: int) -> Run | None:
         chunk = inputs[0].head(tombstones)
         if chunk is None:
             return None
-        return Run(inputs[0], chunk, min(len(chunk.records), chunk.at + limit))
+        return RecordRun(inputs[0], chunk, min(len(chunk.records), chunk.at + limit))
     heads = [source.head(tombstones) for source in inputs]
     if not all(source.is_answered for source in inputs):
         return None
@@ -138,7 +138,7 @@ def next_run(inputs: list[Input], tombstones: bool, limit: int) -> Run | None:
     source, chunk = inputs[first], heads[first]
     assert chunk is not None
     stop = min(len(chunk.records), chunk.at + limit)
-    return Run(source, chunk, _until(chunk, stop, first, others[0]) if others else stop)
+    return RecordRun(source, chunk, _until(chunk, stop, first, others[0]) if others else stop)
 
 
 def _timestamp(chunk: Chunk) -> int:

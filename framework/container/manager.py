@@ -19,34 +19,34 @@ from typing import Any, NamedTuple
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
+from strandline.changelog.copartition import CopartitionGroups
 from strandline.changelog.errors import Retriable, StorageFailed
-from strandline.changelog.metrics import Reading
+from strandline.changelog.metrics import MetricReading
 from strandline.changelog.records import (
     CommittedOffset,
     PartitionOffsets,
     TopicInfo,
     TopicPartition,
 )
-from strandline.changelog.together import Leads
 from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.gauges import StableEnds, gauges
-from strandline.framework.container.growth import Growth, input_partitions
+from strandline.framework.container.growth import PartitionGrowth, input_partitions
 from strandline.framework.container.inputs import Input
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.metrics import WorkerCounters
 from strandline.framework.container.outage import patiently
 from strandline.framework.container.placing import Placed
 from strandline.framework.container.positions import placed_of, waiting_of
-from strandline.framework.container.restore import OnRestore, Restoring
+from strandline.framework.container.restore import OnRestore, RestoreMonitor
 from strandline.framework.container.standbys import Standbys
 from strandline.framework.container.starting import check_history, starting_offset
 from strandline.framework.container.trial import Trial
-from strandline.framework.querying.endpoint import Endpoint
+from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.store_declarations import StoreDeclarations
 from strandline.framework.task import TaskSpec
 from strandline.framework.topic import Topic
-from strandline.statestore.restore import Progress
+from strandline.statestore.restore import ReplayProgress
 from strandline.statestore.spec import AnySpec
 from strandline.statestore.store import AnyStore
 from strandline.statestore.values import Expiry
@@ -62,12 +62,12 @@ LOCK_PATIENCE_S = 2.0
 held them has let go, is dead, or is stalled; after a change of the log's owner it may take him a moment."""
 
 
-class Abandoned(Exception):
+class RestoreAbandoned(Exception):
     """Nobody wants any more what is being restored."""
 
 
 @dataclass
-class Parts:
+class InstanceParts:
     """What an instance will be made of. Its object, if it is of a class, is the worker's to make."""
 
     spec: TaskSpec
@@ -81,21 +81,21 @@ class Parts:
         return self.stores if self.timer_store is None else [*self.stores, self.timer_store]
 
 
-class BroughtBack(NamedTuple):
+class RestoredInstances(NamedTuple):
     """What an opening gives."""
 
-    parts: list[Parts]
+    parts: list[InstanceParts]
     committed: Committed
 
 
 @dataclass(eq=False)
-class Opening:
+class OpeningInstances:
     """Instances on their way: those of the partitions that have to begin together."""
 
     partitions: Partitions
     deadline: float
     """Until when locks of stores are waited for."""
-    result: Future[BroughtBack] = field(default_factory=Future)
+    result: Future[RestoredInstances] = field(default_factory=Future)
     abandoned: bool = False
 
 
@@ -116,7 +116,7 @@ class TaskManager:
         declarations: StoreDeclarations,
         restore_threads: int,
         in_background: bool,
-        queries: Endpoint | None = None,
+        queries: QueryEndpoint | None = None,
         on_restore: OnRestore | None = None,
     ) -> None:
         self.instances: list[TaskInstance] = []
@@ -125,7 +125,7 @@ class TaskManager:
         """Where their inputs go on, as of the last commit."""
         self.every: Partitions = input_partitions(tasks, infos)
         """All input partitions of the app, but for those that it cannot read (`growth`)."""
-        self.growth = Growth(app, tasks, infos, broker)
+        self.growth = PartitionGrowth(app, tasks, infos, broker)
         self.stands_by: Partitions = NONE
         """Input partitions that others hold, and of whose stores it keeps copies."""
         self._app = app
@@ -135,9 +135,9 @@ class TaskManager:
         self._broker = broker
         self._clock = clock
         self._folders = folders
-        self._restoring = Restoring(clock, on_restore)
-        self._openings: list[Opening] = []
-        self._together = Leads([topic.name for topic in task.inputs] for task in tasks)
+        self._restoring = RestoreMonitor(clock, on_restore)
+        self._openings: list[OpeningInstances] = []
+        self._together = CopartitionGroups([topic.name for topic in task.inputs] for task in tasks)
         self._pool = (
             ThreadPoolExecutor(restore_threads, "strandline-restore") if in_background else None
         )
@@ -192,7 +192,7 @@ class TaskManager:
         self.counters.rebalances["assigned"].add()
         self._say("app %s takes up %s", partitions)
         deadline = self._clock.monotonic() + LOCK_PATIENCE_S
-        openings = [Opening(unit, deadline) for unit in self._together.split(partitions)]
+        openings = [OpeningInstances(unit, deadline) for unit in self._together.split(partitions)]
         self._openings += openings
         for opening in openings:
             self._restoring.add(len(self._changelogs(opening.partitions)))
@@ -216,7 +216,7 @@ class TaskManager:
         """How far each copy that it keeps is in its changelog."""
         return self._standbys.positions()
 
-    def metrics(self) -> list[Reading]:
+    def metrics(self) -> list[MetricReading]:
         """What was counted, and how things stand; may be asked from any thread."""
         return [*self.counters.readings(), *gauges(self._app, self, self._ends)]
 
@@ -239,7 +239,7 @@ class TaskManager:
         if errors:
             raise min(errors, key=lambda error: isinstance(error, Retriable))
 
-    def _welcome(self, parts: Sequence[Parts], committed: Committed) -> None:
+    def _welcome(self, parts: Sequence[InstanceParts], committed: Committed) -> None:
         arrived: list[TaskInstance] = []
         try:
             for part in parts:
@@ -314,8 +314,8 @@ class TaskManager:
 
     # On other threads -----------------------------------------------------------------
 
-    def _bring_back(self, opening: Opening) -> BroughtBack:
-        parts: list[Parts] = []
+    def _bring_back(self, opening: OpeningInstances) -> RestoredInstances:
+        parts: list[InstanceParts] = []
         is_back = False
         try:
             try:
@@ -327,9 +327,9 @@ class TaskManager:
         except BaseException:
             _release(parts)
             raise
-        return BroughtBack(parts, committed)
+        return RestoredInstances(parts, committed)
 
-    def _make(self, opening: Opening, parts: list[Parts]) -> Committed:
+    def _make(self, opening: OpeningInstances, parts: list[InstanceParts]) -> Committed:
         """Add to `parts` what is to be restored; what is committed of its inputs."""
         self._standbys.let_go(self._changelogs(opening.partitions))
         # Waits for open transactions with offsets of these partitions: their last holder's.
@@ -370,7 +370,7 @@ class TaskManager:
         ends: Ends,
         deadline: float,
         expiry: Mapping[str, Expiry],
-    ) -> Parts:
+    ) -> InstanceParts:
         def opened(store: AnySpec) -> AnyStore:
             left = max(0.0, deadline - self._clock.monotonic())
             has_expiry = expiry[store.changelog_topic(self._app)]
@@ -381,7 +381,7 @@ class TaskManager:
             tp = TopicPartition(topic.name, number)
             start = starting_offset(spec.name, tp, committed, ends[tp].log_start)
             inputs.append(Input(topic, tp, start))
-        parts = Parts(spec, number, inputs, [], None)
+        parts = InstanceParts(spec, number, inputs, [], None)
         try:
             for store in spec.stores:
                 parts.stores.append(opened(store.spec))
@@ -392,10 +392,10 @@ class TaskManager:
             raise
         return parts
 
-    def _restore(self, opening: Opening, parts: Sequence[Parts]) -> None:
-        def report(progress: Progress) -> None:
+    def _restore(self, opening: OpeningInstances, parts: Sequence[InstanceParts]) -> None:
+        def report(progress: ReplayProgress) -> None:
             if opening.abandoned:
-                raise Abandoned
+                raise RestoreAbandoned
             self._restoring.report(progress)
 
         for part in parts:
@@ -406,7 +406,7 @@ class TaskManager:
                     self._declarations.finish(store, changelog)
                 self.counters.restored.add(done.records)
 
-    def _ended(self, opening: Opening, is_back: bool) -> None:
+    def _ended(self, opening: OpeningInstances, is_back: bool) -> None:
         done = self._restoring.ended(() if is_back else self._changelogs(opening.partitions))
         if done is None:
             return
@@ -421,7 +421,7 @@ class TaskManager:
             },
         )
 
-    def _abandon(self, openings: Sequence[Opening]) -> None:
+    def _abandon(self, openings: Sequence[OpeningInstances]) -> None:
         """Let go of what is on its way."""
         for opening in openings:
             opening.abandoned = True
@@ -435,7 +435,7 @@ class TaskManager:
             if opening not in begun:
                 self._ended_unbegun(opening)
 
-    def _ended_unbegun(self, opening: Opening) -> None:
+    def _ended_unbegun(self, opening: OpeningInstances) -> None:
         try:
             self._ended(opening, is_back=False)
         except Exception as error:  # of who is told of the restore; what is let go of must go
@@ -447,7 +447,7 @@ class TaskManager:
         said = {"app": self._app, "partitions": names}
         _log.info(what, self._app, ", ".join(names), extra=said)
 
-    def _instance(self, parts: Parts, committed: Committed) -> TaskInstance:
+    def _instance(self, parts: InstanceParts, committed: Committed) -> TaskInstance:
         first = parts.inputs[0].partition
         placed = placed_of(committed[first].metadata) if first in committed else {}
         return TaskInstance(
@@ -465,13 +465,13 @@ class TaskManager:
         )
 
 
-def _release(parts: Sequence[Parts]) -> None:
+def _release(parts: Sequence[InstanceParts]) -> None:
     for part in parts:
         for store in part.all_stores:
             store.close()
 
 
-def _owes_window(parts: Parts, committed: Committed) -> bool:
+def _owes_window(parts: InstanceParts, committed: Committed) -> bool:
     waiting = (waiting_of(committed.get(source.partition)) for source in parts.inputs)
     return any(parts.spec.name in of_partition.windows for of_partition in waiting)
 

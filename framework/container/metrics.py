@@ -9,7 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from strandline.changelog.errors import Fenced, MemberFenced
-from strandline.changelog.metrics import SECONDS, Counter, Histogram, Latency, Metric, Reading
+from strandline.changelog.metrics import (
+    SECONDS,
+    Histogram,
+    Latency,
+    Metric,
+    MetricReading,
+    MonotonicCounter,
+)
 from strandline.statestore.counters import StoreCounters
 
 TASK = ("app", "task")
@@ -116,11 +123,11 @@ class WorkerCounters:
     def __init__(self, app: str, stores: Mapping[str, StoreCounters]) -> None:
         self.app = app
         self.commits = Latency()
-        self.aborted = Counter()
-        self.fences = {"member": Counter(), "producer": Counter()}
-        self.rebalances = {"assigned": Counter(), "revoked": Counter()}
+        self.aborted = MonotonicCounter()
+        self.fences = {"member": MonotonicCounter(), "producer": MonotonicCounter()}
+        self.rebalances = {"assigned": MonotonicCounter(), "revoked": MonotonicCounter()}
         self.restores = Histogram()
-        self.restored = Counter()
+        self.restored = MonotonicCounter()
         self._tasks: dict[str, TaskCounters] = {}
         self._stores = stores
 
@@ -142,31 +149,31 @@ class WorkerCounters:
         """Another worker has taken its place."""
         self.fences["member" if isinstance(error, MemberFenced) else "producer"].add()
 
-    def readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[MetricReading]:
         """Everything that was counted."""
         app, commits = (self.app,), self.commits.read()
         for name, task in list(self._tasks.items()):
             yield from _of_task((*app, name), task)
-        yield Reading(COMMITS, app, commits.count)
-        yield Reading(ABORTED, app, self.aborted.value)
-        yield Reading(COMMIT, app, commits)
-        yield Reading(RECENT, app, self.commits.recent())
+        yield MetricReading(COMMITS, app, commits.count)
+        yield MetricReading(ABORTED, app, self.aborted.value)
+        yield MetricReading(COMMIT, app, commits)
+        yield MetricReading(RECENT, app, self.commits.recent())
         for kind, counter in self.fences.items():
-            yield Reading(FENCES, (*app, kind), counter.value)
+            yield MetricReading(FENCES, (*app, kind), counter.value)
         for change, counter in self.rebalances.items():
-            yield Reading(REBALANCES, (*app, change), counter.value)
-        yield Reading(RESTORE, app, self.restores.read())
-        yield Reading(RESTORED, app, self.restored.value)
+            yield MetricReading(REBALANCES, (*app, change), counter.value)
+        yield MetricReading(RESTORE, app, self.restores.read())
+        yield MetricReading(RESTORED, app, self.restored.value)
         for name, store in list(self._stores.items()):
-            yield Reading(CHANGES, (*app, name), store.changes)
-            yield Reading(MISSES, (*app, name), store.misses)
-            yield Reading(SAMPLED_HITS, (*app, name), store.sampled_hits)
-            yield Reading(SAMPLED_MISSES, (*app, name), store.sampled_misses)
-            yield Reading(CHECKPOINT, (*app, name), store.checkpoints.read())
+            yield MetricReading(CHANGES, (*app, name), store.changes)
+            yield MetricReading(MISSES, (*app, name), store.misses)
+            yield MetricReading(SAMPLED_HITS, (*app, name), store.sampled_hits)
+            yield MetricReading(SAMPLED_MISSES, (*app, name), store.sampled_misses)
+            yield MetricReading(CHECKPOINT, (*app, name), store.checkpoints.read())
 
 
-def _of_task(labels: tuple[str, str], task: TaskCounters) -> Iterator[Reading]:
-    yield Reading(HANDLED, labels, task.handled)
-    yield Reading(SKIPPED, labels, task.skipped)
-    yield Reading(DEAD_LETTERED, labels, task.dead_lettered)
-    yield Reading(HANDLER, labels, task.handler.read())
+def _of_task(labels: tuple[str, str], task: TaskCounters) -> Iterator[MetricReading]:
+    yield MetricReading(HANDLED, labels, task.handled)
+    yield MetricReading(SKIPPED, labels, task.skipped)
+    yield MetricReading(DEAD_LETTERED, labels, task.dead_lettered)
+    yield MetricReading(HANDLER, labels, task.handler.read())

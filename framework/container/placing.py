@@ -19,7 +19,7 @@ import pyarrow as pa
 from strandline.changelog.client.partitioner import partition_for, partitions_for
 from strandline.changelog.errors import StrandlineError
 from strandline.statestore.keys import key_codec
-from strandline.statestore.reader import Bounds
+from strandline.statestore.reader import KeyRange
 from strandline.statestore.store import AnyStore
 
 FEW = 32
@@ -99,7 +99,7 @@ def _without_tags(keys: pa.BinaryArray) -> pa.BinaryArray:
 
 def _is_empty(store: AnyStore) -> bool:
     try:
-        page = store.reader().page(Bounds(), 1)
+        page = store.reader().page(KeyRange(), 1)
     except StrandlineError:
         return False  # whoever reads the store is told
     return page is not None and not page.entries and page.rest is None

@@ -25,7 +25,7 @@ MAX_PLACED_BYTES = 2_000
 """Names of placed stores beyond this are left out: on Kafka metadata has at most 4,096 bytes."""
 
 
-class Progress(NamedTuple):
+class InputProgress(NamedTuple):
     """How far one task is in one input partition."""
 
     task: str
@@ -38,7 +38,7 @@ class Progress(NamedTuple):
     """Time in ms of the next timer in stream time; None if none is set."""
 
 
-class Waiting(NamedTuple):
+class PendingAtEnd(NamedTuple):
     """What waits for the end of a run in one partition."""
 
     windows: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ _decode = json_decoder(_Metadata).decode
 
 
 def to_commit(
-    progress: Iterable[Progress],
+    progress: Iterable[InputProgress],
     placed: Mapping[TopicPartition, Mapping[str, int]] | None = None,
 ) -> dict[TopicPartition, CommittedOffset]:
     """The offsets to commit for every task at work.
@@ -66,12 +66,12 @@ def to_commit(
     `placed` has the stores that are placed, and for how many partitions.
 
     >>> views = TopicPartition("views", 0)
-    >>> to_commit([Progress("a", views, 5), Progress("b", views, 7)])[views].metadata
+    >>> to_commit([Progress("a", views, 5), InputProgress("b", views, 7)])[views].metadata
     '{"tasks":{"a":5,"b":7}}'
-    >>> to_commit([Progress("a", views, 5), Progress("b", views, 5, owes_window=True)])[views].metadata
+    >>> to_commit([Progress("a", views, 5), InputProgress("b", views, 5, owes_window=True)])[views].metadata
     '{"windows":["b"]}'
     """
-    by_partition: dict[TopicPartition, list[Progress]] = {}
+    by_partition: dict[TopicPartition, list[InputProgress]] = {}
     for one in progress:
         by_partition.setdefault(one.partition, []).append(one)
     stores = placed or {}
@@ -93,12 +93,12 @@ def placed_of(metadata: str) -> Mapping[str, int]:
     return _read(metadata).placed
 
 
-def waiting_of(offset: CommittedOffset | None) -> Waiting:
+def waiting_of(offset: CommittedOffset | None) -> PendingAtEnd:
     """What waits for the end of a run, by a committed offset."""
     if offset is None or not offset.metadata:
-        return Waiting()
+        return PendingAtEnd()
     found = _read(offset.metadata)
-    return Waiting(tuple(found.windows), found.timers)
+    return PendingAtEnd(tuple(found.windows), found.timers)
 
 
 def translated(metadata: str, offset_of: Callable[[int], int]) -> str:
@@ -116,7 +116,7 @@ def translated(metadata: str, offset_of: Callable[[int], int]) -> str:
     return _encoded(found)
 
 
-def _offset(tasks: list[Progress], placed: Mapping[str, int]) -> CommittedOffset:
+def _offset(tasks: list[InputProgress], placed: Mapping[str, int]) -> CommittedOffset:
     offsets = {one.task: one.offset for one in tasks}
     metadata = _Metadata(
         offsets if len(set(offsets.values())) > 1 else {},

@@ -10,7 +10,7 @@ from typing import Any
 
 from strandline.changelog.clock import Clock
 from strandline.changelog.records import TopicPartition
-from strandline.statestore.restore import Progress
+from strandline.statestore.restore import ReplayProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class RestoreProgress:
 OnRestore = Callable[[RestoreProgress], None]
 
 
-class Restoring:
+class RestoreMonitor:
     """Adds up how far the stores of a worker have come, from several threads, and tells of it.
 
     One restore is all that is under way at a time, whenever it was begun: `done` is told when
@@ -51,7 +51,7 @@ class Restoring:
         self._units = 0
         self._partitions = 0
         self._begun: float | None = None
-        self._latest: dict[TopicPartition, Progress] = {}
+        self._latest: dict[TopicPartition, ReplayProgress] = {}
 
     @property
     def remaining(self) -> int:
@@ -67,7 +67,7 @@ class Restoring:
             self._units += 1
             self._partitions += partitions
 
-    def report(self, progress: Progress) -> None:
+    def report(self, progress: ReplayProgress) -> None:
         """How far one of the stores has come."""
         with self._lock:
             self._latest[progress.partition] = progress

@@ -25,20 +25,20 @@ from strandline.changelog.errors import (
     out_of_memory,
 )
 from strandline.changelog.location import is_encrypted, is_url
-from strandline.changelog.metrics import Reading, measured
+from strandline.changelog.metrics import MetricReading, measured
 from strandline.changelog.storage import LocalStorage
 from strandline.framework.container.folders import StoreFolders
+from strandline.framework.container.group_membership import SoleMember, member_of
 from strandline.framework.container.manager import TaskManager
 from strandline.framework.container.metrics import WorkerCounters
 from strandline.framework.container.outage import patiently
-from strandline.framework.container.place import Alone, member_of
 from strandline.framework.container.restore import OnRestore, RestoreBar
-from strandline.framework.container.seat import Seat
+from strandline.framework.container.session import WorkerSession
 from strandline.framework.container.worker import Worker
-from strandline.framework.declaring import Declarations
+from strandline.framework.declarations import Declarations
 from strandline.framework.left_timers import check_timers
 from strandline.framework.options import UNTIL, Options, Until
-from strandline.framework.querying.endpoint import Endpoint
+from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.querying.provider import StoreProvider
 from strandline.framework.store_declarations import StoreDeclarations
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Limits:
+class RunLimits:
     """When a run ends by itself."""
 
     until: Until | None = None
@@ -84,7 +84,9 @@ def open_log(app: App) -> OpenLog:
     return OpenLog(log.broker, owned=True)
 
 
-def run(app: App, limits: Limits, *, progress: bool | OnRestore, metrics: str | None = None) -> int:
+def run(
+    app: App, limits: RunLimits, *, progress: bool | OnRestore, metrics: str | None = None
+) -> int:
     """Start a worker, run it within the limits, and close it; meanwhile serve metrics, if asked to."""
     if app._worker is not None:
         raise InvalidRequest(f"app {app.name!r} is running already, in another thread")
@@ -96,14 +98,14 @@ def run(app: App, limits: Limits, *, progress: bool | OnRestore, metrics: str | 
         return _run(app, limits, progress)
 
 
-def readings(app: App) -> list[Reading]:
+def readings(app: App) -> list[MetricReading]:
     """What this process tells: of the app's worker, and of the log as far as it is the owner."""
     worker, log = app._worker, app._opened
     told = [] if worker is None else worker.metrics()
     return told if log is None else [*told, *measured(log.broker)]
 
 
-def _run(app: App, limits: Limits, progress: bool | OnRestore) -> int:
+def _run(app: App, limits: RunLimits, progress: bool | OnRestore) -> int:
     worker = worker_for(app, progress=progress)
     app._worker = worker
     try:
@@ -127,7 +129,7 @@ def worker_for(app: App, *, progress: bool | OnRestore = False) -> Worker:
     check_tasks(app)
     broker, folders = app.broker, StoreFolders(state_root(app), app.clock)
     token = token_of()
-    queries = Endpoint(
+    queries = QueryEndpoint(
         *(_folder_of(app), app.options.application_server, token),
         encrypted=isinstance(app.log, str | os.PathLike) and is_encrypted(app.log),
     )
@@ -158,7 +160,7 @@ def worker_on(
     folders: StoreFolders,
     *,
     alone: bool = False,
-    queries: Endpoint | None = None,
+    queries: QueryEndpoint | None = None,
     on_restore: OnRestore | None = None,
 ) -> Worker:
     """A worker for what is declared, not started yet.
@@ -189,11 +191,11 @@ def worker_on(
         on_restore=on_restore,
     )
     join = (
-        partial(Alone, declared.app, tasks.every)
+        partial(SoleMember, declared.app, tasks.every)
         if alone
         else member_of(declared.app, specs, broker, clock, options, queries.urls if queries else ())
     )
-    seat = Seat(declared.app, topics, infos, broker, clock, options, join, counters)
+    seat = WorkerSession(declared.app, topics, infos, broker, clock, options, join, counters)
     if queries is not None:
         provider = StoreProvider(declared.app, specs, lambda: tasks.instances, seat.is_certain)
         queries.start(provider.answer)

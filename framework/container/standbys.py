@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import StrandlineError
-from strandline.changelog.rarely import Rarely
+from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.changelog.records import TopicPartition
 from strandline.framework.container.folders import StoreFolders
-from strandline.statestore.restore import Progress
+from strandline.statestore.restore import ReplayProgress
 from strandline.statestore.spec import AnySpec
 from strandline.statestore.store import AnyStore
 
@@ -30,12 +30,12 @@ Wanted = Mapping[TopicPartition, AnySpec]
 """The changelog partitions that are followed, and the stores that they bring back."""
 
 
-class Interrupted(Exception):
+class CatchUpInterrupted(Exception):
     """A copy is about to be used: catching up ends."""
 
 
 @dataclass(eq=False)
-class Copy:
+class StandbyStore:
     """A store that follows its changelog."""
 
     store: AnyStore
@@ -50,7 +50,7 @@ class Standbys:
         self._broker = broker
         self._folders = folders
         self._wanted: Wanted = {}
-        self._copies: dict[TopicPartition, Copy] = {}
+        self._copies: dict[TopicPartition, StandbyStore] = {}
         self._at_work = threading.Lock()
         self._choosing = threading.Lock()
         """Held while what is wanted is changed: by the worker, or by who opens partitions for it."""
@@ -59,7 +59,7 @@ class Standbys:
         self._woken = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._failures = Rarely(_log, clock)
+        self._failures = RateLimitedLog(_log, clock)
 
     def follow(self, wanted: Wanted) -> None:
         """Keep copies of these, and of no others."""
@@ -118,19 +118,19 @@ class Standbys:
                 copy = self._copies.get(changelog)
                 if copy is None:
                     store = self._folders.open_copy(spec, changelog.partition)
-                    copy = self._copies[changelog] = Copy(store)
+                    copy = self._copies[changelog] = StandbyStore(store)
                 restored = copy.store.restore(self._broker, changelog, self._report(), wait=0)
                 copy.offset = restored.position.offset
-            except Interrupted:
+            except CatchUpInterrupted:
                 return
             except StrandlineError as error:
                 text = f"the copy of {changelog} is not up to date: {error}"
                 self._failures.note(text, partition=str(changelog), error=error)
 
-    def _report(self) -> Callable[[Progress], None]:
-        def report(_: Progress) -> None:
+    def _report(self) -> Callable[[ReplayProgress], None]:
+        def report(_: ReplayProgress) -> None:
             if self._is_interrupted:
-                raise Interrupted
+                raise CatchUpInterrupted
 
         return report
 

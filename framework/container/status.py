@@ -11,7 +11,7 @@ from strandline.changelog.records import TopicPartition
 
 if TYPE_CHECKING:
     from strandline.framework.container.manager import TaskManager
-    from strandline.framework.container.seat import Seat
+    from strandline.framework.container.session import WorkerSession
 
 WorkerState = Literal["joining", "restoring", "running", "waiting for disk"]
 
@@ -28,7 +28,7 @@ class WorkerStatus:
     """Committed offsets of the input partitions it holds; None while their tasks are restored."""
 
 
-def state_of(waits_for: DiskFull | None, seat: Seat, tasks: TaskManager) -> WorkerState:
+def state_of(waits_for: DiskFull | None, seat: WorkerSession, tasks: TaskManager) -> WorkerState:
     """What it is busy with."""
     if waits_for is not None:
         return "waiting for disk"

@@ -30,7 +30,7 @@ StepId = tuple[str, int, object]
 
 
 @dataclass(slots=True)
-class Verdict:
+class StepFailure:
     """What a step failed with: it is not run again."""
 
     error: Exception
@@ -57,7 +57,7 @@ class Trial:
         """Raises InvalidRecord for a record that the log would refuse in that topic."""
         self._remaining = 0
         """Steps to come that were part of a refused commit."""
-        self._verdicts: dict[StepId, Verdict] = {}
+        self._verdicts: dict[StepId, StepFailure] = {}
 
     @property
     def left(self) -> float:
@@ -78,7 +78,7 @@ class Trial:
         """`records`, or as many of them as may be handled before the next commit."""
         return records if self.size == math.inf else max(0, min(records, int(self.left)))
 
-    def verdict(self, step: StepId) -> Verdict | None:
+    def verdict(self, step: StepId) -> StepFailure | None:
         """The verdict on a step that is about to run; None if it is to be run."""
         found = self._verdicts.get(step)
         if found is not None:
@@ -115,7 +115,7 @@ class Trial:
         """
         before = self._verdicts.get(step)
         level = 0 if error is None else 1 if before is None else before.level + 1
-        self._verdicts[step] = Verdict(error or refusal, refusal, level)
+        self._verdicts[step] = StepFailure(error or refusal, refusal, level)
         self.size = 1
 
     def committed(self) -> None:

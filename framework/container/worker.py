@@ -24,24 +24,24 @@ from strandline.changelog.errors import (
     InvalidRecord,
     MemberFenced,
     ProducerFenced,
+    RebalanceInProgress,
     Retriable,
     SchemaMismatch,
-    SharedOutAnew,
     TransactionAborted,
 )
-from strandline.changelog.metrics import Reading
+from strandline.changelog.metrics import MetricReading
 from strandline.framework.container.commit import checkpoint_if_due, offsets_of
 from strandline.framework.container.gauges import WAITING
+from strandline.framework.container.group_membership import GroupMembership
 from strandline.framework.container.idle import Bound, Completion
 from strandline.framework.container.inputs import Input, groups
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.manager import Partitions, TaskManager
 from strandline.framework.container.outage import Outage, patiently
-from strandline.framework.container.place import Place
 from strandline.framework.container.positions import position_of
-from strandline.framework.container.seat import Seat
+from strandline.framework.container.scheduler import SliceScheduler
+from strandline.framework.container.session import WorkerSession
 from strandline.framework.container.status import WorkerStatus, positions_of, state_of
-from strandline.framework.container.turns import Turns
 from strandline.framework.options import Options
 
 _log = logging.getLogger("strandline")
@@ -60,7 +60,7 @@ class Worker:
         clock: Clock,
         options: Options,
         tasks: TaskManager,
-        seat: Seat,
+        seat: WorkerSession,
     ) -> None:
         self.app = app
         self.options = options
@@ -70,9 +70,9 @@ class Worker:
         self._trial = tasks.trial
         self._trial.check = seat.check
         self._seat = seat
-        self._told: tuple[Place, Partitions] | None = None
+        self._told: tuple[GroupMembership, Partitions] | None = None
         """What was said last that it holds, and of which place."""
-        self._turns = Turns(tasks.trial, tasks.loop, clock, guarded=tasks.in_background)
+        self._turns = SliceScheduler(tasks.trial, tasks.loop, clock, guarded=tasks.in_background)
         self._outage = Outage(clock)
         self._intact = False
         """Whether stores can be written, so that rewinding is enough after a failure."""
@@ -248,9 +248,9 @@ class Worker:
         handled, commits = self.handled - self._since_commit, self._tasks.counters.commits.count
         return WorkerStatus(state, handled, commits, positions_of(self._tasks))
 
-    def metrics(self) -> list[Reading]:
+    def metrics(self) -> list[MetricReading]:
         """What it has counted, and how things stand; may be asked from any thread."""
-        return [Reading(WAITING, (self.app,), bool(self.waits_for)), *self._tasks.metrics()]
+        return [MetricReading(WAITING, (self.app,), bool(self.waits_for)), *self._tasks.metrics()]
 
     @property
     def commit_is_due(self) -> bool:
@@ -373,7 +373,7 @@ class Worker:
         if self._aborted_in_a_row > GIVE_UP:
             raise error
         said = {"app": self.app, "records": self._since_commit, "error": error}
-        if isinstance(error, SharedOutAnew):
+        if isinstance(error, RebalanceInProgress):
             # Kafka lets it happen whenever a worker comes or goes: it is nobody's failure.
             _log.info(
                 "partitions were shared out anew during a commit: it is done again", extra=said

@@ -20,22 +20,22 @@ from strandline.changelog.errors import InvalidConfig, InvalidRecord, MissingDep
 from strandline.framework.codecs import Codec, SerdeCodec
 from strandline.framework.formats import avro_schema
 from strandline.framework.formats.avro_columns import decode, encode
-from strandline.framework.formats.avro_depth import DepthOf
+from strandline.framework.formats.avro_depth import AvroDepth
 from strandline.framework.formats.avro_schema import (
     MISSING,
-    Items,
+    AvroArray,
+    AvroRecord,
     Node,
-    NotColumns,
+    NotColumnarAvro,
     Nullable,
-    Record,
 )
 from strandline.framework.formats.confluent import by_schema, framed, header
 from strandline.framework.formats.registry import RegisteredSchema, SchemaRegistry, chosen
 from strandline.framework.formats.wire import (
-    Place,
-    Single,
-    Wire,
+    ScalarRowType,
+    SerdeUse,
     WireCodec,
+    WireFormat,
     conform,
     is_single,
     leaf,
@@ -61,11 +61,11 @@ class AvroSerde:
         self.schema = schema if schema is None or isinstance(schema, str) else json.dumps(schema)
         self.registry = registry
 
-    def codec(self, kind: Any, place: Place) -> Codec:
+    def codec(self, kind: Any, place: SerdeUse) -> Codec:
         """See `Form.codec`."""
         registry = chosen(self.registry, place.registry, unasked=True)
         if is_single(kind):
-            single = Single(kind)
+            single = ScalarRowType(kind)
             text = self.schema or avro_schema.scalar(single.arrow)
             return WireCodec(single, AvroWire(single, text, place, registry))
         if is_typed(kind):
@@ -80,7 +80,7 @@ class AvroSerde:
             )
         try:
             arrow = avro_schema.parse(self.schema).arrow
-        except NotColumns:
+        except NotColumnarAvro:
             return DatumCodec(self.schema, place, registry)
         if not pa.types.is_struct(arrow):
             return DatumCodec(self.schema, place, registry)
@@ -88,11 +88,15 @@ class AvroSerde:
         return WireCodec(rows, AvroWire(rows, self.schema, place, registry))
 
 
-class AvroWire(Wire):
+class AvroWire(WireFormat):
     """Columns as Avro."""
 
     def __init__(
-        self, rows: RowType | Single, text: str, place: Place, registry: SchemaRegistry | None
+        self,
+        rows: RowType | ScalarRowType,
+        text: str,
+        place: SerdeUse,
+        registry: SchemaRegistry | None,
     ) -> None:
         self._rows = rows
         self._text = text
@@ -136,7 +140,7 @@ class AvroWire(Wire):
             text = registry.schema(schema_id).text
             try:
                 known = text, avro_schema.parse(text)
-            except NotColumns:
+            except NotColumnarAvro:
                 known = text, None
             except InvalidConfig as error:
                 raise InvalidRecord(f"schema id {schema_id}: {error}") from error
@@ -147,12 +151,12 @@ class AvroWire(Wire):
         """The schema to write with, if values of the type have all that it asks for."""
         try:
             node = avro_schema.parse(text)
-        except NotColumns as error:
+        except NotColumnarAvro as error:
             raise InvalidConfig(
                 f"{self._place}: {error} in the Avro schema is no column, so the values can't be typed;"
                 " declare value=dict"
             ) from error
-        if isinstance(node, Record) and isinstance(self._rows, RowType):
+        if isinstance(node, AvroRecord) and isinstance(self._rows, RowType):
             unknown = set(self._rows.schema.names) - {f.name for f in node.fields}
             if unknown:
                 raise InvalidConfig(
@@ -170,7 +174,7 @@ class AvroWire(Wire):
 class DatumCodec(SerdeCodec):
     """Values of a schema that is no columns, as fastavro gives them: dicts, one at a time."""
 
-    def __init__(self, text: str, place: Place, registry: SchemaRegistry | None) -> None:
+    def __init__(self, text: str, place: SerdeUse, registry: SchemaRegistry | None) -> None:
         super().__init__(_Datums(text))
         self._text, self._place, self._registry = text, place, registry
 
@@ -204,7 +208,7 @@ class _Datums:
             self._schema = fastavro.parse_schema(json.loads(text))
             own = None if reader in (None, text) else json.loads(str(reader))
             self._reader = None if own is None else fastavro.parse_schema(own)
-            self._depth = DepthOf(self._schema)
+            self._depth = AvroDepth(self._schema)
         except Exception as error:  # its own kinds, and Python's
             raise InvalidConfig(f"not an Avro schema: {error!r} in {text:.200}") from error
         if _has_arrays_of_nothing(json.loads(text)):
@@ -252,7 +256,7 @@ def _datums(data: pa.Array, node: Node | None, text: str, kind: pa.DataType) -> 
     if node is not None:
         try:
             return decode(data, node)
-        except NotColumns:
+        except NotColumnarAvro:
             pass
     read = _reader(text)
     try:
@@ -290,9 +294,9 @@ def _fit(array: pa.Array, node: Node, name: str) -> pa.Array:
     """The same values in the types of a schema, with its defaults for what is missing."""
     if isinstance(node, Nullable):
         return _fit(array, node.inner, name)
-    if isinstance(node, Items) and pa.types.is_list(array.type):
+    if isinstance(node, AvroArray) and pa.types.is_list(array.type):
         return relisted(array, _fit(array.flatten(), node.item, name))
-    if not isinstance(node, Record) or not pa.types.is_struct(array.type):
+    if not isinstance(node, AvroRecord) or not pa.types.is_struct(array.type):
         return leaf(array, node.arrow, name)
     have = {f.name: child for f, child in zip(array.type, array.flatten(), strict=True)}
     children = [
@@ -304,7 +308,7 @@ def _fit(array: pa.Array, node: Node, name: str) -> pa.Array:
     return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
 
 
-def _defaults(field: avro_schema.Field, count: int, owner: str) -> pa.Array:
+def _defaults(field: avro_schema.AvroField, count: int, owner: str) -> pa.Array:
     """A field's default, `count` times. Raises InvalidRecord if it has none."""
     if field.default is MISSING:
         raise InvalidRecord(

@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 
 from strandline.changelog.errors import InvalidRecord
 from strandline.framework.formats.avro_schema import (
-    Items,
+    AvroArray,
+    AvroRecord,
     Node,
-    NotColumns,
+    NotColumnarAvro,
     Nullable,
-    Record,
     Scalar,
 )
 from strandline.framework.formats.binary import Bytes, Ints, binary, bounds_of, flat, ranges
@@ -36,7 +36,7 @@ LARGEST = 2**31 - 1
 # Writing ------------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class ColumnPart(NamedTuple):
     """A column on its way: how many bytes each value takes, and how to put them somewhere."""
 
     sizes: Ints
@@ -63,30 +63,30 @@ def encode(array: pa.Array, node: Node, prefix: bytes = b"") -> pa.Array:
     return binary(bounds, out)
 
 
-def _part(array: pa.Array, node: Node) -> Part:
+def _part(array: pa.Array, node: Node) -> ColumnPart:
     if isinstance(node, Nullable):
         return _nullable(array, node)
     if array.null_count:
         raise InvalidRecord(f"None in a field whose Avro type is {node.arrow}, without null")
-    if isinstance(node, Record):
+    if isinstance(node, AvroRecord):
         return _joined(
             [_part(c, f.node) for c, f in zip(array.flatten(), node.fields, strict=True)]
         )
-    if isinstance(node, Items):
+    if isinstance(node, AvroArray):
         return _items(array, node)
     return _WRITERS.get(node.kind, _varint_part)(array, node)
 
 
-def _joined(parts: list[Part]) -> Part:
+def _joined(parts: list[ColumnPart]) -> ColumnPart:
     def put(out: Bytes, at: Ints) -> None:
         for part in parts:
             part.put(out, at)
             at = at + part.sizes
 
-    return Part(np.sum([part.sizes for part in parts], axis=0, dtype=np.int64), put)
+    return ColumnPart(np.sum([part.sizes for part in parts], axis=0, dtype=np.int64), put)
 
 
-def _nullable(array: pa.Array, node: Nullable) -> Part:
+def _nullable(array: pa.Array, node: Nullable) -> ColumnPart:
     there = array.is_valid().to_numpy(zero_copy_only=False)
     inner = _part(array.drop_null() if array.null_count else array, node.inner)
     sizes = np.ones(len(array), np.int64)
@@ -96,10 +96,10 @@ def _nullable(array: pa.Array, node: Nullable) -> Part:
         out[at] = np.where(there, 2 * (1 - node.null_at), 2 * node.null_at)
         inner.put(out, at[there] + 1)
 
-    return Part(sizes, put)
+    return ColumnPart(sizes, put)
 
 
-def _items(array: pa.Array, node: Items) -> Part:
+def _items(array: pa.Array, node: AvroArray) -> ColumnPart:
     lengths = pc.list_value_length(array).to_numpy().astype(np.int64)
     inner = _part(array.flatten(), node.item)
     count = _Varints(lengths)
@@ -113,7 +113,7 @@ def _items(array: pa.Array, node: Items) -> Part:
         count.put(out, at)  # of an empty one that is its end as well
         out[at + sizes - 1] = 0
 
-    return Part(sizes, put)
+    return ColumnPart(sizes, put)
 
 
 class _Varints:
@@ -135,13 +135,13 @@ class _Varints:
             at, left = at[more] + 1, left[more] >> np.uint64(7)
 
 
-def _varint_part(array: pa.Array, _node: Scalar) -> Part:
+def _varint_part(array: pa.Array, _node: Scalar) -> ColumnPart:
     whole = array.cast(pa.int32()) if pa.types.is_date(array.type) else array
     varints = _Varints(whole.cast(pa.int64()).to_numpy().astype(np.int64, copy=False))
-    return Part(varints.sizes, varints.put)
+    return ColumnPart(varints.sizes, varints.put)
 
 
-def _enum_part(array: pa.Array, node: Scalar) -> Part:
+def _enum_part(array: pa.Array, node: Scalar) -> ColumnPart:
     places = pc.index_in(array, pa.array(node.symbols, pa.string()))
     if places.null_count:
         strange = array.filter(places.is_null())[0].as_py()
@@ -149,7 +149,7 @@ def _enum_part(array: pa.Array, node: Scalar) -> Part:
     return _varint_part(places, node)
 
 
-def _blob_part(array: pa.Array, _node: Scalar) -> Part:
+def _blob_part(array: pa.Array, _node: Scalar) -> ColumnPart:
     data, bounds = flat(array.cast(pa.binary()))
     lengths = np.diff(bounds)
     count = _Varints(lengths)
@@ -158,37 +158,37 @@ def _blob_part(array: pa.Array, _node: Scalar) -> Part:
         count.put(out, at)
         out[ranges(at + count.sizes, lengths)] = data
 
-    return Part(count.sizes + lengths, put)
+    return ColumnPart(count.sizes + lengths, put)
 
 
-def _fixed_part(array: pa.Array, node: Scalar) -> Part:
+def _fixed_part(array: pa.Array, node: Scalar) -> ColumnPart:
     data, bounds = flat(array)
     if len(array) and set(np.diff(bounds).tolist()) != {node.size}:
         raise InvalidRecord(f"bytes in an Avro fixed of {node.size} that are not as many")
     return _wide(data.reshape(len(array), node.size))
 
 
-def _number_part(array: pa.Array, node: Scalar) -> Part:
+def _number_part(array: pa.Array, node: Scalar) -> ColumnPart:
     kind = _NUMBERS[node.kind]
     values = np.ascontiguousarray(array.to_numpy().astype(kind))
     return _wide(values.view(np.uint8).reshape(len(values), kind.itemsize))
 
 
-def _wide(rows: Bytes) -> Part:
+def _wide(rows: Bytes) -> ColumnPart:
     width = rows.shape[1]
 
     def put(out: Bytes, at: Ints) -> None:
         out[at[:, None] + np.arange(width)] = rows
 
-    return Part(np.full(len(rows), width, np.int64), put)
+    return ColumnPart(np.full(len(rows), width, np.int64), put)
 
 
-def _boolean_part(array: pa.Array, _node: Scalar) -> Part:
+def _boolean_part(array: pa.Array, _node: Scalar) -> ColumnPart:
     return _wide(array.to_numpy(zero_copy_only=False).astype(np.uint8).reshape(len(array), 1))
 
 
 _NUMBERS: dict[str, np.dtype[Any]] = {"float": np.dtype("<f4"), "double": np.dtype("<f8")}
-_WRITERS: dict[str, Callable[[pa.Array, Scalar], Part]] = {
+_WRITERS: dict[str, Callable[[pa.Array, Scalar], ColumnPart]] = {
     "boolean": _boolean_part,
     "float": _number_part,
     "double": _number_part,
@@ -202,7 +202,7 @@ _WRITERS: dict[str, Callable[[pa.Array, Scalar], Part]] = {
 # Reading ------------------------------------------------------------------------------
 
 
-class Cursor:
+class DecodeCursor:
     """How far each value has been read."""
 
     def __init__(self, data: Bytes, at: Ints, end: Ints) -> None:
@@ -213,9 +213,9 @@ class Cursor:
     def __len__(self) -> int:
         return len(self.at)
 
-    def only(self, rows: Ints) -> Cursor:
+    def only(self, rows: Ints) -> DecodeCursor:
         """Some of the values, to be read on by themselves."""
-        return Cursor(self.data, self.at[rows], self.end[rows])
+        return DecodeCursor(self.data, self.at[rows], self.end[rows])
 
     def take(self, lengths: Ints) -> Ints:
         """Where the next `lengths` bytes of each begin, and go past them."""
@@ -256,7 +256,7 @@ def decode(data: pa.Array, node: Node) -> pa.Array:
     [1, -65]
     """
     raw, bounds = flat(data)
-    cursor = Cursor(raw, bounds[:-1].copy(), bounds[1:])
+    cursor = DecodeCursor(raw, bounds[:-1].copy(), bounds[1:])
     try:
         column = _read(cursor, node)
     except (pa.ArrowException, UnicodeError, OverflowError) as error:
@@ -266,18 +266,18 @@ def decode(data: pa.Array, node: Node) -> pa.Array:
     return column
 
 
-def _read(cursor: Cursor, node: Node) -> pa.Array:
+def _read(cursor: DecodeCursor, node: Node) -> pa.Array:
     if isinstance(node, Nullable):
         return _read_nullable(cursor, node)
-    if isinstance(node, Record):
+    if isinstance(node, AvroRecord):
         children = [_read(cursor, field.node) for field in node.fields]
         return pa.StructArray.from_arrays(children, fields=list(node.arrow))
-    if isinstance(node, Items):
+    if isinstance(node, AvroArray):
         return _read_items(cursor, node)
     return _READERS.get(node.kind, _read_ints)(cursor, node)
 
 
-def _read_nullable(cursor: Cursor, node: Nullable) -> pa.Array:
+def _read_nullable(cursor: DecodeCursor, node: Nullable) -> pa.Array:
     branch = cursor.varint()
     if ((branch != 0) & (branch != 1)).any():
         raise InvalidRecord("not Avro of this schema: a union of two has no third")
@@ -291,7 +291,7 @@ def _read_nullable(cursor: Cursor, node: Nullable) -> pa.Array:
     return spread(inner, there)
 
 
-def _read_items(cursor: Cursor, node: Items) -> pa.Array:
+def _read_items(cursor: DecodeCursor, node: AvroArray) -> pa.Array:
     lengths = np.zeros(len(cursor), np.int64)
     read: list[tuple[Ints, pa.Array]] = []
     rows = np.arange(len(cursor))
@@ -308,7 +308,7 @@ def _read_items(cursor: Cursor, node: Items) -> pa.Array:
                 raise InvalidRecord("not Avro of this schema: an array of 2**63 items")
         lengths[rows] += counts
         if lengths.max(initial=0) > LONGEST:
-            raise NotColumns("a long array")
+            raise NotColumnarAvro("a long array")
         for nth in range(int(counts.max(initial=0))):
             having = np.flatnonzero(counts > nth)
             items = part.only(having)
@@ -324,47 +324,47 @@ def _read_items(cursor: Cursor, node: Items) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, in_order, type=node.arrow)
 
 
-def _read_ints(cursor: Cursor, node: Scalar) -> pa.Array:
+def _read_ints(cursor: DecodeCursor, node: Scalar) -> pa.Array:
     values = pa.array(cursor.varint())
     if node.kind == "int":
         values = values.cast(pa.int32())
     return values.cast(node.arrow)
 
 
-def _read_enum(cursor: Cursor, node: Scalar) -> pa.Array:
+def _read_enum(cursor: DecodeCursor, node: Scalar) -> pa.Array:
     places = cursor.varint()
     if ((places < 0) | (places >= len(node.symbols))).any():
         raise InvalidRecord("not Avro of this schema: an enum's symbol that it does not have")
     return pa.array(node.symbols, pa.string()).take(pa.array(places))
 
 
-def _read_blob(cursor: Cursor, node: Scalar) -> pa.Array:
+def _read_blob(cursor: DecodeCursor, node: Scalar) -> pa.Array:
     lengths = cursor.varint()
     begin = cursor.take(lengths)
     blobs = binary(bounds_of(lengths), cursor.data[ranges(begin, lengths)])
     return blobs.cast(node.arrow)
 
 
-def _read_fixed(cursor: Cursor, node: Scalar) -> pa.Array:
+def _read_fixed(cursor: DecodeCursor, node: Scalar) -> pa.Array:
     lengths = np.full(len(cursor), node.size, np.int64)
     return binary(bounds_of(lengths), cursor.data[ranges(cursor.take(lengths), lengths)])
 
 
-def _read_number(cursor: Cursor, node: Scalar) -> pa.Array:
+def _read_number(cursor: DecodeCursor, node: Scalar) -> pa.Array:
     kind = _NUMBERS[node.kind]
     begin = cursor.take(np.full(len(cursor), kind.itemsize, np.int64))
     raw = np.ascontiguousarray(cursor.data[begin[:, None] + np.arange(kind.itemsize)])
     return pa.array(raw.view(kind).reshape(-1), node.arrow)
 
 
-def _read_boolean(cursor: Cursor, _node: Scalar) -> pa.Array:
+def _read_boolean(cursor: DecodeCursor, _node: Scalar) -> pa.Array:
     values = cursor.byte()
     if (values > 1).any():
         raise InvalidRecord("not Avro of this schema: a bool that is neither 0 nor 1")
     return pa.array(values.astype(np.bool_))
 
 
-_READERS: dict[str, Callable[[Cursor, Scalar], pa.Array]] = {
+_READERS: dict[str, Callable[[DecodeCursor, Scalar], pa.Array]] = {
     "boolean": _read_boolean,
     "float": _read_number,
     "double": _read_number,

@@ -14,7 +14,7 @@ Skip = Callable[[bytes, int, int], int]
 """Goes past a value in data, from a position, within so many containers; where the value ends."""
 
 
-class DepthOf:
+class AvroDepth:
     """Checks datums of one schema, as `fastavro.parse_schema` gives it."""
 
     def __init__(self, schema: Any) -> None:

@@ -4,7 +4,7 @@
     date · timestamp-millis, -micros and their local- ones
     record · array · a union of null and one of these
 
-Everything else (maps, other unions, decimals, a record within itself) is `NotColumns`.
+Everything else (maps, other unions, decimals, a record within itself) is `NotColumnarAvro`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from strandline.changelog.errors import InvalidConfig
 from strandline.framework.schema import RowType
 
 
-class NotColumns(Exception):
+class NotColumnarAvro(Exception):
     """Valid Avro, but nothing that stands in columns."""
 
 
@@ -52,7 +52,7 @@ class Nullable:
 
 
 @dataclass(frozen=True)
-class Items:
+class AvroArray:
     """An array."""
 
     item: Node
@@ -63,7 +63,7 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Field:
+class AvroField:
     """A field of a record."""
 
     name: str
@@ -73,11 +73,11 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Record:
+class AvroRecord:
     """A record."""
 
     name: str
-    fields: tuple[Field, ...]
+    fields: tuple[AvroField, ...]
 
     @property
     def arrow(self) -> pa.DataType:
@@ -86,7 +86,7 @@ class Record:
         )
 
 
-Node = Scalar | Nullable | Items | Record
+Node = Scalar | Nullable | AvroArray | AvroRecord
 MISSING = object()
 
 _PLAIN = {
@@ -161,7 +161,7 @@ def scalar(kind: pa.DataType) -> str:
 def _parsed(schema: Any, names: dict[str, Node], space: str) -> Node:
     if isinstance(schema, list):
         if len(schema) != 2 or "null" not in schema:
-            raise NotColumns(f"the union {json.dumps(schema)}")
+            raise NotColumnarAvro(f"the union {json.dumps(schema)}")
         null_at = schema.index("null")
         return Nullable(_parsed(schema[1 - null_at], names, space), null_at)
     if isinstance(schema, str):
@@ -169,18 +169,18 @@ def _parsed(schema: Any, names: dict[str, Node], space: str) -> Node:
             return Scalar(schema, _PLAIN[schema])
         known = names.get(_full(schema, space))
         if known is None:
-            raise NotColumns(f"the type {schema!r}")
+            raise NotColumnarAvro(f"the type {schema!r}")
         return known
     kind = schema["type"]
     if isinstance(kind, dict | list):
         return _parsed(kind, names, space)
     if kind == "array":
-        return Items(_parsed(schema["items"], names, space))
+        return AvroArray(_parsed(schema["items"], names, space))
     if kind in ("record", "error", "enum", "fixed"):
         return _named(schema, kind, names, space)
     logical = schema.get("logicalType")
     if logical == "decimal":
-        raise NotColumns("a decimal")
+        raise NotColumnarAvro("a decimal")
     arrow = _LOGICAL.get((kind, logical))
     return _parsed(kind, names, space) if arrow is None else Scalar(kind, arrow)
 
@@ -188,23 +188,23 @@ def _parsed(schema: Any, names: dict[str, Node], space: str) -> Node:
 def _named(schema: Mapping[str, Any], kind: str, names: dict[str, Node], space: str) -> Node:
     full = _full(schema["name"], schema.get("namespace", space))
     if schema.get("logicalType") == "decimal":
-        raise NotColumns("a decimal")
+        raise NotColumnarAvro("a decimal")
     made: Node
     if kind == "enum":
         made = Scalar("enum", pa.string(), symbols=tuple(schema["symbols"]))
     elif kind == "fixed":
         made = Scalar("fixed", pa.binary(), size=int(schema["size"]))
         if made.size < 1:
-            raise NotColumns("a fixed of no bytes")
+            raise NotColumnarAvro("a fixed of no bytes")
     else:
         inner = full.rpartition(".")[0]
         fields = tuple(
-            Field(f["name"], _parsed(f["type"], names, inner), f.get("default", MISSING))
+            AvroField(f["name"], _parsed(f["type"], names, inner), f.get("default", MISSING))
             for f in schema["fields"]
         )
         if not fields:
-            raise NotColumns("a record of no fields")
-        made = Record(full, fields)
+            raise NotColumnarAvro("a record of no fields")
+        made = AvroRecord(full, fields)
     names[full] = made
     return made
 

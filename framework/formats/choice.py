@@ -21,19 +21,19 @@ from strandline.framework.codecs import Codec, RowCodec, SerdeCodec, StrCodec
 from strandline.framework.formats.json import JsonSerde
 from strandline.framework.formats.msgpack import PackForm, untyped
 from strandline.framework.formats.numbers import NumberCodec
-from strandline.framework.formats.wire import Form, ObjectCodec, Place
+from strandline.framework.formats.wire import ObjectCodec, SerdeForm, SerdeUse
 from strandline.framework.schema import RowType, is_typed
 from strandline.statestore.serdes import Bytes, Double, Long, Serde, topic_key_serde
 
 Name = Literal["json", "avro", "protobuf", "msgpack", "bytes"]
-AnySerde = Serde[Any] | Form | Name
+AnySerde = Serde[Any] | SerdeForm | Name
 """What `serde=` takes."""
 
 
-def key_codec(kind: Any, serde: AnySerde | None = None, place: Place | None = None) -> Codec:
+def key_codec(kind: Any, serde: AnySerde | None = None, place: SerdeUse | None = None) -> Codec:
     """The codec of a topic's keys. Raises InvalidConfig."""
     if serde is not None:
-        return _codec(kind, serde, place or Place("", "key"))
+        return _codec(kind, serde, place or SerdeUse("", "key"))
     if kind is str:
         return StrCodec()
     return _by_value(topic_key_serde(kind), bytes if kind is bytes else None)
@@ -42,7 +42,7 @@ def key_codec(kind: Any, serde: AnySerde | None = None, place: Place | None = No
 def value_codec(
     kind: Any,
     serde: AnySerde | None = None,
-    place: Place | None = None,
+    place: SerdeUse | None = None,
     *,
     columns: bool = True,
 ) -> Codec:
@@ -50,7 +50,7 @@ def value_codec(
     if serde is None and is_typed(kind) and not columns:
         serde = JsonSerde()
     if serde is not None:
-        return _codec(kind, serde, place or Place(""))
+        return _codec(kind, serde, place or SerdeUse(""))
     return RowCodec(RowType(kind)) if is_typed(kind) else untyped(kind)
 
 
@@ -61,9 +61,9 @@ def holds_columns(log: str | os.PathLike[str] | Broker) -> bool:
     return getattr(getattr(log, "broker", log), "holds_columns", True)
 
 
-def _codec(kind: Any, serde: AnySerde, place: Place) -> Codec:
+def _codec(kind: Any, serde: AnySerde, place: SerdeUse) -> Codec:
     form = _named(serde, place) if isinstance(serde, str) else serde
-    if isinstance(form, Form):
+    if isinstance(form, SerdeForm):
         return form.codec(kind, place)
     if not is_typed(kind):
         return _by_value(form)
@@ -79,21 +79,21 @@ def _by_value(serde: Serde[Any], exact: type | None = None) -> Codec:
     return SerdeCodec(serde, exact)
 
 
-def _named(name: str, place: Place) -> Form:
+def _named(name: str, place: SerdeUse) -> SerdeForm:
     if name not in _FORMS:
         raise InvalidConfig(
             f"{place}: there is no serde {name!r}; it is one of {', '.join(_FORMS)}, or an object with"
             " dumps and loads"
         )
-    form: Form = _FORMS[name]()
+    form: SerdeForm = _FORMS[name]()
     return form
 
 
 class BytesForm:
     """Bytes as they are."""
 
-    def codec(self, kind: Any, place: Place) -> Codec:
-        """See `Form.codec`."""
+    def codec(self, kind: Any, place: SerdeUse) -> Codec:
+        """See `SerdeForm.codec`."""
         if kind not in (bytes, Any, None):
             raise InvalidConfig(
                 f"{place}: serde='bytes' is for values that are bytes, and they are declared as {kind!r};"
@@ -102,13 +102,13 @@ class BytesForm:
         return SerdeCodec(Bytes(), bytes)
 
 
-def _avro() -> Form:
+def _avro() -> SerdeForm:
     from strandline.framework.formats.avro import AvroSerde
 
     return AvroSerde()
 
 
-def _protobuf() -> Form:
+def _protobuf() -> SerdeForm:
     from strandline.framework.formats.protobuf import ProtobufSerde
 
     return ProtobufSerde()

@@ -30,13 +30,13 @@ from strandline.changelog.depth import check_all_json, check_json
 from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 from strandline.framework.codecs import Codec, SerdeCodec, TypedCodec
 from strandline.framework.formats.confluent import HEADER, framed, header, schema_ids, without
-from strandline.framework.formats.mirror import Mirror, has_plain_names, mirror_of
+from strandline.framework.formats.mirror import TypeMirror, has_plain_names, mirror_of
 from strandline.framework.formats.registry import RegisteredSchema, SchemaRegistry, chosen
 from strandline.framework.formats.wire import (
     ObjectCodec,
-    Place,
-    Wire,
+    SerdeUse,
     WireCodec,
+    WireFormat,
     relisted,
     where_valid,
 )
@@ -67,7 +67,7 @@ class JsonSerde:
         self._decode = _decoder(kind).decode
         self._is_checked = kind not in _ANYTHING
 
-    def codec(self, kind: Any, place: Place) -> Codec:
+    def codec(self, kind: Any, place: SerdeUse) -> Codec:
         """See `Form.codec`."""
         kind = kind if self.kind is Any else self.kind
         registry = chosen(self.registry, place.registry, unasked=False)
@@ -90,7 +90,7 @@ class JsonSerde:
         return encoded
 
 
-class JsonWire(Wire):
+class JsonWire(WireFormat):
     """Struct columns as JSON objects.
 
     >>> wire = JsonWire(RowType(pa.schema([("n", pa.int64())])))
@@ -100,7 +100,7 @@ class JsonWire(Wire):
 
     def __init__(self, rows: RowType) -> None:
         self._rows = rows
-        self._mirror = Mirror(rows, "JSON", msgspec.json.Decoder, check_json)
+        self._mirror = TypeMirror(rows, "JSON", msgspec.json.Decoder, check_json)
         is_class = not isinstance(rows.kind, pa.Schema)
         self._objects = _decoder(rows.kind) if is_class else None
 
@@ -134,7 +134,7 @@ class FramedCodec:
     exact: type | None = None
 
     def __init__(
-        self, inner: TypedCodec, schema: RegisteredSchema, place: Place, registry: SchemaRegistry
+        self, inner: TypedCodec, schema: RegisteredSchema, place: SerdeUse, registry: SchemaRegistry
     ) -> None:
         self.rows = inner.rows
         self.item, self.row = inner.item, getattr(inner, "row", None)
@@ -170,7 +170,7 @@ def _unframed(kind: Any) -> Codec:
     return ObjectCodec(rows, JsonSerde(kind))
 
 
-def _schema_of(kind: Any, place: Place) -> str:
+def _schema_of(kind: Any, place: SerdeUse) -> str:
     """The JSON Schema of a type."""
     if kind in _ANYTHING:
         raise InvalidConfig(

@@ -15,12 +15,12 @@ from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 from strandline.framework.schema import RowType, hints_of, is_typed
 
 
-class Mirror:
+class TypeMirror:
     """Reads values of a type in one form, "JSON" say, into columns. Raises InvalidConfig.
 
     >>> from strandline.changelog.depth import check_json
     >>> rows = RowType(pa.schema([("n", pa.int64())]))
-    >>> mirror = Mirror(rows, "JSON", msgspec.json.Decoder, check_json)
+    >>> mirror = TypeMirror(rows, "JSON", msgspec.json.Decoder, check_json)
     >>> mirror.column(pa.array([b'{"n": 1}'])).to_pylist()
     [{'n': 1}]
     """

@@ -14,7 +14,7 @@ import pyarrow as pa
 from strandline.changelog.moving import Conversion
 from strandline.changelog.records import TopicInfo
 from strandline.framework.formats.choice import value_codec
-from strandline.framework.formats.wire import Place, WireCodec
+from strandline.framework.formats.wire import SerdeUse, WireCodec
 from strandline.framework.schema import RowType, is_typed
 from strandline.framework.topic import Topic
 
@@ -43,4 +43,4 @@ class Forms:
 
 def _json(kind: type | pa.Schema, topic: str) -> WireCodec:
     """The form in which values of that type are kept where there are no columns."""
-    return cast("WireCodec", value_codec(kind, None, Place(topic), columns=False))
+    return cast("WireCodec", value_codec(kind, None, SerdeUse(topic), columns=False))

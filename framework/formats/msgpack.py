@@ -12,16 +12,22 @@ import pyarrow as pa
 
 from strandline.changelog.depth import check_msgpack
 from strandline.framework.codecs import Codec, PackCodec, SerdeCodec
-from strandline.framework.formats.mirror import Mirror, has_plain_names
-from strandline.framework.formats.wire import ObjectCodec, Place, Wire, WireCodec, where_valid
+from strandline.framework.formats.mirror import TypeMirror, has_plain_names
+from strandline.framework.formats.wire import (
+    ObjectCodec,
+    SerdeUse,
+    WireCodec,
+    WireFormat,
+    where_valid,
+)
 from strandline.framework.schema import RowType, is_typed
-from strandline.statestore.serdes import Typed, value_serde
+from strandline.statestore.serdes import TypedMessagePack, value_serde
 
 
 class PackForm:
     """MessagePack, of whatever type."""
 
-    def codec(self, kind: Any, place: Place) -> Codec:
+    def codec(self, kind: Any, place: SerdeUse) -> Codec:
         """See `Form.codec`."""
         if not is_typed(kind):
             return untyped(kind)
@@ -29,16 +35,16 @@ class PackForm:
         if isinstance(kind, pa.Schema):
             return WireCodec(rows, PackWire(rows))
         return (
-            PackedCodec(rows, Typed(kind))
+            PackedCodec(rows, TypedMessagePack(kind))
             if has_plain_names(kind)
-            else ObjectCodec(rows, Typed(kind))
+            else ObjectCodec(rows, TypedMessagePack(kind))
         )
 
 
 class PackedCodec(ObjectCodec):
     """Objects as maps; columns without making these objects."""
 
-    def __init__(self, rows: RowType, serde: Typed[Any]) -> None:
+    def __init__(self, rows: RowType, serde: TypedMessagePack[Any]) -> None:
         super().__init__(rows, serde)
         self._wire = PackWire(rows)
 
@@ -49,11 +55,11 @@ class PackedCodec(ObjectCodec):
         return where_valid(column, lambda valid: self._wire.encode(self._rows.filled(valid)))
 
 
-class PackWire(Wire):
+class PackWire(WireFormat):
     """Columns as maps."""
 
     def __init__(self, rows: RowType) -> None:
-        self._mirror = Mirror(rows, "MessagePack", msgspec.msgpack.Decoder, check_msgpack)
+        self._mirror = TypeMirror(rows, "MessagePack", msgspec.msgpack.Decoder, check_msgpack)
 
     def encode(self, column: pa.Array) -> pa.Array:
         encode = msgspec.msgpack.Encoder().encode

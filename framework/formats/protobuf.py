@@ -20,9 +20,9 @@ from strandline.framework.formats.binary import flat
 from strandline.framework.formats.confluent import HEADER, framed, schema_ids, without
 from strandline.framework.formats.registry import SchemaRegistry, chosen
 from strandline.framework.formats.wire import (
-    Place,
-    Wire,
+    SerdeUse,
     WireCodec,
+    WireFormat,
     conform,
     where_valid,
     with_nulls,
@@ -56,7 +56,7 @@ class ProtobufSerde:
         self.message = GetMessageClass(message) if isinstance(message, Descriptor) else message
         self.registry = registry
 
-    def codec(self, kind: Any, place: Place) -> Codec:
+    def codec(self, kind: Any, place: SerdeUse) -> Codec:
         """See `Form.codec`."""
         registry = chosen(self.registry, place.registry, unasked=True)
         if is_typed(kind):
@@ -77,7 +77,7 @@ class Frames:
     """What is before each message in the log: nothing, or Confluent's header."""
 
     def __init__(
-        self, message: type[Message], place: Place, registry: SchemaRegistry | None
+        self, message: type[Message], place: SerdeUse, registry: SchemaRegistry | None
     ) -> None:
         self._message, self._place, self._registry = message, place, registry
         self._prefix = b"" if registry is None else None
@@ -115,7 +115,7 @@ class Frames:
         return cast("bytes", serializer(self._message(), context))
 
 
-class ProtobufWire(Wire):
+class ProtobufWire(WireFormat):
     """Columns as messages, whose fields have the same names."""
 
     def __init__(self, rows: RowType, message: type[Message], frames: Frames) -> None:
@@ -142,9 +142,9 @@ class MessageCodec:
     def __init__(self, message: type[Message], frames: Frames) -> None:
         self._message, self._frames = message, frames
         try:
-            self._shape = messages.Shape(message)
+            self._shape = messages.MessageShape(message)
             self.rows: RowType | None = RowType(pa.schema(list(self._shape.arrow)))
-        except messages.NotColumns:
+        except messages.NotColumnarMessage:
             self.rows = None
 
     def item(self, value: Any) -> Any:

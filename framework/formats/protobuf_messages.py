@@ -6,7 +6,7 @@
     message · repeated              struct · list
 
 Without presence (proto3 without `optional`) a field can't be None. Maps, and messages within themselves, are
-`NotColumns`. A date is an int32: days since 1970.
+`NotColumnarMessage`. A date is an int32: days since 1970.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from strandline.framework.schema import RowType
 Read = Callable[[Any], Any]
 
 
-class NotColumns(Exception):
+class NotColumnarMessage(Exception):
     """A message that does not stand in columns."""
 
 
-class Shape:
+class MessageShape:
     """A message class as an Arrow struct, both ways, a message at a time."""
 
     def __init__(self, message: type[Message]) -> None:
@@ -85,12 +85,12 @@ class Shape:
         return pa.StructArray.from_arrays(arrays, fields=list(self.arrow))
 
 
-def fitting(rows: RowType, message: type[Message]) -> Shape:
+def fitting(rows: RowType, message: type[Message]) -> MessageShape:
     """The shape of a message class that has all fields of the type. Raises InvalidConfig."""
     name = message.DESCRIPTOR.full_name
     try:
-        shape = Shape(message)
-    except NotColumns as error:
+        shape = MessageShape(message)
+    except NotColumnarMessage as error:
         raise InvalidConfig(
             f"{error} in {name} is no column, so the values can't be typed; declare value= the message"
         ) from error
@@ -155,7 +155,7 @@ _TIMESTAMP = "google.protobuf.Timestamp"
 def _fields_of(descriptor: Descriptor, above: tuple[str, ...]) -> list[tuple[pa.Field, Read, Read]]:
     """Of each field its column, how to read it from a message, and what to give to its constructor."""
     if descriptor.full_name in above:
-        raise NotColumns(f"{descriptor.full_name}, which is within itself,")
+        raise NotColumnarMessage(f"{descriptor.full_name}, which is within itself,")
     found = []
     for field in descriptor.fields:
         kind, read, write = _converters(field, (*above, descriptor.full_name))
@@ -168,7 +168,7 @@ def _fields_of(descriptor: Descriptor, above: tuple[str, ...]) -> list[tuple[pa.
         getting = _getting_present(name, read) if present else _getting(name, read)
         found.append((pa.field(name, kind, nullable=present), getting, write))
     if not found:
-        raise NotColumns(f"{descriptor.full_name}, which has no fields,")
+        raise NotColumnarMessage(f"{descriptor.full_name}, which has no fields,")
     return found
 
 
@@ -178,7 +178,7 @@ def _converters(field: Any, above: tuple[str, ...]) -> tuple[pa.DataType, Read, 
     if field.type == _T.TYPE_ENUM:
         return pa.string(), _named(field.enum_type), _same
     if field.type != _T.TYPE_MESSAGE or field.message_type.GetOptions().map_entry:
-        raise NotColumns(f"{field.full_name}, a map or group,")
+        raise NotColumnarMessage(f"{field.full_name}, a map or group,")
     if field.message_type.full_name == _TIMESTAMP:
         return _INSTANT, _from_timestamp, _same
     inner = _fields_of(field.message_type, above)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class SerdeUse:
     """Where a form is used."""
 
     topic: str
@@ -40,15 +40,15 @@ class Place:
 
 
 @runtime_checkable
-class Form(Protocol):
+class SerdeForm(Protocol):
     """What `serde=` takes besides objects with `dumps` and `loads`: it makes its own codec."""
 
-    def codec(self, kind: Any, place: Place) -> Codec:
+    def codec(self, kind: Any, place: SerdeUse) -> Codec:
         """The codec of values of that type at that place. Raises InvalidConfig."""
         ...
 
 
-class Wire(Protocol):
+class WireFormat(Protocol):
     """A form: a struct column as bytes, and back. Neither column has a null at its top."""
 
     def encode(self, column: pa.Array) -> pa.Array:
@@ -64,10 +64,10 @@ class Wire(Protocol):
         ...
 
 
-class Single:
+class ScalarRowType:
     """Values of one scalar type, as `RowType` is for those with fields.
 
-    >>> single = Single(int)
+    >>> single = ScalarRowType(int)
     >>> single.values(single.column([single.check(3)]))
     [3]
     """
@@ -100,7 +100,7 @@ _SINGLE = {
 
 
 def is_single(kind: Any) -> bool:
-    """Whether `Single` stands for values of this kind."""
+    """Whether `ScalarRowType` stands for values of this kind."""
     return kind in _SINGLE
 
 
@@ -110,7 +110,7 @@ class WireCodec:
     exact: type | None = None
     arrow = pa.binary()
 
-    def __init__(self, rows: RowType | Single, wire: Wire) -> None:
+    def __init__(self, rows: RowType | ScalarRowType, wire: WireFormat) -> None:
         self.rows: RowType | None = rows if isinstance(rows, RowType) else None
         self._rows, self._wire = rows, wire
 

@@ -22,16 +22,16 @@ from strandline.changelog.errors import InvalidRequest, UnknownTopic
 from strandline.changelog.location import is_encrypted, is_served
 from strandline.changelog.log import Log
 from strandline.framework.parts import partitions_asked
-from strandline.framework.querying.committed import Committed
+from strandline.framework.querying.committed import CommittedSource
 from strandline.framework.querying.connections import Connections
-from strandline.framework.querying.declared import Form, as_recorded, check_given, form_of
-from strandline.framework.querying.folded import Folded
-from strandline.framework.querying.messages import Described
+from strandline.framework.querying.declared import StoreCodec, as_recorded, check_given, form_of
+from strandline.framework.querying.folded import ReplayedSource
+from strandline.framework.querying.messages import StoreDescription
 from strandline.framework.querying.placement import Placement
 from strandline.framework.querying.workers import Fleet, Source
 from strandline.framework.store import Store
 from strandline.statestore.ordered import FIRST_KEY
-from strandline.statestore.reader import Bounds
+from strandline.statestore.reader import KeyRange
 from strandline.statestore.spec import UNSET, changelog_topic
 
 K = TypeVar("K")
@@ -126,7 +126,7 @@ class Connection:
             name, value = f"{name.app.name}/{name.name}", name
         return ReadOnlyStore(name, self.committed(name), key, value, partition)
 
-    def committed(self, name: str) -> Committed:
+    def committed(self, name: str) -> CommittedSource:
         """What the store "app/store" holds, as bytes. Raises InvalidRequest if there is none."""
         app, slash, short = name.partition("/")
         topic = changelog_topic(app, short)
@@ -137,9 +137,9 @@ class Connection:
         if not partitions:
             raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")
         fleet = Fleet(app, self.broker, self._connections, self._clock, self._deadline)
-        folded = Folded(self.broker, topic, partitions, app=app, wait=self._deadline)
+        folded = ReplayedSource(self.broker, topic, partitions, app=app, wait=self._deadline)
         placement = Placement(self.broker, app, short, partitions, self._clock)
-        return Committed(short, fleet, folded, placement, partitions)
+        return CommittedSource(short, fleet, folded, placement, partitions)
 
     def close(self) -> None:
         """Let go of the log and of all workers; harmless when repeated."""
@@ -168,14 +168,19 @@ class ReadOnlyStore(Generic[K, V]):
     """
 
     def __init__(
-        self, name: str, committed: Committed, key: Any, value: Any, partition: int | None = None
+        self,
+        name: str,
+        committed: CommittedSource,
+        key: Any,
+        value: Any,
+        partition: int | None = None,
     ) -> None:
         self.name = name
         self._committed = committed
         self._partitions = partitions_asked(name, len(committed.partitions), partition)
         check_given(name, committed.recorded(), key, value)
         self._given = (key, value)
-        self._known: Form | None = None
+        self._known: StoreCodec | None = None
         """How to read it, once a worker has said how it was declared."""
 
     def __repr__(self) -> str:
@@ -219,16 +224,16 @@ class ReadOnlyStore(Generic[K, V]):
         form = self._ask(lambda form, _source: form)
         first = FIRST_KEY if lower is None else form.codec(lower).bound(lower)
         last = None if upper is None else form.codec(upper).bound(upper)
-        return self._scan(Bounds(first, last, reverse))
+        return self._scan(KeyRange(first, last, reverse))
 
     def prefix(self, prefix: Any, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
         """Entries whose key begins with `prefix`: a str, bytes, or a tuple's first elements."""
         form = self._ask(lambda form, _source: form)
-        return self._scan(Bounds(*form.codec(prefix).prefix(prefix), reverse))
+        return self._scan(KeyRange(*form.codec(prefix).prefix(prefix), reverse))
 
     def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
         """All entries, in the order of the keys."""
-        return self._scan(Bounds(reverse=reverse))
+        return self._scan(KeyRange(reverse=reverse))
 
     def approximate_num_entries(self) -> int:
         """About how many keys there are; one that several partitions have counts in each."""
@@ -236,7 +241,7 @@ class ReadOnlyStore(Generic[K, V]):
 
     # Helpers ----------------------------------------------------------------------------
 
-    def _get(self, form: Form, source: Source, key: Any, default: Any, otherwise: Any) -> Any:
+    def _get(self, form: StoreCodec, source: Source, key: Any, default: Any, otherwise: Any) -> Any:
         data = self._find(form, source, key)
         if data is not None:
             return form.value_of(data)
@@ -244,14 +249,14 @@ class ReadOnlyStore(Generic[K, V]):
             return default
         return otherwise if form.default is UNSET else form.default
 
-    def _find(self, form: Form, source: Source, key: Any) -> bytes | None:
+    def _find(self, form: StoreCodec, source: Source, key: Any) -> bytes | None:
         """The stored value of a key."""
         name = form.key(key)
         values = source.read(self._may_have(key), [name])
         found = {number: value for number, [value] in values.items() if value is not None}
         return form.parts.whole(name, found) if found else None
 
-    def _get_some(self, form: Form, source: Source, keys: list[K]) -> dict[K, V]:
+    def _get_some(self, form: StoreCodec, source: Source, keys: list[K]) -> dict[K, V]:
         names = {key: form.key(key) for key in keys}
         together: dict[Sequence[int], list[K]] = {}
         for key in names:
@@ -272,16 +277,16 @@ class ReadOnlyStore(Generic[K, V]):
         home = self._committed.home(key)
         return self._partitions if home is None else (home,)
 
-    def _scan(self, bounds: Bounds) -> Iterator[tuple[K, V]]:
+    def _scan(self, bounds: KeyRange) -> Iterator[tuple[K, V]]:
         form = self._ask(lambda form, _source: form)
         streams = [self._committed.stream(number, bounds) for number in self._partitions]
         found = form.parts.scan(streams, reverse=bounds.reverse)
         return ((form.key_of(key), form.value_of(data)) for key, data in found)
 
-    def _ask(self, question: Callable[[Form, Source], T]) -> T:
+    def _ask(self, question: Callable[[StoreCodec, Source], T]) -> T:
         return self._committed.ask(lambda told, source: question(self._form(told), source))
 
-    def _form(self, told: Described | None) -> Form:
+    def _form(self, told: StoreDescription | None) -> StoreCodec:
         if told is None:
             return form_of(self.name, as_recorded(self._committed.declaration()), *self._given)
         if self._known is None:

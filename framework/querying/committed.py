@@ -6,25 +6,25 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 from strandline.framework.parts import Entry
-from strandline.framework.querying.folded import Folded
-from strandline.framework.querying.messages import Described
+from strandline.framework.querying.folded import ReplayedSource
+from strandline.framework.querying.messages import StoreDescription
 from strandline.framework.querying.placement import Placement
-from strandline.framework.querying.workers import AtWorkers, Fleet, Nobody, Source
+from strandline.framework.querying.workers import Fleet, NoWorkerAnswers, Source, WorkerSource
 from strandline.statestore.declaration import Declaration
-from strandline.statestore.reader import PAGE_ENTRIES, Bounds
+from strandline.statestore.reader import PAGE_ENTRIES, KeyRange
 
 T = TypeVar("T")
 
-Question = Callable[[Described | None, Source], T]
+Question = Callable[[StoreDescription | None, Source], T]
 """Asks a source; told how the store was declared, if a worker has ever said so."""
 
 FIRST_PAGE = 64
 """Entries that a scan asks for at first; it asks for more each time."""
 
 
-def entries(source: Source, partition: int, bounds: Bounds) -> Iterator[Entry[bytes]]:
+def entries(source: Source, partition: int, bounds: KeyRange) -> Iterator[Entry[bytes]]:
     """Entries of a partition within `bounds`, in order; read in pages, as they are gone through."""
-    rest: Bounds | None = bounds
+    rest: KeyRange | None = bounds
     limit = FIRST_PAGE
     while rest is not None:
         found, rest = source.page(partition, rest, limit)
@@ -33,18 +33,23 @@ def entries(source: Source, partition: int, bounds: Bounds) -> Iterator[Entry[by
         limit = min(4 * limit, PAGE_ENTRIES)
 
 
-class Committed:
+class CommittedSource:
     """Implements `Source` for all partitions of a store. Thread-safe; raises what `Fleet` does, but for Nobody."""
 
     def __init__(
-        self, store: str, fleet: Fleet, folded: Folded, placement: Placement, partitions: int
+        self,
+        store: str,
+        fleet: Fleet,
+        folded: ReplayedSource,
+        placement: Placement,
+        partitions: int,
     ) -> None:
         self.partitions = range(partitions)
         self.home = placement.home
         self._store = store
         self._fleet = fleet
         self._folded = folded
-        self._known: tuple[Described, Source] | None = None
+        self._known: tuple[StoreDescription, Source] | None = None
         """How it was declared, and where it is asked for, once a worker has said so."""
 
     def declaration(self) -> Declaration | None:
@@ -63,7 +68,7 @@ class Committed:
         told, source = self._now()
         try:
             return question(told, source)
-        except Nobody:
+        except NoWorkerAnswers:
             return question(told, self._folded)
 
     def read(
@@ -72,23 +77,23 @@ class Committed:
         return self.ask(lambda _told, source: source.read(partitions, keys))
 
     def page(
-        self, partition: int, bounds: Bounds, limit: int
-    ) -> tuple[Sequence[tuple[bytes, bytes]], Bounds | None]:
+        self, partition: int, bounds: KeyRange, limit: int
+    ) -> tuple[Sequence[tuple[bytes, bytes]], KeyRange | None]:
         return self.ask(lambda _told, source: source.page(partition, bounds, limit))
 
-    def stream(self, partition: int, bounds: Bounds) -> Iterator[Entry[bytes]]:
+    def stream(self, partition: int, bounds: KeyRange) -> Iterator[Entry[bytes]]:
         """Entries of a partition within `bounds`, in order."""
         return entries(self, partition, bounds)
 
     def count(self, partitions: Collection[int]) -> int:
         return self.ask(lambda _told, source: source.count(partitions))
 
-    def _now(self) -> tuple[Described | None, Source]:
+    def _now(self) -> tuple[StoreDescription | None, Source]:
         if self._known is None:
             try:
                 told = self._fleet.describe(self._store)
-            except Nobody:
+            except NoWorkerAnswers:
                 return None, self._folded
-            source = AtWorkers(self._fleet, self._store, told.inputs)
+            source = WorkerSource(self._fleet, self._store, told.inputs)
             self._known = told, source
         return self._known

@@ -13,7 +13,7 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.credentials import HOW_TO_GIVE_ONE
 from strandline.changelog.errors import Fenced, OwnerUnavailable, RequestTimedOut, Unauthenticated
 from strandline.changelog.flight import messages as log_messages
-from strandline.changelog.rarely import Rarely
+from strandline.changelog.rate_limited_log import RateLimitedLog
 from strandline.changelog.secret import Secret
 from strandline.framework.peers import Deadline, send_all
 from strandline.framework.querying import proofs, sockets
@@ -21,12 +21,12 @@ from strandline.framework.querying.messages import (
     MAX_ANSWER,
     WIRE_VERSION,
     Challenge,
-    Failure,
-    Hello,
     Proof,
+    QueryFailure,
+    QueryHello,
+    QueryMessage,
+    QueryWelcome,
     Request,
-    Welcome,
-    Wire,
     decode,
     encode,
     read_frame,
@@ -52,7 +52,7 @@ class Connections:
         self._token = Secret(token)
         self._ca = ca
         self._encrypted = encrypted
-        self._in_clear = Rarely(_log, SystemClock())
+        self._in_clear = RateLimitedLog(_log, SystemClock())
         self._idle: dict[str, list[socket.socket]] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -122,16 +122,16 @@ class Connections:
         Raises Unauthenticated, and what `_exchange` and the worker do.
         """
         if url.startswith(sockets.UNIX):
-            _no_failure(_exchange(url, connection, Hello(WIRE_VERSION), Welcome, timeout))
+            _no_failure(_exchange(url, connection, QueryHello(WIRE_VERSION), QueryWelcome, timeout))
             return
         if not self._token:
             raise Unauthenticated(f"the worker at {url} asks for a token; {HOW_TO_GIVE_ONE}")
         nonce = proofs.new_nonce()
         key = proofs.key_of(self._token.reveal(), url, sockets.certificate_of(connection))
-        hello = Hello(WIRE_VERSION, nonce=nonce)
+        hello = QueryHello(WIRE_VERSION, nonce=nonce)
         asked = _no_failure(_exchange(url, connection, hello, Challenge, timeout))
         ours = Proof(proofs.proof(key, b"client", nonce, asked.nonce))
-        welcome = _no_failure(_exchange(url, connection, ours, Welcome, timeout))
+        welcome = _no_failure(_exchange(url, connection, ours, QueryWelcome, timeout))
         if not proofs.is_proof(welcome.proof, key, b"worker", nonce, asked.nonce):
             raise Unauthenticated(
                 f"what listens at {url} does not know the token, so it is no worker of this log"
@@ -158,7 +158,9 @@ class Connections:
             connection.close()
 
 
-def _exchange(url: str, connection: socket.socket, request: Wire, kind: Any, timeout: float) -> Any:
+def _exchange(
+    url: str, connection: socket.socket, request: QueryMessage, kind: Any, timeout: float
+) -> Any:
     """Send a request and read its answer; without one the connection is closed."""
     try:
         if connection.gettimeout() != timeout:
@@ -184,10 +186,10 @@ def _exchange(url: str, connection: socket.socket, request: Wire, kind: Any, tim
 
 @cache
 def _or_failure(kind: Any) -> Any:
-    return kind | Failure
+    return kind | QueryFailure
 
 
 def _no_failure(answer: Any) -> Any:
-    if isinstance(answer, Failure):
-        raise log_messages.error_of(log_messages.Failure(answer.kind, answer.message))
+    if isinstance(answer, QueryFailure):
+        raise log_messages.error_of(log_messages.RemoteFailure(answer.kind, answer.message))
     return answer

@@ -20,8 +20,8 @@ from strandline.changelog.errors import (
     StrandlineError,
 )
 from strandline.framework.aggregates import Counter, Grouped
-from strandline.framework.parts import Merge, Parts
-from strandline.framework.querying.messages import Described
+from strandline.framework.parts import Merge, PartitionMerger
+from strandline.framework.querying.messages import StoreDescription
 from strandline.framework.store import Store
 from strandline.framework.task import TaskSpec
 from strandline.statestore.aggregates import Aggregate, Aggregates
@@ -32,22 +32,22 @@ from strandline.statestore.serdes import (
     Bytes,
     MessagePack,
     Serde,
-    Typed,
+    TypedMessagePack,
     topic_key_serde,
     value_serde,
 )
 from strandline.statestore.spec import UNSET, StoreSpec
 
 
-def described(task: TaskSpec, store: Store[Any, Any]) -> Described:
+def described(task: TaskSpec, store: Store[Any, Any]) -> StoreDescription:
     """What a client is told of a store."""
     serde = value_serde(store.spec.value)
     figures = store.aggregates.aggregates if isinstance(store, Grouped) else None
-    return Described(
+    return StoreDescription(
         [topic.name for topic in task.inputs],
         key_to_wire(store.spec.key),
         _FORMS.get(type(serde), "serde"),
-        _name(serde.declared if isinstance(serde, Typed) else type(serde)),
+        _name(serde.declared if isinstance(serde, TypedMessagePack) else type(serde)),
         None if figures is None else {n: (one.kind, one.column) for n, one in figures.items()},
         _default(store, serde),
         isinstance(store, Counter),
@@ -55,7 +55,7 @@ def described(task: TaskSpec, store: Store[Any, Any]) -> Described:
 
 
 @dataclass(frozen=True)
-class Form:
+class StoreCodec:
     """Between a client's objects and what is stored."""
 
     name: str
@@ -70,9 +70,9 @@ class Form:
     """Makes one of the stored values that several partitions have; None: they cannot be merged."""
 
     @cached_property
-    def parts(self) -> Parts[bytes]:
+    def parts(self) -> PartitionMerger[bytes]:
         """Puts together what partitions have."""
-        return Parts(self.name, self.key_of, None if self.merge is None else self._merged)
+        return PartitionMerger(self.name, self.key_of, None if self.merge is None else self._merged)
 
     def _merged(self, parts: Sequence[bytes]) -> bytes:
         assert self.merge is not None
@@ -105,7 +105,7 @@ class Form:
         return UNSET if self.default_data is None else self.value_of(self.default_data)
 
 
-def form_of(name: str, told: Described | None, key: Any, value: Any) -> Form:
+def form_of(name: str, told: StoreDescription | None, key: Any, value: Any) -> StoreCodec:
     """How to read a store: by what the caller says, else by what its worker told, else by its bytes.
 
     `value` is a type, a serde, or a store of the caller's own app.
@@ -122,40 +122,42 @@ def form_of(name: str, told: Described | None, key: Any, value: Any) -> Form:
     is_counter = told is not None and told.counter
     if value is not UNSET:
         merge = sum if is_counter and value is int else None
-        return Form(name, keys, value_serde(value), None, default, merge)
+        return StoreCodec(name, keys, value_serde(value), None, default, merge)
     if told is None:
-        return Form(name, keys, MessagePack())
+        return StoreCodec(name, keys, MessagePack())
     if told.figures is not None:
         figures = _aggregates(told.figures)
-        return Form(name, keys, Typed(figures.state), figures.result, default, figures.merge)
+        return StoreCodec(
+            name, keys, TypedMessagePack(figures.state), figures.result, default, figures.merge
+        )
     if told.form == "serde":
         raise InvalidConfig(
             f"the values of store {name!r} are written by {told.named}, which is known to the app only; "
             f"give it, or a type: store({name!r}, value=…)"
         )
-    return Form(name, keys, _serde(told), None, default, sum if is_counter else None)
+    return StoreCodec(name, keys, _serde(told), None, default, sum if is_counter else None)
 
 
-def _form_of_store(name: str, store: Store[Any, Any]) -> Form:
+def _form_of_store(name: str, store: Store[Any, Any]) -> StoreCodec:
     """How the app that declares a store reads it."""
     keys, serde = key_codec(store.spec.key), value_serde(store.spec.value)
-    return Form(name, keys, serde, store.shown, _default(store, serde), store.merge)
+    return StoreCodec(name, keys, serde, store.shown, _default(store, serde), store.merge)
 
 
-def parts_of(name: str, told: Described | None) -> Parts[bytes]:
+def parts_of(name: str, told: StoreDescription | None) -> PartitionMerger[bytes]:
     """What puts together the partitions of a store whose values nobody needs to decode."""
     try:
         return form_of(name, told, UNSET, UNSET).parts
     except InvalidConfig:
-        return Parts(name, decode_key)
+        return PartitionMerger(name, decode_key)
 
 
-def as_recorded(declaration: Declaration | None) -> Described | None:
+def as_recorded(declaration: Declaration | None) -> StoreDescription | None:
     """Return what the record of a store tells: all but the names of classes, and the default."""
     if declaration is None:
         return None
     named = declaration.serde or ""
-    return Described([], declaration.key, declaration.form, named, declaration.figures, None)
+    return StoreDescription([], declaration.key, declaration.form, named, declaration.figures, None)
 
 
 def check_given(name: str, declaration: Declaration | None, key: Any, value: Any) -> None:
@@ -197,7 +199,7 @@ def likely_partition(key: Any, count: int) -> int:
 _input_serde = cache(topic_key_serde)
 
 
-def _serde(told: Described) -> Serde[Any]:
+def _serde(told: StoreDescription) -> Serde[Any]:
     return Bytes() if told.form == "bytes" else MessagePack()
 
 
@@ -214,4 +216,4 @@ def _default(store: Store[Any, Any], serde: Serde[Any]) -> bytes | None:
     return None if spec.default is UNSET else serde.dumps(spec.default)
 
 
-_FORMS: dict[type, str] = {MessagePack: "messagepack", Bytes: "bytes", Typed: "typed"}
+_FORMS: dict[type, str] = {MessagePack: "messagepack", Bytes: "bytes", TypedMessagePack: "typed"}

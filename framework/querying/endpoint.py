@@ -17,7 +17,7 @@ from strandline.framework.querying.listener import Answering, Listener
 _log = logging.getLogger("strandline")
 
 
-class Endpoint:
+class QueryEndpoint:
     """Listens from construction, answers once `start`ed, until `close`.
 
     Args:

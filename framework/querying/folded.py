@@ -10,7 +10,7 @@ from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.records import TopicPartition
 from strandline.statestore.declaration import Declaration
-from strandline.statestore.reader import Bounds, CommittedReader
+from strandline.statestore.reader import CommittedReader, KeyRange
 from strandline.statestore.recorded import DeclarationLog
 from strandline.statestore.restore import READERS_WAIT_S, restore_all
 from strandline.statestore.spec import StoreSpec
@@ -18,7 +18,7 @@ from strandline.statestore.store import AnyStore, open_store
 from strandline.statestore.values import Expiry
 
 
-class Folded:
+class ReplayedSource:
     """Implements `Source`: each query first reads on to what is committed by now. Thread-safe."""
 
     def __init__(
@@ -58,8 +58,8 @@ class Folded:
             return {number: one.values for number, one in found.items() if one is not None}
 
     def page(
-        self, partition: int, bounds: Bounds, limit: int
-    ) -> tuple[Sequence[tuple[bytes, bytes]], Bounds | None]:
+        self, partition: int, bounds: KeyRange, limit: int
+    ) -> tuple[Sequence[tuple[bytes, bytes]], KeyRange | None]:
         with self._lock:
             self._read_on([partition])
             page = self._readers[partition].page(bounds, limit)

@@ -25,7 +25,7 @@ from strandline.changelog.errors import (
     Unauthenticated,
 )
 from strandline.changelog.flight.messages import failure_of
-from strandline.framework.peers import AT_ONCE, Admission, Budget, Deadline, bounded, send_all
+from strandline.framework.peers import AT_ONCE, Admission, Deadline, SharedBudget, bounded, send_all
 from strandline.framework.querying import proofs, sockets
 from strandline.framework.querying.messages import (
     MAX_HELLO,
@@ -35,12 +35,12 @@ from strandline.framework.querying.messages import (
     WIRE_VERSION,
     Answer,
     Challenge,
-    Failure,
-    Hello,
     Proof,
+    QueryFailure,
+    QueryHello,
+    QueryMessage,
+    QueryWelcome,
     Request,
-    Welcome,
-    Wire,
     decode,
     encode,
     read_frame,
@@ -60,12 +60,12 @@ ACCEPT_SECONDS = 0.5
 PAUSE_SECONDS = 0.1
 """After a failure to accept, as when there are no descriptors left."""
 
-T = TypeVar("T", bound=Wire)
+T = TypeVar("T", bound=QueryMessage)
 Answering = Callable[[Request], Answer]
 
 
 @dataclass(frozen=True)
-class Limits:
+class QueryLimits:
     """What the clients of one listener may take together."""
 
     clients: int
@@ -84,8 +84,8 @@ class Limits:
     """Of answers that are being sent, beyond a page for each."""
 
 
-HERE = Limits(256, 256, 256, 256, requests=32, request_bytes=64 << 20, answer_bytes=256 << 20)
-BEYOND = Limits(256, 64, 32, 8, requests=16, request_bytes=32 << 20, answer_bytes=64 << 20)
+HERE = QueryLimits(256, 256, 256, 256, requests=32, request_bytes=64 << 20, answer_bytes=256 << 20)
+BEYOND = QueryLimits(256, 64, 32, 8, requests=16, request_bytes=32 << 20, answer_bytes=64 << 20)
 
 
 class Listener:
@@ -95,7 +95,7 @@ class Listener:
     """
 
     def __init__(
-        self, listening: sockets.Listening, token: str, limits: Limits | None = None
+        self, listening: sockets.ListeningSocket, token: str, limits: QueryLimits | None = None
     ) -> None:
         self.url = listening.url
         self._listening = listening
@@ -105,9 +105,9 @@ class Listener:
         self._answer: Answering = _not_yet
         self._known = Admission(limits.clients, limits.clients_each)
         self._unknown = Admission(limits.unknown, limits.unknown_each)
-        self._requests = Budget(limits.requests)
-        self._request_bytes = Budget(limits.request_bytes)
-        self._answer_bytes = Budget(limits.answer_bytes)
+        self._requests = SharedBudget(limits.requests)
+        self._request_bytes = SharedBudget(limits.request_bytes)
+        self._answer_bytes = SharedBudget(limits.answer_bytes)
         self._clients: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -203,7 +203,7 @@ class Listener:
             if isinstance(client, ssl.SSLSocket):
                 client.settimeout(deadline.left)
                 client.do_handshake()
-            hello = _received(client, Hello, deadline)
+            hello = _received(client, QueryHello, deadline)
             if hello is None:
                 return False
             if hello.version != WIRE_VERSION:
@@ -217,7 +217,7 @@ class Listener:
             return False
         if shown is None:
             return False
-        _send(client, Welcome(WIRE_VERSION, shown))
+        _send(client, QueryWelcome(WIRE_VERSION, shown))
         return True
 
     def _shown(self, client: socket.socket, nonce: bytes, deadline: Deadline) -> bytes | None:
@@ -288,7 +288,7 @@ class Listener:
         finally:
             self._answer_bytes.give(beyond)
 
-    def _answered(self, frame: bytes | bytearray) -> Answer | Failure:
+    def _answered(self, frame: bytes | bytearray) -> Answer | QueryFailure:
         try:
             return self._answer(decode(frame, Request))
         except Exception as error:
@@ -306,7 +306,7 @@ def _received(client: socket.socket, kind: type[T], deadline: Deadline) -> T | N
     return None if frame is None else decode(frame, kind)
 
 
-def _send(client: socket.socket, message: Wire) -> None:
+def _send(client: socket.socket, message: QueryMessage) -> None:
     _send_bytes(client, encode(message))
 
 
@@ -314,9 +314,9 @@ def _send_bytes(client: socket.socket, data: bytes) -> None:
     send_all(client, data, Deadline(SEND_SECONDS + len(data) / SLOWEST))
 
 
-def _failed(error: Exception) -> Failure:
+def _failed(error: Exception) -> QueryFailure:
     failure = failure_of(error)
-    return Failure(
+    return QueryFailure(
         failure.kind, failure.message.replace("the log's owner failed", "the worker failed")
     )
 

@@ -1,8 +1,8 @@
 """Every type that crosses the wire between a client and a worker, and the frames they go in.
 
-A frame is a length (4 bytes, big-endian) and so many bytes of MessagePack. A client says `Hello` first and
-is told `Welcome`, over TCP after both have proved that they know the token (`proofs`); then each request
-has one answer, or a `Failure`. Bodies are decoded into these types and nothing else. Sizes are checked
+A frame is a length (4 bytes, big-endian) and so many bytes of MessagePack. A client says `QueryHello` first and
+is told `QueryWelcome`, over TCP after both have proved that they know the token (`proofs`); then each request
+has one answer, or a `QueryFailure`. Bodies are decoded into these types and nothing else. Sizes are checked
 before memory is taken, and memory is taken for what has come, not for what was announced.
 """
 
@@ -37,7 +37,7 @@ MAX_ANSWER = 1 << 30
 """A page is about 1 MiB, but a single value may be as large as a record."""
 
 
-class At(NamedTuple):
+class ReflectedPosition(NamedTuple):
     """Position in a changelog partition up to which an answer reflects it, with its history."""
 
     topic_id: str
@@ -50,11 +50,11 @@ class At(NamedTuple):
 Partitions = Annotated[list[int], msgspec.Meta(max_length=MAX_PARTITIONS)]
 
 
-class Wire(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class QueryMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all: arrays of fields, so a field may only be added at the end, with a default."""
 
 
-class Hello(Wire, frozen=True):
+class QueryHello(QueryMessage, frozen=True):
     """The first thing a client says."""
 
     version: int
@@ -64,20 +64,20 @@ class Hello(Wire, frozen=True):
     """For the worker's proof, over TCP."""
 
 
-class Challenge(Wire, frozen=True):
+class Challenge(QueryMessage, frozen=True):
     """The answer to Hello over TCP."""
 
     version: int
     nonce: bytes
 
 
-class Proof(Wire, frozen=True):
+class Proof(QueryMessage, frozen=True):
     """The client's answer to Challenge."""
 
     proof: bytes
 
 
-class Welcome(Wire, frozen=True):
+class QueryWelcome(QueryMessage, frozen=True):
     """The answer to Hello, over TCP to Proof."""
 
     version: int
@@ -85,13 +85,13 @@ class Welcome(Wire, frozen=True):
     """The worker's, over TCP."""
 
 
-class Describe(Wire, frozen=True):
+class Describe(QueryMessage, frozen=True):
     """How was a store declared?"""
 
     store: str
 
 
-class Described(Wire, frozen=True):
+class StoreDescription(QueryMessage, frozen=True):
     """A store's declaration, as far as it can be sent."""
 
     inputs: list[str]
@@ -110,34 +110,34 @@ class Described(Wire, frozen=True):
     """Values of several partitions for one key are to be added."""
 
 
-class Get(Wire, frozen=True):
+class GetKeys(QueryMessage, frozen=True):
     """What do these keys have, in these partitions?"""
 
     store: str
     partitions: Partitions
     keys: list[bytes]
-    at_least: dict[int, At]
+    at_least: dict[int, ReflectedPosition]
     """By partition what the answer must reflect."""
 
 
-class Values(Wire, frozen=True):
+class KeyValues(QueryMessage, frozen=True):
     """What keys have in one partition."""
 
     partition: int
     values: list[bytes | None]
     """Of the first keys asked for: of all, unless the answer is full."""
-    at: At
+    at: ReflectedPosition
 
 
-class Got(Wire, frozen=True):
+class FoundKeys(QueryMessage, frozen=True):
     """The answer to Get; partitions that are not here (any more, or yet) are left out."""
 
-    parts: list[Values]
+    parts: list[KeyValues]
     full: bool = False
     """There is more: the last part may lack keys, and partitions after it were not looked at."""
 
 
-class Scan(Wire, frozen=True):
+class ScanRange(QueryMessage, frozen=True):
     """Some entries of one partition, from one end of [lower, upper)."""
 
     store: str
@@ -146,10 +146,10 @@ class Scan(Wire, frozen=True):
     upper: bytes | None
     reverse: bool
     limit: int
-    at_least: At | None
+    at_least: ReflectedPosition | None
 
 
-class Scanned(Wire, frozen=True):
+class Scanned(QueryMessage, frozen=True):
     """The answer to Scan."""
 
     here: bool
@@ -157,34 +157,34 @@ class Scanned(Wire, frozen=True):
     entries: list[tuple[bytes, bytes]]
     rest: tuple[bytes, bytes | None] | None
     """The bounds of what is left; None if nothing is."""
-    at: At
+    at: ReflectedPosition
 
 
-class Count(Wire, frozen=True):
+class CountKeys(QueryMessage, frozen=True):
     """About how many keys are in these partitions?"""
 
     store: str
     partitions: Partitions
 
 
-class Counted(Wire, frozen=True):
+class KeyCounts(QueryMessage, frozen=True):
     """The answer to Count: by partition; those that are not here are left out."""
 
     counts: dict[int, int]
 
 
-class Failure(Wire, frozen=True):
+class QueryFailure(QueryMessage, frozen=True):
     """An error, by its type's name in changelog.errors."""
 
     kind: str
     message: str
 
 
-Request = Describe | Get | Scan | Count
-Answer = Described | Got | Scanned | Counted
+Request = Describe | GetKeys | ScanRange | CountKeys
+Answer = StoreDescription | FoundKeys | Scanned | KeyCounts
 
 
-def encode(message: Wire) -> bytes:
+def encode(message: QueryMessage) -> bytes:
     """A message with its length, as it is sent."""
     body = _ENCODER.encode(message)
     return len(body).to_bytes(HEAD, "big") + body
@@ -193,7 +193,7 @@ def encode(message: Wire) -> bytes:
 def decode(body: bytes | bytearray, kinds: Any) -> Any:
     """A message of one of `kinds`. Raises InvalidRequest for anything else.
 
-    >>> decode(encode(Welcome(1))[4:], Welcome).version
+    >>> decode(encode(QueryWelcome(1))[4:], Welcome).version
     1
     """
     try:

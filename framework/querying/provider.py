@@ -13,24 +13,24 @@ from strandline.framework.container.instance import TaskInstance
 from strandline.framework.querying.declared import described
 from strandline.framework.querying.messages import (
     Answer,
-    At,
-    Count,
-    Counted,
+    CountKeys,
     Describe,
-    Described,
-    Get,
-    Got,
+    FoundKeys,
+    GetKeys,
+    KeyCounts,
+    KeyValues,
+    ReflectedPosition,
     Request,
-    Scan,
     Scanned,
-    Values,
+    ScanRange,
+    StoreDescription,
 )
 from strandline.framework.store import Store
 from strandline.framework.task import TaskSpec
-from strandline.statestore.engine import Position
-from strandline.statestore.reader import PAGE_BYTES, Bounds, CommittedReader
+from strandline.statestore.engine import StorePosition
+from strandline.statestore.reader import PAGE_BYTES, CommittedReader, KeyRange
 
-NOWHERE = At("", 0)
+NOWHERE = ReflectedPosition("", 0)
 FIRST_KEYS = 16
 """Keys that are looked up before it is known how large values are."""
 MOST_KEYS = 1_000
@@ -58,19 +58,19 @@ class StoreProvider:
     def answer(self, request: Request) -> Answer:
         """Raises InvalidRequest for a store that the app does not have, and what reading raises."""
         self._named(request.store)
-        if isinstance(request, Get):
+        if isinstance(request, GetKeys):
             return self._get(request)
-        if isinstance(request, Scan):
+        if isinstance(request, ScanRange):
             return self._scan(request)
-        if isinstance(request, Count):
+        if isinstance(request, CountKeys):
             return self._count(request)
         return self._describe(request)
 
-    def _describe(self, request: Describe) -> Described:
+    def _describe(self, request: Describe) -> StoreDescription:
         return described(*self._named(request.store))
 
-    def _get(self, request: Get) -> Got:
-        parts: list[Values] = []
+    def _get(self, request: GetKeys) -> FoundKeys:
+        parts: list[KeyValues] = []
         room = PAGE_BYTES
         for number in dict.fromkeys(request.partitions):
             reader = self._reader(request.store, number, request.at_least.get(number))
@@ -78,17 +78,17 @@ class StoreProvider:
             if found is None:
                 continue
             values, position = found
-            parts.append(Values(number, values, _at(position)))
+            parts.append(KeyValues(number, values, _at(position)))
             room -= _size(values)
             if room <= 0:
                 break
         if not self._is_certain():
-            return Got([])
-        return Got(parts, full=room <= 0)
+            return FoundKeys([])
+        return FoundKeys(parts, full=room <= 0)
 
-    def _scan(self, request: Scan) -> Scanned:
+    def _scan(self, request: ScanRange) -> Scanned:
         reader = self._reader(request.store, request.partition, request.at_least)
-        bounds = Bounds(request.lower, request.upper, request.reverse)
+        bounds = KeyRange(request.lower, request.upper, request.reverse)
         page = None if reader is None else reader.page(bounds, max(1, request.limit))
         # Asked after reading: what was read then was current when it was.
         if page is None or not self._is_certain():
@@ -96,16 +96,18 @@ class StoreProvider:
         rest = None if page.rest is None else (page.rest.lower, page.rest.upper)
         return Scanned(True, page.entries, rest, _at(page.position))  # noqa: FBT003
 
-    def _count(self, request: Count) -> Counted:
+    def _count(self, request: CountKeys) -> KeyCounts:
         counts: dict[int, int] = {}
         for number in dict.fromkeys(request.partitions):
             reader = self._reader(request.store, number, None)
             count = None if reader is None else reader.approximate_num_entries()
             if count is not None:
                 counts[number] = count
-        return Counted(counts if self._is_certain() else {})
+        return KeyCounts(counts if self._is_certain() else {})
 
-    def _reader(self, name: str, number: int, at_least: At | None) -> CommittedReader | None:
+    def _reader(
+        self, name: str, number: int, at_least: ReflectedPosition | None
+    ) -> CommittedReader | None:
         """What reads a partition of a store; None if it is not here, or behind what is asked for."""
         task, store = self._named(name)
         for instance in list(self._instances()):
@@ -126,13 +128,13 @@ class StoreProvider:
 
 def _some(
     reader: CommittedReader, keys: Sequence[bytes], room: int
-) -> tuple[list[bytes | None], Position | None] | None:
+) -> tuple[list[bytes | None], StorePosition | None] | None:
     """What the first keys have: of all, or of as many as fill `room` bytes. None: it is closed.
 
     The first values are few and tell how large values are, so little more is read than is sent.
     """
     values: list[bytes | None] = []
-    position: Position | None = None
+    position: StorePosition | None = None
     size, step = 0, FIRST_KEYS
     while len(values) < len(keys) or not keys:
         found = reader.get_many(keys[len(values) : len(values) + step])
@@ -152,13 +154,15 @@ def _size(values: Sequence[bytes | None]) -> int:
     return sum(VALUE_BYTES + (0 if value is None else len(value)) for value in values)
 
 
-def _at(position: Position | None) -> At:
+def _at(position: StorePosition | None) -> ReflectedPosition:
     if position is None:
         return NOWHERE
-    return At(position.topic_id, position.offset, position.leader_epoch, position.incarnation)
+    return ReflectedPosition(
+        position.topic_id, position.offset, position.leader_epoch, position.incarnation
+    )
 
 
-def _reaches(position: Position | None, at_least: At | None) -> bool:
+def _reaches(position: StorePosition | None, at_least: ReflectedPosition | None) -> bool:
     """Whether a state reflects what a client has seen; of another topic's it has seen nothing.
 
     If what it has seen is of another history of the log the client finds that out, and asks again

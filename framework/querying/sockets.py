@@ -40,7 +40,7 @@ _SUFFIX = ".sock"
 _EVERY = ("0.0.0.0", "::")  # noqa: S104 - they stand for all addresses; clients are told a name
 
 
-class Listening(NamedTuple):
+class ListeningSocket(NamedTuple):
     """A socket that listens."""
 
     socket: socket.socket
@@ -52,7 +52,7 @@ class Listening(NamedTuple):
     """The one that clients are shown (DER), with TLS."""
 
 
-def listen_here(log: Path | None) -> Listening:
+def listen_here(log: Path | None) -> ListeningSocket:
     """A socket for this user on this machine. `log` is the log's folder, if known.
 
     Raises StorageFailed.
@@ -69,10 +69,10 @@ def listen_here(log: Path | None) -> Listening:
     except OSError as error:
         listening.close()
         raise from_os_error(error, "listen at", str(path)) from error
-    return Listening(listening, f"{UNIX}{path}")
+    return ListeningSocket(listening, f"{UNIX}{path}")
 
 
-def listen_beyond(address: str, *, encrypted: bool = False) -> Listening:
+def listen_beyond(address: str, *, encrypted: bool = False) -> ListeningSocket:
     """A TCP socket at "host:port" of this machine; port 0 takes a free one.
 
     "tcp://host:port" may be any address, in clear; "tls://host:port?certificate=…&key=…" names two
@@ -92,7 +92,7 @@ def listen_beyond(address: str, *, encrypted: bool = False) -> Listening:
     except OSError as error:
         raise InvalidConfig(f"cannot listen at {address}: {error}") from error
     name = socket.gethostname() if host in _EVERY else host
-    return Listening(
+    return ListeningSocket(
         listening, f"{scheme}{bracketed(name)}:{listening.getsockname()[1]}", tls, certificate
     )
 

@@ -18,18 +18,18 @@ from strandline.changelog.errors import OwnerUnavailable, RequestTimedOut, Retri
 from strandline.changelog.records import PartitionOffsets, TopicPartition
 from strandline.framework.querying.connections import Connections
 from strandline.framework.querying.messages import (
-    At,
-    Count,
-    Counted,
+    CountKeys,
     Describe,
-    Described,
-    Get,
-    Got,
+    FoundKeys,
+    GetKeys,
+    KeyCounts,
+    ReflectedPosition,
     Request,
-    Scan,
     Scanned,
+    ScanRange,
+    StoreDescription,
 )
-from strandline.statestore.reader import Bounds
+from strandline.statestore.reader import KeyRange
 from strandline.statestore.spec import changelog_topic
 
 ATTEMPT_SECONDS = 3.0
@@ -44,7 +44,7 @@ SILENCE = (OwnerUnavailable, RequestTimedOut)
 """How a worker does not answer."""
 
 
-class Nobody(Exception):
+class NoWorkerAnswers(Exception):
     """No worker runs the app, or none of them answers queries here."""
 
 
@@ -58,8 +58,8 @@ class Source(Protocol):
         ...
 
     def page(
-        self, partition: int, bounds: Bounds, limit: int
-    ) -> tuple[Sequence[tuple[bytes, bytes]], Bounds | None]:
+        self, partition: int, bounds: KeyRange, limit: int
+    ) -> tuple[Sequence[tuple[bytes, bytes]], KeyRange | None]:
         """Some entries from the beginning of `bounds`, and what is left."""
         ...
 
@@ -68,7 +68,7 @@ class Source(Protocol):
         ...
 
 
-class Ask(Protocol):
+class QueryCall(Protocol):
     """Asks the worker at a URL."""
 
     def __call__(self, url: str, request: Request, answer: Any) -> Any: ...
@@ -90,17 +90,17 @@ class Fleet:
         self._names: dict[str, str] = {}
         """How the workers are called, by URL."""
 
-    def describe(self, store: str) -> Described:
+    def describe(self, store: str) -> StoreDescription:
         """How a store was declared. Raises Nobody."""
 
-        def ask_any(call: Ask) -> Described | None:
+        def ask_any(call: QueryCall) -> StoreDescription | None:
             for url in self._urls:
                 with contextlib.suppress(*SILENCE):  # each of them knows
-                    told: Described = call(url, Describe(store), Described)
+                    told: StoreDescription = call(url, Describe(store), StoreDescription)
                     return told
             return None
 
-        described: Described = self._until_done(
+        described: StoreDescription = self._until_done(
             ask_any, lambda: f"how store {self.app}/{store} was declared"
         )
         return described
@@ -118,7 +118,7 @@ class Fleet:
         store: str,
         inputs: Collection[str],
         partitions: Collection[int],
-        ask: Callable[[Ask, str, list[int]], Collection[int]],
+        ask: Callable[[QueryCall, str, list[int]], Collection[int]],
     ) -> None:
         """Ask the holders of all partitions: `ask` says which of them have been answered.
 
@@ -126,7 +126,7 @@ class Fleet:
         """
         left = sorted(partitions)
 
-        def go_round(call: Ask) -> bool | None:
+        def go_round(call: QueryCall) -> bool | None:
             for url, numbers in self._by_holder(left, inputs).items():
                 with contextlib.suppress(*SILENCE):
                     answered = ask(call, url, numbers)
@@ -135,7 +135,7 @@ class Fleet:
 
         self._until_done(go_round, lambda: self._unanswered(store, left, inputs))
 
-    def _until_done(self, attempt: Callable[[Ask], Any], what: Callable[[], str]) -> Any:
+    def _until_done(self, attempt: Callable[[QueryCall], Any], what: Callable[[], str]) -> Any:
         """What `attempt` gives once it is not None; before each but the first, look who has what.
 
         It need not say who was silent: that is noted here.
@@ -187,7 +187,7 @@ class Fleet:
                 holders.update(dict.fromkeys(member.held, url))
         self._holders, self._urls = holders, urls
         if not urls:
-            raise Nobody
+            raise NoWorkerAnswers
 
     def _by_holder(self, left: Sequence[int], inputs: Collection[str]) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
@@ -207,7 +207,7 @@ class Fleet:
         return f"what is in store {self.app}/{store}, partition {', '.join(names)}"
 
 
-class AtWorkers:
+class WorkerSource:
     """Implements `Source` for one store; never goes back behind what it has given. Thread-safe.
 
     What it has given is a position in one history of the log. If the log is restored from a backup
@@ -218,7 +218,7 @@ class AtWorkers:
         self._fleet = fleet
         self._store = store
         self._inputs = inputs
-        self._seen: dict[int, At] = {}
+        self._seen: dict[int, ReflectedPosition] = {}
         self._lock = threading.Lock()
 
     def read(
@@ -227,7 +227,7 @@ class AtWorkers:
         found: dict[int, list[bytes | None]] = {}
         asked: set[int] = set()
 
-        def ask(call: Ask, url: str, numbers: list[int]) -> Collection[int]:
+        def ask(call: QueryCall, url: str, numbers: list[int]) -> Collection[int]:
             self._forget_other_histories(numbers, asked)
             whole = self._read_at(partial(call, url), numbers, keys)
             found.update(whole)
@@ -245,8 +245,8 @@ class AtWorkers:
         while rest:
             done = len(found.get(rest[0], ()))
             some = rest[:1] if done else rest
-            request = Get(self._store, some, _that_fit(keys, done), self._at_least(some))
-            got: Got = call(request, Got)
+            request = GetKeys(self._store, some, _that_fit(keys, done), self._at_least(some))
+            got: FoundKeys = call(request, FoundKeys)
             told = {part.partition: part for part in got.parts if part.values or not keys}
             for number, part in told.items():
                 self._saw(number, part.at)
@@ -264,16 +264,16 @@ class AtWorkers:
         return {n: found[n] for n in numbers if n in found and len(found[n]) == whole}
 
     def page(
-        self, partition: int, bounds: Bounds, limit: int
-    ) -> tuple[Sequence[tuple[bytes, bytes]], Bounds | None]:
+        self, partition: int, bounds: KeyRange, limit: int
+    ) -> tuple[Sequence[tuple[bytes, bytes]], KeyRange | None]:
         found: list[Scanned] = []
         asked: set[int] = set()
 
-        def ask(call: Ask, url: str, numbers: list[int]) -> Collection[int]:
+        def ask(call: QueryCall, url: str, numbers: list[int]) -> Collection[int]:
             self._forget_other_histories(numbers, asked)
             at_least = self._at_least(numbers).get(partition)
             lower, upper, reverse = bounds.lower, bounds.upper, bounds.reverse
-            request = Scan(self._store, partition, lower, upper, reverse, limit, at_least)
+            request = ScanRange(self._store, partition, lower, upper, reverse, limit, at_least)
             scanned: Scanned = call(url, request, Scanned)
             if not scanned.here:
                 return ()
@@ -283,27 +283,27 @@ class AtWorkers:
 
         self._fleet.gather(self._store, self._inputs, [partition], ask)
         [scanned] = found
-        rest = None if scanned.rest is None else Bounds(*scanned.rest, bounds.reverse)
+        rest = None if scanned.rest is None else KeyRange(*scanned.rest, bounds.reverse)
         return scanned.entries, rest
 
     def count(self, partitions: Collection[int]) -> int:
         found: dict[int, int] = {}
 
-        def ask(call: Ask, url: str, numbers: list[int]) -> Collection[int]:
-            counted: Counted = call(url, Count(self._store, numbers), Counted)
+        def ask(call: QueryCall, url: str, numbers: list[int]) -> Collection[int]:
+            counted: KeyCounts = call(url, CountKeys(self._store, numbers), KeyCounts)
             found.update(counted.counts)
             return found
 
         self._fleet.gather(self._store, self._inputs, partitions, ask)
         return sum(found.values())
 
-    def _saw(self, partition: int, at: At) -> None:
+    def _saw(self, partition: int, at: ReflectedPosition) -> None:
         with self._lock:
             before = self._seen.get(partition)
             if before is None or before.topic_id != at.topic_id or before.offset < at.offset:
                 self._seen[partition] = at
 
-    def _at_least(self, numbers: Collection[int]) -> dict[int, At]:
+    def _at_least(self, numbers: Collection[int]) -> dict[int, ReflectedPosition]:
         """Positions that answers must reflect: those seen of these partitions."""
         with self._lock:
             return {number: self._seen[number] for number in numbers if number in self._seen}
@@ -334,7 +334,7 @@ def _that_fit(keys: Sequence[bytes], start: int) -> list[bytes]:
     return list(keys[start:end])
 
 
-def _looked_at(got: Got, asked: Sequence[int]) -> Collection[int]:
+def _looked_at(got: FoundKeys, asked: Sequence[int]) -> Collection[int]:
     """The partitions that an answer says something of."""
     if not got.full or not got.parts or got.parts[-1].partition not in asked:
         return asked

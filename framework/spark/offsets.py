@@ -34,7 +34,7 @@ Position = ReadPosition
 Positions = Mapping[TopicPartition, Position]
 
 
-class Reached(NamedTuple):
+class QueryProgress(NamedTuple):
     """How far a query has read."""
 
     positions: Positions
@@ -46,10 +46,10 @@ class Reached(NamedTuple):
     """Of a query's first batch: where it begins."""
 
 
-def to_json(reached: Reached) -> dict[str, Any]:
+def to_json(reached: QueryProgress) -> dict[str, Any]:
     """How far a query has read, as Spark stores it.
 
-    >>> to_json(Reached({TopicPartition("flights", 0): Position(120, "0f3a", 3)}, "77ab"))
+    >>> to_json(QueryProgress({TopicPartition("flights", 0): Position(120, "0f3a", 3)}, "77ab"))
     {'version': 1, 'topics': {'flights': {'id': '0f3a', 'partitions': {'0': {'offset': 120, 'leader_epoch': 3}}}}, 'holder': '77ab', 'pinned': False}
     """
     stored = {
@@ -61,7 +61,7 @@ def to_json(reached: Reached) -> dict[str, Any]:
     return stored if reached.since is None else stored | {"since": _topics(reached.since)}
 
 
-def from_json(stored: Mapping[str, Any]) -> Reached:
+def from_json(stored: Mapping[str, Any]) -> QueryProgress:
     """What `to_json` made. Raises FutureFormat, or CorruptLog for what it cannot have made."""
     if isinstance(version := stored.get("version"), int) and version > VERSION:
         raise FutureFormat(
@@ -76,7 +76,7 @@ def from_json(stored: Mapping[str, Any]) -> Reached:
             "another source wrote them, use a new checkpointLocation"
         ) from error
     since = None if document.since is None else _positions(document.since)
-    return Reached(_positions(document.topics), document.holder, document.pinned, since)
+    return QueryProgress(_positions(document.topics), document.holder, document.pinned, since)
 
 
 def _topics(positions: Positions) -> dict[str, Any]:

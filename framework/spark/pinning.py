@@ -19,7 +19,7 @@ from strandline.changelog.errors import OffsetOutOfRange, UnknownPin, UnknownTop
 from strandline.changelog.pins import PinName, PinnedRanges, there
 from strandline.framework.spark.offsets import Positions
 from strandline.framework.spark.options import SourceOptions
-from strandline.framework.spark.planning import OffsetRange, Plan
+from strandline.framework.spark.planning import OffsetRange, ReadPlan
 from strandline.framework.spark.reading import report
 
 ATTEMPTS = 3
@@ -48,7 +48,11 @@ def position_name(positions: Positions) -> str:
 
 
 def planned(
-    broker: Broker, options: SourceOptions, name: PinName, timeout_ms: int, look: Callable[[], Plan]
+    broker: Broker,
+    options: SourceOptions,
+    name: PinName,
+    timeout_ms: int,
+    look: Callable[[], ReadPlan],
 ) -> list[OffsetRange]:
     """What `look` plans, pinned under that name, unless `timeout_ms` is 0, or the log has no pins (Kafka).
 

@@ -57,7 +57,7 @@ class OffsetRange:
         return PinnedRange(self.topic_id, self.start, self.end, *named)
 
 
-class Plan(NamedTuple):
+class ReadPlan(NamedTuple):
     """What tasks read, and what nobody can read any more."""
 
     ranges: list[OffsetRange]
@@ -135,7 +135,7 @@ def share(limit: int, backlog: Mapping[TopicPartition, int]) -> dict[TopicPartit
     return shares
 
 
-def plan(start: Positions, end: Positions, ends: Ends) -> Plan:
+def plan(start: Positions, end: Positions, ends: Ends) -> ReadPlan:
     """One range for each partition that has anything to read between `start` and `end`.
 
     A partition that `start` does not know is read from its beginning.
@@ -157,7 +157,7 @@ def plan(start: Positions, end: Positions, ends: Ends) -> Plan:
             losses.append(f"{tp} begins at {now.log_start}: records from {first} on were deleted")
         if (first := max(first, now.log_start)) < last:
             ranges.append(OffsetRange(*tp, until.topic_id, first, last, until=until))
-    return Plan(ranges, losses)
+    return ReadPlan(ranges, losses)
 
 
 def lost_since(start: Positions, ends: Ends) -> list[str]:

@@ -100,7 +100,7 @@ class BatchReader(RecordReader, DataSourceReader):
         options = self._options
         with reading.open_log(options.path) as log:
 
-            def look() -> planning.Plan:
+            def look() -> planning.ReadPlan:
                 ends = reading.ends_of(log.broker, reading.describe(log.broker, options.topics))
                 start = planning.resolve(options.start_of_batch(), ends, "startingOffsets")
                 end = planning.resolve(options.end_of_batch(), ends, "endingOffsets")

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from strandline.changelog.broker import Broker
 from strandline.changelog.pins import PinName, there
 from strandline.framework.spark import pinning, planning, reading, versions
-from strandline.framework.spark.offsets import Positions, Reached, from_json, to_json
+from strandline.framework.spark.offsets import Positions, QueryProgress, from_json, to_json
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange
 from strandline.framework.spark.source import RangePartition, RecordReader
@@ -47,7 +47,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         start = self._options.start_of_stream()
         self._initial = planning.resolve(start, self._ends(), "startingOffsets")
         self._reached = self._initial
-        return to_json(Reached(self._reached, self._holder if versions.TELLS_START else ""))
+        return to_json(QueryProgress(self._reached, self._holder if versions.TELLS_START else ""))
 
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
@@ -63,14 +63,14 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
                 self._reached,
                 self._next(self._reached, self._options.max_offsets),
             )
-            return to_json(Reached(self._reached, since=self._since(before)))
+            return to_json(QueryProgress(self._reached, since=self._since(before)))
         known = from_json(start)
         before = known.positions
         self._reached = self._next(before, versions.rows_allowed(limit))
         if self._reached == before:
             return start
         holder = known.holder or self._holder
-        until = Reached(self._reached, holder, self._pins, self._since(before))
+        until = QueryProgress(self._reached, holder, self._pins, self._since(before))
         if self._pins:
             self._planned(before, until)
         return to_json(until)
@@ -81,7 +81,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The end of the log, for the query's progress."""
-        return to_json(Reached(planning.latest(self._ends())))
+        return to_json(QueryProgress(planning.latest(self._ends())))
 
     def prepareForTriggerAvailableNow(self) -> None:
         """From now on, the query ends where the log ends at this moment."""
@@ -124,15 +124,15 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         """Where the query's first batch begins, if that is the one that begins here."""
         return before if before is not None and before == self._initial else None
 
-    def _pin(self, before: Positions, until: Reached) -> PinName:
+    def _pin(self, before: Positions, until: QueryProgress) -> PinName:
         """The pin of a micro-batch, the same whenever it is planned."""
         ends = pinning.position_name(before), pinning.position_name(until.positions)
         return PinName(until.holder or self._holder, *ends)
 
-    def _planned(self, before: Positions, until: Reached) -> list[OffsetRange]:
+    def _planned(self, before: Positions, until: QueryProgress) -> list[OffsetRange]:
         """What lies between, pinned."""
 
-        def look() -> planning.Plan:
+        def look() -> planning.ReadPlan:
             return planning.plan(before, until.positions, self._ends())
 
         options, name = self._options, self._pin(before, until)

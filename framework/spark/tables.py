@@ -37,7 +37,7 @@ from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.pinning import pin_of_read, planned
 from strandline.framework.spark.planning import (
     OffsetRange,
-    Plan,
+    ReadPlan,
     StoredValues,
     latest,
     plan,
@@ -111,7 +111,7 @@ def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
     """One range for each partition of the store: everything up to now, pinned."""
     topic, timeout = table_topic(broker, options), options.batch_pin_ms
 
-    def look() -> Plan:
+    def look() -> ReadPlan:
         wanted = partitions_asked(topic.name, topic.partitions, options.partition)
         ends = {tp: end for tp, end in ends_of(broker, [topic]).items() if tp.partition in wanted}
         return plan(resolve("earliest", ends, "store"), latest(ends), ends)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strandline.changelog.metrics import Metric, Reading
-from strandline.framework.supervisor.slots import Row, lag_of
+from strandline.changelog.metrics import Metric, MetricReading
+from strandline.framework.supervisor.slots import WorkerRow, lag_of
 
 WORKERS = Metric(
     "strandline_workers", "gauge", "Worker processes of this supervisor.", ("app", "state")
@@ -37,20 +37,20 @@ class Workers:
     def __init__(self, app: str, wanted: int) -> None:
         self._app = app
         self._wanted = wanted
-        self._rows: Sequence[Row] = ()
+        self._rows: Sequence[WorkerRow] = ()
 
-    def note(self, rows: Sequence[Row]) -> None:
+    def note(self, rows: Sequence[WorkerRow]) -> None:
         """So they are now."""
         self._rows = rows
 
-    def metrics(self) -> list[Reading]:
+    def metrics(self) -> list[MetricReading]:
         """What there is to tell."""
         app, rows = self._app, self._rows
         return [
-            Reading(WORKERS, (app, "wanted"), self._wanted),
-            Reading(WORKERS, (app, "alive"), sum(row.pid is not None for row in rows)),
-            Reading(WORKERS, (app, "running"), sum(row.state == "running" for row in rows)),
-            *(Reading(RESTARTS, (app, str(row.worker)), row.restarts) for row in rows),
-            Reading(RECORDS, (app,), sum(row.records for row in rows)),
-            *(Reading(LAG, (app, topic), lag) for topic, lag in lag_of(rows).items()),
+            MetricReading(WORKERS, (app, "wanted"), self._wanted),
+            MetricReading(WORKERS, (app, "alive"), sum(row.pid is not None for row in rows)),
+            MetricReading(WORKERS, (app, "running"), sum(row.state == "running" for row in rows)),
+            *(MetricReading(RESTARTS, (app, str(row.worker)), row.restarts) for row in rows),
+            MetricReading(RECORDS, (app,), sum(row.records for row in rows)),
+            *(MetricReading(LAG, (app, topic), lag) for topic, lag in lag_of(rows).items()),
         ]

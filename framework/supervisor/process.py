@@ -32,7 +32,7 @@ class Descriptor(Protocol):
     def close(self) -> None: ...
 
 
-class Lines:
+class LineReader:
     """The lines that come out of a pipe or socket, without waiting for them."""
 
     def __init__(self, source: Descriptor) -> None:
@@ -94,8 +94,8 @@ class WorkerProcess:
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self.pid = self._process.pid
-        self.out, self.err = Lines(self._process.stdout), Lines(self._process.stderr)
-        self.reports = Lines(mine)
+        self.out, self.err = LineReader(self._process.stdout), LineReader(self._process.stderr)
+        self.reports = LineReader(mine)
 
     @property
     def status(self) -> int | None:

@@ -7,7 +7,7 @@ import msgspec
 from strandline.changelog.decoding import json_decoder
 
 
-class Restoring(msgspec.Struct, frozen=True):
+class RestoringStatus(msgspec.Struct, frozen=True):
     """How far the stores have come."""
 
     records: int
@@ -16,7 +16,7 @@ class Restoring(msgspec.Struct, frozen=True):
     """Still to come, as far as that is known."""
 
 
-class Report(msgspec.Struct, frozen=True):
+class WorkerReport(msgspec.Struct, frozen=True):
     """A worker at one moment."""
 
     state: str = "starting"
@@ -30,20 +30,20 @@ class Report(msgspec.Struct, frozen=True):
     """By input topic: from what it has committed to the end of what is committed there."""
     silent: float = 0.0
     """For how many seconds the log has not answered it; 0 if it does. The lag is not known then."""
-    restoring: Restoring | None = None
+    restoring: RestoringStatus | None = None
     error: str = ""
     """What it ends with, if it would end so however often it is started."""
 
 
-_decode = json_decoder(Report).decode
+_decode = json_decoder(WorkerReport).decode
 
 
-def encoded(report: Report) -> bytes:
+def encoded(report: WorkerReport) -> bytes:
     """As it is sent."""
     return msgspec.json.encode(report) + b"\n"
 
 
-def decoded(line: str) -> Report | None:
+def decoded(line: str) -> WorkerReport | None:
     """What was sent; None if a process ended within the line."""
     try:
         return _decode(line)

@@ -29,8 +29,8 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.records import TopicPartition
 from strandline.framework.container.restore import RestoreProgress
-from strandline.framework.supervisor.behind import SILENT_SECONDS, Behind, Positions
-from strandline.framework.supervisor.report import Report, Restoring, encoded
+from strandline.framework.supervisor.lag import SILENT_SECONDS, LagMonitor, Positions
+from strandline.framework.supervisor.report import RestoringStatus, WorkerReport, encoded
 
 if TYPE_CHECKING:
     from strandline.framework.app import App
@@ -68,8 +68,8 @@ class Reporter:
         self._over = threading.Event()
         self._app: App | None = None
         self._worker: Worker | None = None
-        self._restoring: Restoring | None = None
-        self._behind: Behind | None = None
+        self._restoring: RestoringStatus | None = None
+        self._behind: LagMonitor | None = None
         self._opening: float | None = None
         """Since when the log is being opened."""
         self._error = ""
@@ -91,7 +91,7 @@ class Reporter:
         """Report on this app, whose log is to be open until the end of `with`."""
         self._app = app
         inputs = [TopicPartition(task.inputs[0].name, 0) for task in app.declared.tasks.values()]
-        self._behind = Behind(app.broker, self._positions, inputs[:1], self._clock)
+        self._behind = LagMonitor(app.broker, self._positions, inputs[:1], self._clock)
         try:
             yield
         finally:
@@ -115,7 +115,7 @@ class Reporter:
     def restoring(self, progress: RestoreProgress) -> None:
         """Note how far stores have come."""
         self._notice_worker()  # here at the latest: all of the run may be over before the next report
-        left = None if progress.done else Restoring(progress.records, progress.remaining)
+        left = None if progress.done else RestoringStatus(progress.records, progress.remaining)
         self._restoring = left
 
     def failed(self, error: Exception) -> None:
@@ -153,7 +153,7 @@ class Reporter:
         while self._send(self._now()) and not self._over.wait(REPORT_SECONDS):
             """Once more."""
 
-    def _send(self, report: Report) -> bool:
+    def _send(self, report: WorkerReport) -> bool:
         """Send it, unless the supervisor is stopped and has much to read; False if it is gone."""
         try:
             self._socket.send(encoded(report), socket.MSG_DONTWAIT)
@@ -163,18 +163,18 @@ class Reporter:
             return False
         return True
 
-    def _now(self) -> Report:
+    def _now(self) -> WorkerReport:
         app = self._app
         self._notice_worker()
         over = self._over.is_set()
         silent = 0.0 if over else self._silent()
         waits = WAITING if silent else ""
         if app is None or self._behind is None or self._worker is None:
-            return Report(waits or "starting", silent=silent, error=self._error)
+            return WorkerReport(waits or "starting", silent=silent, error=self._error)
         status = self._worker.status()
         if status.state == "waiting for disk":
             waits = ""
-        return Report(
+        return WorkerReport(
             "ended" if over else waits or status.state,
             status.handled,
             status.commits,

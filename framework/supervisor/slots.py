@@ -10,7 +10,7 @@ import msgspec
 from strandline.changelog.clock import Clock
 from strandline.framework.supervisor.backoff import Backoff
 from strandline.framework.supervisor.process import WorkerProcess, ending
-from strandline.framework.supervisor.report import Report, Restoring, decoded
+from strandline.framework.supervisor.report import RestoringStatus, WorkerReport, decoded
 
 RATE_SECONDS = 5.0
 """Over how long records a second are counted."""
@@ -19,7 +19,7 @@ Start = Callable[[int], WorkerProcess]
 """Starts the process of worker n."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class WorkerRow(msgspec.Struct, frozen=True):
     """What is shown of a worker."""
 
     worker: int
@@ -32,12 +32,12 @@ class Row(msgspec.Struct, frozen=True):
     commits: int
     lag: dict[str, int]
     restarts: int
-    restoring: Restoring | None
+    restoring: RestoringStatus | None
     silent_s: float = 0.0
     """For how long the log has not answered it; its lag is not known then."""
 
 
-def lag_of(rows: Sequence[Row]) -> dict[str, int]:
+def lag_of(rows: Sequence[WorkerRow]) -> dict[str, int]:
     """What all workers together are behind, by topic."""
     total: dict[str, int] = {}
     for row in rows:
@@ -65,10 +65,10 @@ class WorkerSlot:
         self._again = 0.0
         """When it is to be started (again)."""
         self._deaths = self._starts = 0
-        self._report = Report()
+        self._report = WorkerReport()
         self._handled_before = self._commits_before = 0
         self._last_line = ""
-        self._rate = Rate()
+        self._rate = RecordRate()
 
     # Life -----------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class WorkerSlot:
         assert process is not None
         process.close()
         self._handled_before, self._commits_before = self.records, self.commits
-        self.error, self._report = self._report.error, Report()
+        self.error, self._report = self._report.error, WorkerReport()
         last, self._last_line = self.error or self._last_line, ""
         return f"worker {self.number} (pid {process.pid}) {ending(status, last)}"
 
@@ -132,10 +132,10 @@ class WorkerSlot:
     def commits(self) -> int:
         return self._commits_before + self._report.commits
 
-    def row(self) -> Row:
+    def row(self) -> WorkerRow:
         """What is to be shown now."""
         process, report = self.process, self._report
-        return Row(
+        return WorkerRow(
             self.number,
             process.pid if process is not None else None,
             self._state,
@@ -158,7 +158,7 @@ class WorkerSlot:
         return f"starts in {max(0.0, self._again - self._clock.monotonic()):.0f} s"
 
 
-class Rate:
+class RecordRate:
     """Records a second, over the last seconds."""
 
     def __init__(self) -> None:

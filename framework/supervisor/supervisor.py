@@ -24,9 +24,9 @@ from queue import SimpleQueue
 from strandline.changelog.clock import Clock
 from strandline.framework.supervisor.backoff import Backoff
 from strandline.framework.supervisor.logs import LogFiles
-from strandline.framework.supervisor.process import Lines, WorkerProcess
-from strandline.framework.supervisor.slots import Row, Start, WorkerSlot
-from strandline.framework.supervisor.view import Nothing, View
+from strandline.framework.supervisor.process import LineReader, WorkerProcess
+from strandline.framework.supervisor.slots import Start, WorkerRow, WorkerSlot
+from strandline.framework.supervisor.view import SilentView, StatusView
 
 TICK_SECONDS = 0.1
 """How often it looks for signals and for workers that have ended."""
@@ -60,14 +60,14 @@ class Supervisor:
         self,
         workers: int,
         start: Start,
-        view: View,
+        view: StatusView,
         clock: Clock,
         *,
         until_idle: bool = False,
         timeout: float | None = None,
         logs: LogFiles | None = None,
         backoff: Backoff | None = None,
-        note: Callable[[Sequence[Row]], None] = lambda _rows: None,
+        note: Callable[[Sequence[WorkerRow]], None] = lambda _rows: None,
     ) -> None:
         self._backoff = backoff or Backoff()
         self._slots = [WorkerSlot(n, start, clock, self._backoff) for n in range(workers)]
@@ -219,7 +219,7 @@ class Supervisor:
     def _listen(self) -> None:
         """Take what comes, for a tick at most."""
         for key, _ in self._selector.select(TICK_SECONDS):
-            assert isinstance(key.fileobj, Lines)
+            assert isinstance(key.fileobj, LineReader)
             key.data(key.fileobj.come())
             if key.fileobj.ended:
                 self._selector.unregister(key.fileobj)
@@ -262,7 +262,7 @@ class Supervisor:
             yield
         except OSError as error:
             if error.errno in (errno.EPIPE, errno.EIO):
-                self._view = Nothing()
+                self._view = SilentView()
                 self._end()
 
 

@@ -18,19 +18,19 @@ from rich.table import Table
 from rich.text import Text
 
 from strandline.changelog.clock import Clock
-from strandline.framework.supervisor.slots import Row, lag_of
+from strandline.framework.supervisor.slots import WorkerRow, lag_of
 from strandline.framework.terminal import printable
 
 TABLE_SECONDS, JSON_SECONDS, SUMMARY_SECONDS = 0.5, 1.0, 10.0
 
 
-class View(Protocol):
+class StatusView(Protocol):
     """Shows rows now and then, and lines as they come."""
 
     every: float
     """Seconds from one `show` to the next."""
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[WorkerRow]) -> None:
         """Show the workers as they are."""
         ...
 
@@ -43,16 +43,16 @@ class View(Protocol):
         ...
 
 
-def view_for(app: str, *, json: bool, clock: Clock, out: Out | None = None) -> View:
+def view_for(app: str, *, json: bool, clock: Clock, out: Out | None = None) -> StatusView:
     """The one that fits; with `out` lines go there."""
     if json:
         return JsonLines(app, clock, out)
     if out is not None:
-        return Summaries(app, out)
+        return SummaryView(app, out)
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveTable(app, console)
-    return Summaries(app)
+    return SummaryView(app)
 
 
 Out = Callable[[Sequence[str]], None]
@@ -65,7 +65,7 @@ def to_stderr(lines: Sequence[str]) -> None:
     sys.stderr.flush()
 
 
-class Summaries:
+class SummaryView:
     """A line on all workers."""
 
     every = SUMMARY_SECONDS
@@ -74,7 +74,7 @@ class Summaries:
         self._app = app
         self._out = out or to_stderr
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[WorkerRow]) -> None:
         self.lines([f"app {self._app}: {_states(rows)}, {_figures(rows)}"])
 
     def lines(self, lines: Sequence[str]) -> None:
@@ -84,7 +84,7 @@ class Summaries:
         """There is nothing to take back."""
 
 
-class JsonLines(Summaries):
+class JsonLines(SummaryView):
     """One document a line."""
 
     every = JSON_SECONDS
@@ -93,7 +93,7 @@ class JsonLines(Summaries):
         super().__init__(app, out)
         self._clock = clock
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[WorkerRow]) -> None:
         document: dict[str, Any] = {
             "app": self._app,
             "time": self._clock.now_ms(),
@@ -106,12 +106,12 @@ class JsonLines(Summaries):
         sys.stdout.flush()
 
 
-class Nothing:
+class SilentView:
     """For when nobody reads."""
 
     every = SUMMARY_SECONDS
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[WorkerRow]) -> None:
         """Nobody sees it."""
 
     def lines(self, lines: Sequence[str]) -> None:
@@ -138,7 +138,7 @@ class LiveTable:
         )
         self._live.start()
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[WorkerRow]) -> None:
         self._live.update(self._table(rows), refresh=True)
 
     def lines(self, lines: Sequence[str]) -> None:
@@ -147,7 +147,7 @@ class LiveTable:
     def close(self) -> None:
         self._live.stop()
 
-    def _table(self, rows: Sequence[Row]) -> Table:
+    def _table(self, rows: Sequence[WorkerRow]) -> Table:
         title = Text(printable(f"app {self._app}: {_figures(rows)}"), style="bold")
         table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
         table.add_column("worker", justify="right")
@@ -160,7 +160,7 @@ class LiveTable:
         return table
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: WorkerRow) -> list[str]:
     return [
         str(row.worker),
         "–" if row.pid is None else str(row.pid),
@@ -172,11 +172,11 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _states(rows: Sequence[Row]) -> str:
+def _states(rows: Sequence[WorkerRow]) -> str:
     """How many run, and what the others do.
 
-    >>> at_work = Row(0, 41, "running", (), 0, 0.0, 0, {}, 0, None)
-    >>> waiting = Row(1, 42, "waiting for the log", (), 0, 0.0, 0, {}, 0, None, 12.3)
+    >>> at_work = WorkerRow(0, 41, "running", (), 0, 0.0, 0, {}, 0, None)
+    >>> waiting = WorkerRow(1, 42, "waiting for the log", (), 0, 0.0, 0, {}, 0, None, 12.3)
     >>> _states([at_work, waiting])
     '1 of 2 workers running, 1 waiting for the log (12 s)'
     """
@@ -185,25 +185,25 @@ def _states(rows: Sequence[Row]) -> str:
     return ", ".join([running, *(f"{n} {_since(state, rows)}" for state, n in others.items())])
 
 
-def _since(state: str, rows: Sequence[Row]) -> str:
+def _since(state: str, rows: Sequence[WorkerRow]) -> str:
     """A state, with how long the log has been silent for those in it."""
     silent = max(row.silent_s for row in rows if row.state == state)
     return f"{state} ({silent:.0f} s)" if silent else state
 
 
-def _state(row: Row) -> str:
+def _state(row: WorkerRow) -> str:
     if row.state != "restoring" or row.restoring is None:
         return _since(row.state, [row])
     done, left = row.restoring.records, row.restoring.remaining
     return f"restoring {done:,} of {done + left:,}"
 
 
-def _figures(rows: Sequence[Row]) -> str:
+def _figures(rows: Sequence[WorkerRow]) -> str:
     records, rate = sum(r.records for r in rows), sum(r.records_per_s for r in rows)
     return f"{records:,} records, {rate:,.0f} a second, lag {_behind(rows)}"
 
 
-def _behind(rows: Sequence[Row]) -> str:
+def _behind(rows: Sequence[WorkerRow]) -> str:
     """The lag by topic; that of some workers would look like less than it is."""
     silent = max(row.silent_s for row in rows)
     if silent:

@@ -26,7 +26,7 @@ from pathlib import Path
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.errors import LogLocked, StrandlineError
 from strandline.changelog.storage import LocalStorage, Lock, Storage
-from strandline.statestore.engine import Position
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.rocksdb import RocksEngine, wait_until
 
 log = logging.getLogger("strandline.state")
@@ -128,7 +128,7 @@ def _free_beside(path: Path, clock: Clock) -> Iterator[RocksEngine]:
             yield engine
 
 
-def _is_further(position: Position | None, than: Position | None) -> bool:
+def _is_further(position: StorePosition | None, than: StorePosition | None) -> bool:
     if position is None or than is None:
         return than is None and position is not None
     return position.topic_id == than.topic_id and position.offset > than.offset

@@ -16,27 +16,27 @@ from typing import Any
 import rocksdict
 
 from strandline.changelog.errors import CorruptLog
-from strandline.statestore.engine import POSITION_KEY, Entry, Position
+from strandline.statestore.engine import POSITION_KEY, Entry, StorePosition
 from strandline.statestore.engines.rocksdb import DATABASE
 from strandline.statestore.ordered import FIRST_KEY
 
 NOT_LINKED = {"LOCK", "LOG", "rocksdict-config.json"}
 
 
-class Content:
+class DatabaseContent:
     """A database that is open to be looked at."""
 
     def __init__(self, database: rocksdict.Rdict, folder: Path) -> None:
         self._database = database
         self._folder = folder
 
-    def position(self) -> Position | None:
+    def position(self) -> StorePosition | None:
         """Up to where of its changelog it reaches. Raises CorruptLog, FutureFormat."""
         try:
             found = self._database.get(POSITION_KEY)
         except Exception as error:
             raise _unreadable(self._folder, error) from error
-        return None if found is None else Position.from_bytes(found)
+        return None if found is None else StorePosition.from_bytes(found)
 
     def entries(self) -> Iterator[Entry]:
         """All keys and values, by ascending keys. Raises CorruptLog where one is damaged."""
@@ -69,7 +69,7 @@ def is_unfinished(folder: Path) -> bool:
 
 
 @contextmanager
-def inspected(folder: Path) -> Iterator[Content]:
+def inspected(folder: Path) -> Iterator[DatabaseContent]:
     """The database of a partition's folder. Raises CorruptLog."""
     with tempfile.TemporaryDirectory(prefix="strandline-") as links:
         for file in (folder / DATABASE).iterdir():
@@ -83,7 +83,7 @@ def inspected(folder: Path) -> Iterator[Content]:
         except Exception as error:
             raise _unreadable(folder, error) from error
         try:
-            yield Content(database, folder)
+            yield DatabaseContent(database, folder)
         finally:
             database.close()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 
-from strandline.statestore.engine import Column, Entry, Position
+from strandline.statestore.engine import Column, Entry, StorePosition
 from strandline.statestore.layers import MISSING, Change, Layers, overlaid
 
 
@@ -18,9 +18,9 @@ class MemoryEngine:
 
     def __init__(self) -> None:
         self._layers = Layers()
-        self._position: Position | None = None
+        self._position: StorePosition | None = None
 
-    def position(self) -> Position | None:
+    def position(self) -> StorePosition | None:
         return self._position
 
     def is_empty(self) -> bool:
@@ -42,7 +42,9 @@ class MemoryEngine:
         )
         return ((key, value) for key, value in merged if value is not None)
 
-    def write(self, keys: Column[bytes], values: Column[bytes | None], position: Position) -> None:
+    def write(
+        self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
+    ) -> None:
         self._layers.add(keys, values, 0)
         self._position = position
 

@@ -54,7 +54,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.local_file import allow_many_files
 from strandline.changelog.storage import LocalStorage, Lock
-from strandline.statestore.engine import POSITION_KEY, Column, Entry, Position
+from strandline.statestore.engine import POSITION_KEY, Column, Entry, StorePosition
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -111,7 +111,7 @@ class RocksEngine:
         self._sst_from = sst_from
         self._scans: weakref.WeakSet[Generator[Entry, None, None]] = weakref.WeakSet()
         self._files_written = 0
-        self._position: Position | None = None
+        self._position: StorePosition | None = None
         self._storage.make_dir("")
         self._open_or_begin_anew()
         try:  # only now: until RocksDB's lock is ours, another may be writing there
@@ -121,7 +121,7 @@ class RocksEngine:
             self.close()
             raise
 
-    def position(self) -> Position | None:
+    def position(self) -> StorePosition | None:
         return self._position
 
     def is_empty(self) -> bool:
@@ -146,7 +146,9 @@ class RocksEngine:
         self._scans.add(scan)
         return scan
 
-    def write(self, keys: Column[bytes], values: Column[bytes | None], position: Position) -> None:
+    def write(
+        self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
+    ) -> None:
         self._wait_for_compaction()
         self._check_folder()
         store = self._ingest if len(keys) >= self._sst_from else self._write_batch
@@ -252,7 +254,7 @@ class RocksEngine:
             self._check_folder()  # RocksDB has opened what the path led to
             self._db.set_write_options(_write_options())
             found = self._guarded("read", self._db.get, POSITION_KEY)
-            self._position = Position.from_bytes(found) if found is not None else None
+            self._position = StorePosition.from_bytes(found) if found is not None else None
             if found is None and self._holds_entries():
                 raise CorruptLog(f"{database} holds entries but no position")
         except BaseException:
@@ -289,7 +291,7 @@ class RocksEngine:
         probe.status()
 
     def _write_batch(
-        self, keys: Column[bytes], values: Column[bytes | None], position: Position
+        self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
     ) -> None:
         batch = rocksdict.WriteBatch(raw_mode=True)
         _put_all(batch, keys, values, position)
@@ -297,7 +299,7 @@ class RocksEngine:
         self._db.flush()
 
     def _ingest(
-        self, keys: Column[bytes], values: Column[bytes | None], position: Position
+        self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
     ) -> None:
         self._files_written += 1
         name = f"tmp/{self._files_written}.sst"
@@ -368,7 +370,7 @@ def _put_all(
     target: rocksdict.WriteBatch | rocksdict.SstFileWriter,
     keys: Column[bytes],
     values: Column[bytes | None],
-    position: Position,
+    position: StorePosition,
 ) -> None:
     target[POSITION_KEY] = position.to_bytes()
     # A loop of Python's: unlike one in C it lets other threads have the interpreter.

@@ -16,7 +16,7 @@ import pytest
 
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import Target
+from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.flight.server import FlightEndpoint
 from strandline.changelog.storage import LocalStorage
 
@@ -102,12 +102,12 @@ def endpoint(owner: Owner, tmp_path: Path) -> Iterator[FlightEndpoint]:
 
 
 @pytest.fixture
-def target(endpoint: FlightEndpoint, tmp_path: Path) -> Target:
-    return Target(f"grpc+unix://{tmp_path}/s", TOKEN, "the test's log")
+def target(endpoint: FlightEndpoint, tmp_path: Path) -> ConnectionTarget:
+    return ConnectionTarget(f"grpc+unix://{tmp_path}/s", TOKEN, "the test's log")
 
 
 @pytest.fixture
-def beside(target: Target, tmp_path: Path) -> Iterator[FlightBroker]:
+def beside(target: ConnectionTarget, tmp_path: Path) -> Iterator[FlightBroker]:
     """Attached where the log's files can be read."""
     broker = FlightBroker(replace(target, folder=tmp_path / "log"), deadline=10)
     yield broker
@@ -115,7 +115,7 @@ def beside(target: Target, tmp_path: Path) -> Iterator[FlightBroker]:
 
 
 @pytest.fixture
-def afar(target: Target) -> Iterator[FlightBroker]:
+def afar(target: ConnectionTarget) -> Iterator[FlightBroker]:
     """Attached where they cannot."""
     broker = FlightBroker(target, deadline=10)
     yield broker

@@ -27,11 +27,11 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.flight import batches, messages, requests
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import Target
-from strandline.changelog.flight.failover import FailoverBroker, Link
+from strandline.changelog.flight.connection import ConnectionTarget
+from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.flight.messages import (
     WIRE_VERSION,
-    Hello,
+    SessionHello,
     check_version,
     encode,
 )
@@ -73,7 +73,7 @@ def test_settings_need_no_keyword(owner: Owner, attached: FlightBroker) -> None:
     """As in `log.alter_topic("t", {"retention.ms": "5"})`, whatever stands behind the log."""
     owner.create_topic("t")
     over = FailoverBroker(
-        lambda _: Link(attached, lambda: False, lambda: None), deadline=10, name="t"
+        lambda _: LogLink(attached, lambda: False, lambda: None), deadline=10, name="t"
     )
     for days, broker in enumerate((owner, attached, over, Log(attached)), start=1):
         settings = {"retention.ms": str(days)}
@@ -345,7 +345,7 @@ def test_a_waiting_fetch_does_not_hold_up_closing(attached, owner, endpoint):
 @pytest.mark.parametrize("token", ["", "wrong", "a token of the testsX"])
 def test_without_the_token_nothing_is_answered(target, token):
     with pytest.raises(Unauthenticated, match="token"):
-        FlightBroker(Target(target.location, token, "x"), deadline=5)
+        FlightBroker(ConnectionTarget(target.location, token, "x"), deadline=5)
     client = flight.connect(target.location)
     for call in (
         lambda: list(client.do_action(flight.Action("Topics", b"\x90"))),
@@ -358,10 +358,10 @@ def test_without_the_token_nothing_is_answered(target, token):
 
 
 def test_another_version_of_the_protocol_is_refused_with_both_named():
-    assert check_version(encode(Hello(WIRE_VERSION, 1, "x"))).pid == 1
+    assert check_version(encode(SessionHello(WIRE_VERSION, 1, "x"))).pid == 1
     for strange in (
         encode([99, {"new": "fields"}]),
-        encode(Hello(WIRE_VERSION + 1, 1, "x")),
+        encode(SessionHello(WIRE_VERSION + 1, 1, "x")),
         b"",
         b"\xff" * 9,
     ):
@@ -371,9 +371,9 @@ def test_another_version_of_the_protocol_is_refused_with_both_named():
 
 def test_messages_are_bounded_and_typed():
     with pytest.raises(InvalidRequest, match="over the limit"):
-        messages.decode(b"\0" * (messages.MAX_MESSAGE + 1), requests.Topic)
+        messages.decode(b"\0" * (messages.MAX_MESSAGE + 1), requests.DescribeTopic)
     with pytest.raises(InvalidRequest, match="Expected `str`"):
-        messages.decode(msgspec.msgpack.encode([1]), requests.Topic)
+        messages.decode(msgspec.msgpack.encode([1]), requests.DescribeTopic)
     with pytest.raises(InvalidRequest):
         messages.decode(
             msgspec.msgpack.encode(["t", 1, None, b"no schema", False]), requests.CreateTopic
@@ -397,7 +397,7 @@ def test_a_batch_with_lying_lengths_is_refused_before_it_is_used(attached, owner
     at = message.rindex(b"\x01\0\0\0")  # the end of the last column's one value
     message[at : at + 4] = b"\xff\xff\xff\x7f"
     with pytest.raises(InvalidRecord):
-        batches.read_appends([first, batches.Row(a_row(message), row.header)])
+        batches.read_appends([first, batches.StreamMessage(a_row(message), row.header)])
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -408,7 +408,7 @@ def test_bits_that_flip_on_the_way_never_crash_the_owner(seed, columns):
     for _ in range(8):
         message[chance.randrange(len(message))] ^= 1 << chance.randrange(8)
     try:
-        (append,) = batches.read_appends([first, batches.Row(a_row(message), row.header)])
+        (append,) = batches.read_appends([first, batches.StreamMessage(a_row(message), row.header)])
     except InvalidRecord:
         return
     append.columns.validate(full=True)
@@ -460,7 +460,7 @@ def test_creating_what_exists_is_still_an_error(attached):
 
 def test_two_endpoints_can_serve_one_owner(owner, endpoint, attached, tmp_path):
     other = FlightEndpoint(owner, f"grpc+unix://{tmp_path}/s2", token="other")
-    broker = FlightBroker(Target(f"grpc+unix://{tmp_path}/s2", "other", "x"), deadline=5)
+    broker = FlightBroker(ConnectionTarget(f"grpc+unix://{tmp_path}/s2", "other", "x"), deadline=5)
     broker.create_topic("t")
     assert attached.topic("t") == broker.topic("t")
     broker.close()

@@ -17,7 +17,7 @@ from strandline import changelog
 from strandline.changelog.directory import Identity
 from strandline.changelog.embedded import document
 from strandline.changelog.embedded.checking.folder import check_log
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.folder import (
     FOLDER_KIND,
     MOST_ANCESTORS,
@@ -234,7 +234,7 @@ def test_the_id_of_a_storage_that_has_no_copies_stays() -> None:
     from strandline.changelog.clock import SystemClock
     from strandline.changelog.storage import MemoryStorage
 
-    environment = Environment(MemoryStorage(), SystemClock())
+    environment = LogContext(MemoryStorage(), SystemClock())
     assert folder_meta(environment) == folder_meta(environment)
 
 

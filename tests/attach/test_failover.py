@@ -15,7 +15,7 @@ from strandline.changelog.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from strandline.changelog.flight.failover import FailoverBroker, Link
+from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.records import Append, CommittedOffset, TopicPartition
 from strandline.changelog.storage import MemoryStorage
 from tests.cleaning import Segments
@@ -40,7 +40,7 @@ class Folder:
             self.owner = Owner(self.storage, background=False, durability="os")
         self.connections += 1
         line = Line(self)
-        return Link(line, lambda: line.lost, lambda: None)
+        return LogLink(line, lambda: line.lost, lambda: None)
 
 
 class Line:
@@ -242,7 +242,7 @@ def test_the_time_that_is_told_is_that_of_all_attempts():
             clock.advance(20_000)
             raise OwnerUnavailable("gone")
 
-    lines = [Link(Dying(), lambda: True, lambda: None)]
+    lines = [LogLink(Dying(), lambda: True, lambda: None)]
 
     def connect(seconds):
         if lines:

@@ -10,7 +10,7 @@ import pytest
 
 from strandline.changelog.embedded import filesystem
 from strandline.changelog.embedded.filesystem import (
-    Mount,
+    MountPoint,
     mount_of,
     parse_mount_command,
     parse_mountinfo,
@@ -45,12 +45,12 @@ def test_life_is_told_from_pid_and_start(tmp_path, eventually):
     mine = endpoints.new_endpoint(tmp_path)
     assert mine.life() == "alive"
     fields = {name: getattr(mine, name) for name in mine.__struct_fields__}
-    assert endpoints.Endpoint(**{**fields, "started": "1"}).life() == "dead"
-    assert endpoints.Endpoint(**{**fields, "namespace": "pid:[1]"}).life() == "unknown"
+    assert endpoints.OwnerEndpoint(**{**fields, "started": "1"}).life() == "dead"
+    assert endpoints.OwnerEndpoint(**{**fields, "namespace": "pid:[1]"}).life() == "unknown"
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     state, started = state_of(child.pid)
     assert state in "RSD"
-    theirs = endpoints.Endpoint(**{**fields, "pid": child.pid, "started": started})
+    theirs = endpoints.OwnerEndpoint(**{**fields, "pid": child.pid, "started": started})
     assert theirs.life() == "alive"
     child.send_signal(19)
     eventually(lambda: theirs.life() == "stopped", timeout=5)
@@ -90,7 +90,7 @@ def test_the_deepest_mount_decides(folder, kind, remote):
 
 
 def test_the_last_of_several_mounts_on_one_folder_decides():
-    stacked = [Mount("/a", "nfs", "x"), Mount("/a", "ext4", "y")]
+    stacked = [MountPoint("/a", "nfs", "x"), MountPoint("/a", "ext4", "y")]
     assert mount_of("/a/b", stacked) == stacked[1]
 
 
@@ -107,6 +107,6 @@ def test_macos():
 
 def test_a_network_file_system_is_refused_with_the_reason(tmp_path, monkeypatch):
     filesystem.check_local(tmp_path / "not there yet")
-    monkeypatch.setattr(filesystem, "_mounts", lambda: [Mount("/", "nfs4", "nas:/export")])
+    monkeypatch.setattr(filesystem, "_mounts", lambda: [MountPoint("/", "nfs4", "nas:/export")])
     with pytest.raises(StorageFailed, match=r"nfs4, nas:/export.*local disk.*strandline serve"):
         filesystem.check_local(tmp_path)

@@ -9,13 +9,14 @@ import sys
 import pytest
 
 from strandline import changelog
+from strandline.changelog.credentials import TOKEN_VARIABLE
 from strandline.changelog.errors import (
     InvalidConfig,
     OwnerUnavailable,
     StrandlineError,
     Unauthenticated,
 )
-from strandline.changelog.flight.address import TOKEN_VARIABLE, connect, parse_url
+from strandline.changelog.flight.address import connect, parse_url
 from strandline.changelog.flight.attach import attach_or_own
 from strandline.changelog.flight.serve import serve
 from strandline.changelog.location import is_served

@@ -17,7 +17,7 @@ from typing import Any
 
 from strandline import changelog
 from strandline.changelog.embedded.checking.findings import Finding, Severity
-from strandline.changelog.embedded.checking.folder import Checked, check_log
+from strandline.changelog.embedded.checking.folder import CheckedLog, check_log
 from strandline.changelog.errors import StrandlineError
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import LocalStorage
@@ -83,7 +83,7 @@ class FolderField(Field):
             if f.severity > Severity.NOTE
         ]
 
-    def _circumstances(self, finding: Finding, checked: Checked) -> str:
+    def _circumstances(self, finding: Finding, checked: CheckedLog) -> str:
         """Of a store that is wrong: where each machine's copy is, and how far its changelog was cleaned."""
         scanned = checked.named(*finding.partition) if finding.partition else None
         if scanned is None or finding.kind != "store":

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import Producer
-from strandline.changelog.client.standing import State
+from strandline.changelog.client.transaction_state import ProducerPhase
 from strandline.changelog.errors import (
     ProducerFenced,
     Retriable,
@@ -81,7 +81,7 @@ class Pen:
 
     def _settle(self, producer: Producer) -> bool:
         """Find out what became of the transaction."""
-        while producer.state is State.IN_DOUBT:
+        while producer.state is ProducerPhase.IN_DOUBT:
             try:
                 producer.commit_transaction()
                 return True

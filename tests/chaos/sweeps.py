@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.cleaning import Cleaned
+from strandline.changelog.cleaning import CleanedPartition
 from strandline.changelog.embedded.manifest import Manifest
 from strandline.changelog.embedded.names import partition_folder, segment_of
 from strandline.changelog.errors import StrandlineError
@@ -38,7 +38,7 @@ class Sweeps:
     def __init__(self, broker: Broker, log: Path) -> None:
         self._broker = broker
         self._storage = LocalStorage(log)
-        self._passes: dict[tuple[str, int, int], Cleaned] = {}
+        self._passes: dict[tuple[str, int, int], CleanedPartition] = {}
         """Those that were seen; of two between two looks it is the last."""
         broker.alter_config(LOG_SETTINGS)
         compacted = [topic for topic in broker.topics() if topic.effective.compact]

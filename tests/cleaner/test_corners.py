@@ -12,11 +12,11 @@ from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.cleaning import rewriting
 from strandline.changelog.embedded.cleaning.cleaner import clean
-from strandline.changelog.embedded.cleaning.passes import Pass
+from strandline.changelog.embedded.cleaning.passes import PassResult
 from strandline.changelog.embedded.cleaning.schedule import Cleaners
 from strandline.changelog.embedded.manifest import NO_HORIZON
 from strandline.changelog.embedded.partition import Partition
-from strandline.changelog.embedded.topic import Topic
+from strandline.changelog.embedded.topic import OpenTopic
 from strandline.changelog.errors import DiskFull, StorageFailed
 from strandline.changelog.records import Append, Appended, TopicPartition
 from strandline.changelog.storage import Bytes
@@ -60,7 +60,7 @@ def partition_of(world: World) -> Partition:
     return world.owner._catalog.get("t").partition(0)
 
 
-def pass_of(world: World, memory: int) -> Pass:
+def pass_of(world: World, memory: int) -> PassResult:
     """One pass, with so much memory for keys, over all that there is."""
     partition = partition_of(world)
     if partition.segments[-1].size:
@@ -354,7 +354,7 @@ def test_one_that_is_less_dirty_does_not_wait_for_ever(
     assert 0.5 < ratios["t"] < ratios["busy"]
     chosen = []
 
-    def begin(cleaners: Cleaners, topic: Topic, partition: Partition, _: object) -> None:
+    def begin(cleaners: Cleaners, topic: OpenTopic, partition: Partition, _: object) -> None:
         chosen.append(topic.meta.name)
         cleaners._courses[partition].due_ms = None
         cleaners._busy = 1

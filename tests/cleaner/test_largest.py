@@ -16,7 +16,7 @@ from strandline.changelog.embedded.names import CATALOG, LOG_CONFIG
 from strandline.changelog.embedded.topic import KIND, TopicMeta
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.log_config import CleanerConfig, LogConfig
-from strandline.changelog.settings import LONG_MAX, LONGEST_MS, Range
+from strandline.changelog.settings import LONG_MAX, LONGEST_MS, SettingRange
 from strandline.framework.options import Options
 from strandline.framework.testing import TestDriver
 from strandline.statestore.spec import StoreLimits, StoreSpec
@@ -57,7 +57,7 @@ def story(world: World) -> None:
 
 
 @pytest.mark.parametrize(("name", "limits"), TOPIC)
-def test_a_topics_setting_may_be_as_large_as_it_may_be(name: str, limits: Range) -> None:
+def test_a_topics_setting_may_be_as_large_as_it_may_be(name: str, limits: SettingRange) -> None:
     world = World()
     largest = int(limits.high) if name != "min.cleanable.dirty.ratio" else limits.high
     world.owner.create_topic("c", config={**COMPACTED, name: str(largest)})
@@ -71,7 +71,7 @@ def test_a_topics_setting_may_be_as_large_as_it_may_be(name: str, limits: Range)
 
 
 @pytest.mark.parametrize(("name", "limits"), CLEANER)
-def test_a_cleaners_setting_may_be_as_large_as_it_may_be(name: str, limits: Range) -> None:
+def test_a_cleaners_setting_may_be_as_large_as_it_may_be(name: str, limits: SettingRange) -> None:
     world = World()
     world.owner.alter_config({name: str(int(limits.high))})
     world.owner.create_topic("c", config=COMPACTED)
@@ -79,7 +79,7 @@ def test_a_cleaners_setting_may_be_as_large_as_it_may_be(name: str, limits: Rang
 
 
 @pytest.mark.parametrize(("name", "limits"), TOPIC)
-def test_a_larger_one_is_refused(name: str, limits: Range) -> None:
+def test_a_larger_one_is_refused(name: str, limits: SettingRange) -> None:
     world = World()
     larger = str(int(limits.high) + 1)
     with pytest.raises(InvalidConfig, match=f"{name} must be"):
@@ -90,7 +90,7 @@ def test_a_larger_one_is_refused(name: str, limits: Range) -> None:
 
 
 @pytest.mark.parametrize(("name", "limits"), CLEANER)
-def test_a_larger_one_of_the_cleaner_is_refused(name: str, limits: Range) -> None:
+def test_a_larger_one_of_the_cleaner_is_refused(name: str, limits: SettingRange) -> None:
     with pytest.raises(InvalidConfig, match=f"{name} must be"):
         LogConfig().altered({name: str(int(limits.high) + 1)})
 

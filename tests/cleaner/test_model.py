@@ -25,8 +25,8 @@ from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.cleaning import look, rewriting, schedule
 from strandline.changelog.embedded.cleaning import marks as marking
-from strandline.changelog.embedded.cleaning.passes import Pass
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.cleaning.passes import PassResult
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.names import CONSUMER_OFFSETS
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.errors import (
@@ -150,7 +150,7 @@ class CleaningMachine(RuleBasedStateMachine):
         self.patches.enter_context(patch.object(marking, "FRAME_BITS", 1))
         self.patches.enter_context(patch.object(schedule, "clean", self._watched(schedule.clean)))
         self.patches.enter_context(patch.object(schedule._log, "warning"))
-        self.patches.enter_context(patch.object(Environment, "at_once", taking_turns))
+        self.patches.enter_context(patch.object(LogContext, "at_once", taking_turns))
         self.patches.enter_context(patch.object(rewriting, "LARGE", large))
         self.patches.enter_context(patch.object(rewriting, "MERGED_BYTES", 2 * large))
         self.memory, self.retention, self.policy = memory, retention, policy
@@ -462,8 +462,8 @@ class CleaningMachine(RuleBasedStateMachine):
         if not all(one.usable and not one._manifest_in_doubt for one in partitions):
             self._reopen("kill", lost=())
 
-    def _watched(self, clean: Callable[..., Pass]) -> Callable[..., Pass]:
-        def watched(partition: Partition, *, now_ms: int, **given: Any) -> Pass:
+    def _watched(self, clean: Callable[..., PassResult]) -> Callable[..., PassResult]:
+        def watched(partition: Partition, *, now_ms: int, **given: Any) -> PassResult:
             given["memory"] = self.memory
             if partition.topic_partition.topic != "t":
                 return clean(partition, now_ms=now_ms, **given)
@@ -511,7 +511,7 @@ class CleaningMachine(RuleBasedStateMachine):
         end = min([stable, partition.segments[-1].base_offset, *young])
         return start, max(start, end)
 
-    def _check_pass(self, partition: Partition, done: Pass, now_ms: int) -> None:
+    def _check_pass(self, partition: Partition, done: PassResult, now_ms: int) -> None:
         model = self.models[partition.topic_partition.partition]
         if not done.whole:
             assert model.keys(done.start, done.end)

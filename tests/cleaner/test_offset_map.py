@@ -12,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.changelog.embedded.cleaning import offset_map
-from strandline.changelog.embedded.cleaning.offset_map import ABSENT, KeyHashes, Latest, OffsetMap
+from strandline.changelog.embedded.cleaning.offset_map import (
+    ABSENT,
+    KeyHashes,
+    LatestOffsets,
+    OffsetMap,
+)
 
 BASE = 1_000
 SEED = 0x0123_4567_89AB_CDEF_FEDC_BA98_7654_3210
@@ -27,7 +32,7 @@ def expected(numbers: list[int], offsets: list[int]) -> dict[int, int]:
     return dict(zip(numbers, offsets, strict=True))
 
 
-def judge(latest: Latest, wanted: dict[int, int], asked: range) -> None:
+def judge(latest: LatestOffsets, wanted: dict[int, int], asked: range) -> None:
     """Hold it against what it should know."""
     assert latest.keys == len(wanted)
     answers = latest.of(pa.array([key_of(n) for n in asked], pa.binary()))

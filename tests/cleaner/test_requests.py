@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strandline.changelog.embedded.cleaning import cleaner, schedule
-from strandline.changelog.embedded.cleaning.passes import Pass
+from strandline.changelog.embedded.cleaning.passes import PassResult
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.errors import StorageFailed
@@ -30,7 +30,7 @@ class Gate:
         self._open = threading.Semaphore(0)
         self.error: Exception | None = None
 
-    def clean(self, *given: Any, **named: Any) -> Pass:
+    def clean(self, *given: Any, **named: Any) -> PassResult:
         done = cleaner.clean(*given, **named)
         self.reached.release()
         assert self._open.acquire(timeout=BOUND)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.changelog.embedded.cleaning.marks import Marks
-from strandline.changelog.embedded.cleaning.offset_map import Entries, last_ones
-from strandline.changelog.embedded.cleaning.runs import Runs
+from strandline.changelog.embedded.cleaning.offset_map import HashedKeys, last_ones
+from strandline.changelog.embedded.cleaning.runs import SortedRuns
 from strandline.changelog.errors import StorageFailed
 from strandline.changelog.storage import MemoryStorage
 from tests.cleaner.test_offset_map import Hashing, alike, at_the_ends, by_the_second, near
@@ -25,19 +25,19 @@ def spread(number: int) -> tuple[int, int]:
     return (number * 0x9E37_79B9_7F4A_7C15) % (1 << 64), number
 
 
-def entries_of(keys: list[int], first_number: int, hashing: Hashing) -> Entries:
+def entries_of(keys: list[int], first_number: int, hashing: Hashing) -> HashedKeys:
     """What a map holds that was given these keys."""
     pairs = np.array([hashing(key) for key in keys], np.uint64).reshape(-1, 2)
     numbers = np.arange(first_number, first_number + len(keys), dtype=np.uint32)
-    return last_ones(Entries(pairs[:, 0].copy(), pairs[:, 1].copy(), numbers))
+    return last_ones(HashedKeys(pairs[:, 0].copy(), pairs[:, 1].copy(), numbers))
 
 
 def runs_of(
     some: list[list[int]], hashing: Hashing = spread, in_memory: int = 1 << 20
-) -> tuple[Runs, MemoryStorage, list[int]]:
+) -> tuple[SortedRuns, MemoryStorage, list[int]]:
     """Runs of these keys, numbered from 100 on; and what their file's pace was told of."""
     storage, paced = MemoryStorage(), list[int]()
-    runs = Runs(storage, PATH, most=MOST, in_memory=in_memory, pace=paced.append)
+    runs = SortedRuns(storage, PATH, most=MOST, in_memory=in_memory, pace=paced.append)
     for number, keys in reversed(list(enumerate(some))):  # later ones may come first
         before = sum(len(earlier) for earlier in some[:number])
         runs.add(entries_of(keys, before, hashing), 100)
@@ -91,7 +91,7 @@ def test_a_file_that_is_cut_off_is_noticed() -> None:
 def test_the_file_is_made_anew_and_removed() -> None:
     storage = MemoryStorage()
     storage.create(PATH).append(b"of a pass that could not remove it")
-    runs = Runs(storage, PATH, most=MOST, in_memory=100, pace=lambda _: None)
+    runs = SortedRuns(storage, PATH, most=MOST, in_memory=100, pace=lambda _: None)
     assert runs.bytes == 0
     for _ in range(2):
         runs.close()

@@ -19,7 +19,7 @@ from strandline.changelog.embedded.cleaning.bounds import bounds_of
 from strandline.changelog.embedded.cleaning.cleaner import clean
 from strandline.changelog.embedded.cleaning.marks import FRAME_BITS
 from strandline.changelog.embedded.cleaning.offset_map import ENTRY_BYTES, OffsetMap
-from strandline.changelog.embedded.cleaning.passes import Pace, Pass
+from strandline.changelog.embedded.cleaning.passes import PassPace, PassResult
 from strandline.changelog.embedded.names import KEYS
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.errors import DiskFull, StorageFailed
@@ -81,7 +81,7 @@ def close_segment(world: World) -> Partition:
     return partition
 
 
-def pass_of(world: World, memory: int = MEMORY, pace: Pace = lambda _: None) -> Pass:
+def pass_of(world: World, memory: int = MEMORY, pace: PassPace = lambda _: None) -> PassResult:
     """One pass over all that there is."""
     partition, now = close_segment(world), world.clock.now_ms()
     return clean(partition, memory=memory, pace=pace, now_ms=now)
@@ -217,7 +217,7 @@ def test_the_keys_of_the_dirty_section_are_counted(world: PowerWorld) -> None:
     send(client, 2 * list(range(3 * CAPACITY)))
     partition = close_segment(world)
     bounds = bounds_of(partition, world.clock.now_ms())
-    known = look.look(partition, bounds, MEMORY, lambda _: None, Pass())
+    known = look.look(partition, bounds, MEMORY, lambda _: None, PassResult())
     assert (known.latest.keys, known.latest.use, known.end) == (3 * CAPACITY, 1.0, bounds.end)
 
 

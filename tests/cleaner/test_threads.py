@@ -24,7 +24,7 @@ from strandline.changelog.broker import Broker
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import Target
+from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.flight.server import FlightEndpoint
 from strandline.changelog.records import Append, PartitionOffsets, ProducerIdentity, TopicPartition
 from strandline.changelog.storage import LocalStorage
@@ -201,7 +201,7 @@ def attached(owner: Owner, folder: Path) -> Iterator[FlightBroker]:
     """Beside the owner: it reads the files itself, whoever removes them."""
     location = f"grpc+unix://{folder}/s"
     endpoint = FlightEndpoint(owner, location, token=TOKEN, locate=owner.locate)
-    target = Target(location, TOKEN, "the test's log")
+    target = ConnectionTarget(location, TOKEN, "the test's log")
     broker = FlightBroker(replace(target, folder=folder / "log"), deadline=20)
     try:
         yield broker

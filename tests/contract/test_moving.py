@@ -12,7 +12,7 @@ from strandline import changelog
 from strandline.changelog.clock import SystemClock
 from strandline.changelog.errors import InvalidRequest, TopicExists
 from strandline.changelog.log import Log
-from strandline.changelog.moving import Place, Report, Selection, move, verify_only
+from strandline.changelog.moving import MovedLog, MoveReport, Selection, move, verify_only
 from strandline.changelog.moving.reading import committed_in
 from strandline.changelog.records import CommittedOffset, TopicPartition
 
@@ -26,9 +26,9 @@ class Logs(NamedTuple):
 
     source: Log
     target: Log
-    places: tuple[Place, Place]
+    places: tuple[MovedLog, MovedLog]
 
-    def move(self, topic: str) -> Report:
+    def move(self, topic: str) -> MoveReport:
         """A topic, and the groups of this test, not all that others have left on the same brokers."""
         groups = [group for group in self.source.broker.groups() if group.startswith(topic)]
         return move(*self.places, Selection([topic], groups))
@@ -42,7 +42,9 @@ def logs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Logs]:
         for number, kind in enumerate(request.param.split(" to "))
     ]
     with changelog.open(urls[0]) as source, changelog.open(urls[1]) as target:
-        yield Logs(source, target, (Place(urls[0], source.broker), Place(urls[1], target.broker)))
+        yield Logs(
+            source, target, (MovedLog(urls[0], source.broker), MovedLog(urls[1], target.broker))
+        )
 
 
 def filled(log: Log, topic: str, now: int) -> None:
@@ -214,7 +216,9 @@ def test_settings_that_a_cluster_does_not_take_are_named(
         given = {"segment.bytes": "65536", "segment.ms": "3600000", "cleanup.policy": "compact"}
         here.create_topic(name, config=given)
         report = move(
-            Place(folder, here.broker), Place(kafka, there.broker), Selection([name], ["nobody"])
+            MovedLog(folder, here.broker),
+            MovedLog(kafka, there.broker),
+            Selection([name], ["nobody"]),
         )
         [topic] = report.topics
         assert list(topic.left_out) == ["segment.bytes"]

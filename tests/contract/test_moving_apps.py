@@ -12,7 +12,7 @@ import msgspec
 
 import strandline as sl
 from strandline import changelog
-from strandline.changelog.moving import Place, Report, Selection, move
+from strandline.changelog.moving import MovedLog, MoveReport, Selection, move
 from strandline.framework.container.positions import translated
 from strandline.framework.formats.moved import Forms
 
@@ -118,12 +118,12 @@ def test_columns_become_json_there_and_columns_again_here(
         assert log.topic(f"{name}-sales").schema is not None
 
 
-def moved(name: str, source: str, target: str, forms: Forms | None = None) -> Report:
+def moved(name: str, source: str, target: str, forms: Forms | None = None) -> MoveReport:
     with changelog.open(source) as here, changelog.open(target) as there:
         topics = [info.name for info in here.topics() if info.name.startswith(f"{name}-")]
         topics = [topic for topic in topics if topic != f"{name}-members"]
         selection = Selection(topics, [name], translated, forms or Forms())
-        return move(Place(source, here.broker), Place(target, there.broker), selection)
+        return move(MovedLog(source, here.broker), MovedLog(target, there.broker), selection)
 
 
 def test_it_goes_on_over_there_and_back_here(kafka: str, name: str, tmp_path: Path) -> None:

@@ -72,13 +72,13 @@ def test_no_property_of_the_url_is_overruled_in_silence(
     from strandline.changelog.kafka import connection
 
     own: set[str] = set()
-    made = connection.Connection.client
+    made = connection.KafkaConnection.client
 
-    def client(self: connection.Connection, kind: Any, properties: Any) -> Any:
+    def client(self: connection.KafkaConnection, kind: Any, properties: Any) -> Any:
         own.update(properties)
         return made(self, kind, properties)
 
-    monkeypatch.setattr(connection.Connection, "client", client)
+    monkeypatch.setattr(connection.KafkaConnection, "client", client)
     with changelog.open(kafka) as log:
         log.create_topic(name)
         log.append(name, [{"value": b"a"}])

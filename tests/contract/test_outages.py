@@ -103,19 +103,19 @@ def test_a_commit_without_an_answer_can_be_asked_for_again(
 def test_what_is_interrupted_is_given_up_and_the_next_goes_on(
     kafka: str, name: str, now: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from strandline.changelog.kafka.sending import Sending
+    from strandline.changelog.kafka.producing import KafkaProducer
 
     with changelog.open(kafka) as log:
         log.create_topic(name)
-        flush = Sending._flush
+        flush = KafkaProducer._flush
         interrupts = iter([KeyboardInterrupt()])
 
-        def interrupted(sending: Sending) -> int:
+        def interrupted(sending: KafkaProducer) -> int:
             for one in interrupts:
                 raise one
             return flush(sending)
 
-        monkeypatch.setattr(Sending, "_flush", interrupted)
+        monkeypatch.setattr(KafkaProducer, "_flush", interrupted)
         me, partition = log.broker.init_producer(), TopicPartition(name, 0)
         with pytest.raises(KeyboardInterrupt):
             log.broker.append([Append(*partition, batch(b"never", time=now), me, 0)])
@@ -131,14 +131,14 @@ def test_a_transaction_that_was_interrupted_can_only_be_aborted(
     monkeypatch: pytest.MonkeyPatch,
     eventually: Callable[..., None],
 ) -> None:
-    from strandline.changelog.kafka.sending import Sending
+    from strandline.changelog.kafka.producing import KafkaProducer
 
     with changelog.open(kafka) as log:
         log.create_topic(name)
         me = log.broker.init_producer(name)
         log.broker.append([Append(name, 0, batch(b"never", time=now), me, 0, transactional=True)])
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(Sending, "_enqueue", _interrupted)
+            patched.setattr(KafkaProducer, "_enqueue", _interrupted)
             log.broker.append(
                 [Append(name, 0, batch(b"lost", time=now), me, 1, transactional=True)]
             )

@@ -18,7 +18,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.log import Log
 from strandline.changelog.records import Append, CommittedOffset, TopicPartition
-from strandline.statestore import PartitionStore, Progress, StoreSpec, open_store
+from strandline.statestore import PartitionStore, ReplayProgress, StoreSpec, open_store
 from tests.contract.test_records import batch
 from tests.systems import System
 
@@ -119,9 +119,9 @@ def test_state_has_what_was_committed_behind_a_transaction_that_a_dead_worker_le
 
     eventually(is_there, what="that both commits are behind the open transaction")
     store: PartitionStore[str, int] = open_store(StoreSpec("s", engine="memory"))
-    waited: list[Progress] = []
+    waited: list[ReplayProgress] = []
 
-    def end_it(progress: Progress) -> None:
+    def end_it(progress: ReplayProgress) -> None:
         if progress.remaining and not waited:
             assert list(store.all()) == []
             dead.abort_transaction()

@@ -31,7 +31,7 @@ from random import Random
 from unittest import mock
 
 from strandline.changelog.embedded.cleaning import rewriting
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.framework.container import outage
 from tests.cleaning import little_memory
 from tests.crash.images import Image, Score, Tried, judge, promised
@@ -182,7 +182,7 @@ def alone() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     try:
         with (
-            mock.patch.object(Environment, "at_once", taking_turns),
+            mock.patch.object(LogContext, "at_once", taking_turns),
             mock.patch.object(outage, "PATIENCE_SECONDS", 0.0),
             little_memory(TWO_KEYS),
             mock.patch.object(rewriting, "PIECE", 1),

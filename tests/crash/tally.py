@@ -25,7 +25,7 @@ from strandline.changelog.storage import Storage, replace
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.running import worker_on
 from strandline.framework.options import Options
-from strandline.statestore.engine import Column, Entry, Position
+from strandline.statestore.engine import Column, Entry, StorePosition
 from strandline.statestore.spec import StoreLimits, StoreSpec
 from strandline.statestore.store import PartitionStore, open_store
 from strandline.statestore.values import Expiry
@@ -134,16 +134,16 @@ class SnapshotEngine:
         self._folder = folder
         self._path = f"{folder}/snapshot"
         self._entries: dict[bytes, bytes] = {}
-        self._position: Position | None = None
+        self._position: StorePosition | None = None
         if storage.exists(self._path):
             said, self._entries = msgspec.msgpack.decode(
                 read_all(storage, self._path), type=tuple[bytes, dict[bytes, bytes]]
             )
-            self._position = Position.from_bytes(said)
+            self._position = StorePosition.from_bytes(said)
         else:
             storage.make_dir(folder)
 
-    def position(self) -> Position | None:
+    def position(self) -> StorePosition | None:
         return self._position
 
     def is_empty(self) -> bool:
@@ -159,7 +159,9 @@ class SnapshotEngine:
         keys = [k for k in self._entries if lower <= k and (upper is None or k < upper)]
         return iter([(key, self._entries[key]) for key in sorted(keys, reverse=reverse)])
 
-    def write(self, keys: Column[bytes], values: Column[bytes | None], position: Position) -> None:
+    def write(
+        self, keys: Column[bytes], values: Column[bytes | None], position: StorePosition
+    ) -> None:
         changes = dict(zip(keys, values, strict=True))
         assert list(changes) == sorted(changes)
         merged = {**self._entries, **changes}

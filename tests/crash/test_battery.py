@@ -17,7 +17,7 @@ from strandline.changelog.embedded.producer_state import ProducerStates
 from strandline.changelog.embedded.transaction_log import TransactionLog
 from strandline.changelog.storage import Storage
 from strandline.framework.container.commit import COMMITS
-from strandline.statestore.engine import Position
+from strandline.statestore.engine import StorePosition
 from tests.crash.battery import PARTS, alone, gaps
 from tests.crash.images import KILL, Score, Tried, judge
 from tests.crash.lives import Share, filmed, image_at, visited, visited_by_recovery
@@ -134,7 +134,7 @@ def test_it_finds_out_outputs_that_are_not_in_the_transaction_of_the_offsets(
 def test_it_finds_out_a_store_that_leaves_out_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     write = SnapshotEngine.write
 
-    def forgetful(engine: SnapshotEngine, keys: Any, values: Any, position: Position) -> None:
+    def forgetful(engine: SnapshotEngine, keys: Any, values: Any, position: StorePosition) -> None:
         write(engine, list(keys)[:-1], list(values)[:-1], position)
 
     monkeypatch.setattr(SnapshotEngine, "write", forgetful)

@@ -168,7 +168,10 @@ def test_it_goes_with_a_move(system: System, log: Log, tmp_path: Any) -> None:
             shop.totals.changelog_topic,
             declarations_topic(shop.name),
         }
-        here, there = (moving.Place("source", log.broker), moving.Place("target", target.broker))
+        here, there = (
+            moving.MovedLog("source", log.broker),
+            moving.MovedLog("target", target.broker),
+        )
         moving.move(here, there, moving.Selection(names, [shop.name]), progress=lambda *_: None)
         moved = Shop(system, target, Small)
         assert moved.recorded().read().stores == shop.recorded().read().stores

@@ -14,7 +14,7 @@ from strandline.changelog.errors import CorruptLog, FutureFormat
 from strandline.statestore import StoreSpec
 from strandline.statestore.declaration import Declaration, compare, declaration_of, undeclared
 from strandline.statestore.key_types import key_accepts, key_from_wire, key_to_wire
-from strandline.statestore.serdes import Typed
+from strandline.statestore.serdes import TypedMessagePack
 from strandline.statestore.value_types import described_type, misfit, unreadable
 
 
@@ -187,7 +187,7 @@ def samples(kind: Any) -> list[Any]:
 def test_a_wider_type_reads_everything(old: Any, new: Any) -> None:
     assert unreadable(described_type(new), described_type(old)) is None
     for value in samples(old):
-        Typed(new).loads(Typed(old).dumps(value))
+        TypedMessagePack(new).loads(TypedMessagePack(old).dumps(value))
 
 
 @pytest.mark.parametrize(("old", "new", "said"), UNREADABLE)

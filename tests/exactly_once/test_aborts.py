@@ -13,7 +13,7 @@ import pytest
 
 import strandline as sl
 from strandline.changelog.errors import Fenced, OwnerUnavailable, ProducerFenced, TransactionAborted
-from strandline.framework.container import seat
+from strandline.framework.container import session
 from strandline.framework.testing import TestDriver
 from tests.exactly_once.apps import expected, running_totals, totals_sent
 from tests.exactly_once.flaky import Flaky
@@ -130,8 +130,8 @@ def test_one_that_is_fenced_while_it_aborts_joins_again_too(story: Story) -> Non
 def test_a_commit_in_doubt_is_looked_up_in_the_log(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impatient = functools.partial(seat.Producer, delivery_timeout_ms=30)
-    monkeypatch.setattr(seat, "Producer", impatient)
+    impatient = functools.partial(session.Producer, delivery_timeout_ms=30)
+    monkeypatch.setattr(session, "Producer", impatient)
     with telling(system) as story:
         for step in STEPS:
             for first in (AWAY, ("after", AWAY)):
@@ -208,8 +208,8 @@ def test_one_in_doubt_that_gets_no_new_producer_at_first_gets_it_later(
             raise AWAY
         return made(*arguments, **options, delivery_timeout_ms=30)
 
-    made = seat.Producer
-    monkeypatch.setattr(seat, "Producer", producer)
+    made = session.Producer
+    monkeypatch.setattr(session, "Producer", producer)
     app, out, seen = running_totals()
     driver = TestDriver(app).run(GIVEN)
     driver._take(GIVEN)

@@ -20,7 +20,7 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.records import TopicPartition
 from strandline.framework.container import outage
-from strandline.framework.container.place import Alone
+from strandline.framework.container.group_membership import SoleMember
 from strandline.framework.testing import TestDriver
 
 
@@ -119,7 +119,7 @@ def test_offsets_that_an_open_transaction_withholds_are_asked_for_until_nobody_w
         assert asked == 2
 
 
-class Told(Alone):
+class Told(SoleMember):
     """A place that takes down what it is told."""
 
     may = frozenset({TopicPartition("words", 0)})

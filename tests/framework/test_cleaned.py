@@ -15,10 +15,10 @@ from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import MemoryStorage
 from strandline.framework.container.folders import StoreFolders
 from strandline.framework.container.standbys import Standbys
-from strandline.framework.querying.folded import Folded
+from strandline.framework.querying.folded import ReplayedSource
 from strandline.statestore import StoreSpec
 from strandline.statestore import restore as restore_module
-from strandline.statestore.reader import Bounds
+from strandline.statestore.reader import KeyRange
 from tests.cleaning import Segments, clean, close_segment
 from tests.state.kit import Meanwhile
 
@@ -106,11 +106,11 @@ def test_a_copy_that_has_nothing_to_follow_for_long_notices_as_well(
 def test_a_query_of_the_changelogs_never_finds_what_is_deleted(
     changelog: Segments, *, guarded: bool
 ) -> None:
-    folded = Folded(changelog.owner, changelog.partition.topic, 1)
+    folded = ReplayedSource(changelog.owner, changelog.partition.topic, 1)
     assert folded.read([0], [b"Qzombie"]) == {0: [b"\x01"]}
     changelog.delete_and_purge("zombie")
     assert folded.read([0], [b"Qzombie"]) == {0: [None if guarded else b"\x01"]}
-    entries, _ = folded.page(0, Bounds(), 10)
+    entries, _ = folded.page(0, KeyRange(), 10)
     assert (b"Qzombie" in dict(entries)) is not guarded
 
 
@@ -122,7 +122,7 @@ def test_a_query_of_the_changelogs_finds_nothing_that_is_deleted_while_it_reads_
         changelog.change("d", 4)
 
     broker: Any = Meanwhile(changelog.owner, "fetch", 3, purge)
-    entries, _ = Folded(broker, changelog.partition.topic, 1).page(0, Bounds(), 10)
+    entries, _ = ReplayedSource(broker, changelog.partition.topic, 1).page(0, KeyRange(), 10)
     values = dict(entries)
     assert (b"Qzombie" in values) is not guarded
     if guarded:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.changelog.errors import SharedOutAnew
+from strandline.changelog.errors import RebalanceInProgress
 from strandline.changelog.records import TopicPartition
 from strandline.framework.testing import CRASH, TestDriver
 
@@ -201,7 +201,7 @@ def test_a_group_that_is_shared_out_anew_during_a_commit_is_no_failure(
         seen["n"] += record.value
 
     driver = TestDriver(app)
-    add_offsets, refused = driver.owner.add_offsets, [SharedOutAnew("another generation")]
+    add_offsets, refused = driver.owner.add_offsets, [RebalanceInProgress("another generation")]
 
     def once_refused(*arguments: Any, **options: Any) -> None:
         if refused:

@@ -51,7 +51,7 @@ def forwarding(app: sl.App, **settings: object) -> list[Flight | None]:
 
 
 def stored(owner: Owner, topic: str) -> list[dict[str, object] | None]:
-    from strandline.framework.looking import committed_batches
+    from strandline.framework.export import committed_batches
 
     batches = committed_batches(owner, topic)
     return [value for b in batches for value in b.columns.column("value").to_pylist()]

@@ -11,7 +11,7 @@ from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.records import TopicPartition
 from strandline.changelog.storage import MemoryStorage
-from strandline.framework.declaring import TTL_MARGIN_MS, changelog_config
+from strandline.framework.declarations import TTL_MARGIN_MS, changelog_config
 from strandline.statestore import StoreSpec, open_store
 from strandline.statestore.keys import key_codec
 from tests.state.kit import Changelog

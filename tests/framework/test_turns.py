@@ -12,7 +12,7 @@ from strandline.changelog.client.partitioner import partition_for
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.storage import MemoryStorage
-from strandline.framework.container import turns
+from strandline.framework.container import scheduler
 
 PARTITIONS = 4
 SLICES = 3
@@ -47,8 +47,8 @@ class Slow:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    monkeypatch.setattr(turns, "SLICE_FIRST", SLICE)
-    monkeypatch.setattr(turns, "SLICE_RECORDS", SLICE)
+    monkeypatch.setattr(scheduler, "SLICE_FIRST", SLICE)
+    monkeypatch.setattr(scheduler, "SLICE_RECORDS", SLICE)
     made = Slow()
     made.fill()
     yield made

@@ -30,7 +30,7 @@ from strandline.changelog.embedded.folder import (
 from strandline.changelog.embedded.format import (
     HEADER_SIZE,
     MAGIC,
-    Kind,
+    FrameKind,
     unpack_header,
     unpack_marker,
 )
@@ -48,7 +48,7 @@ from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.embedded.pin import KIND as PIN_KIND
 from strandline.changelog.embedded.pin import Pin, PinReader
 from strandline.changelog.embedded.producer_state import ProducerEntry
-from strandline.changelog.embedded.scanning import Whole, durable_end_behind, scan
+from strandline.changelog.embedded.scanning import WholeFrame, durable_end_behind, scan
 from strandline.changelog.embedded.segment import INDEX_KIND, Segment, SparseIndex
 from strandline.changelog.embedded.side_files import ABORTED_KIND, SNAPSHOT_KIND
 from strandline.changelog.embedded.topic import COPY_KIND, TopicMeta
@@ -71,7 +71,7 @@ from strandline.framework.container.positions import position_of, waiting_of
 from strandline.framework.formats.choice import value_codec
 from strandline.framework.querying import messages as queries
 from strandline.framework.querying.declared import form_of
-from strandline.statestore.engine import Position
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.keys import decode_key, key_codec
 from strandline.statestore.serdes import topic_key_serde, value_serde
 from strandline.statestore.spec import UNSET
@@ -127,13 +127,13 @@ def read_frame(data: bytes) -> None:
     content = memoryview(sealed_frame(data))
     header = unpack_header(content, 0, HERE)
     payload = payload_bytes(content, 0, header, HERE)
-    if header.kind == Kind.CONTROL:
+    if header.kind == FrameKind.CONTROL:
         unpack_marker(payload, HERE)
     else:
         look(decode(header, payload, pa.binary(), HERE))
 
 
-def read_payload(kind: Kind, attributes: int, value: pa.DataType) -> Callable[[bytes], None]:
+def read_payload(kind: FrameKind, attributes: int, value: pa.DataType) -> Callable[[bytes], None]:
     """A payload whose frame says that it holds three records."""
     known = unpack_header(framed(), 0, HERE)
 
@@ -160,7 +160,7 @@ def read_segment(data: bytes) -> None:
     position = 0
     for found in scan(segment, segment.file.size()):
         assert found.position >= position
-        position = found.end if isinstance(found, Whole) else found.position + 1
+        position = found.end if isinstance(found, WholeFrame) else found.position + 1
     durable_end_behind(segment, 0)
     segment.size = segment.file.size()
     list(segment.frames(0, 256))
@@ -292,13 +292,24 @@ def offset_seeds() -> list[bytes]:
 def read_request(data: bytes) -> None:
     """The first byte chooses what is asked for."""
     kinds = [*requests.REQUESTS.values(), messages.FetchRequest, messages.AppendHeader]
-    kinds += [messages.StreamHeader, messages.FetchedHeader, messages.Hello, messages.Failure]
+    kinds += [
+        messages.StreamHeader,
+        messages.FetchedHeader,
+        messages.SessionHello,
+        messages.RemoteFailure,
+    ]
     if data:
         messages.decode(data[1:], kinds[data[0] % len(kinds)])
 
 
 QUERY_KINDS = (
-    *(queries.Hello, queries.Welcome, queries.Request, queries.Answer, queries.Failure),
+    *(
+        queries.QueryHello,
+        queries.QueryWelcome,
+        queries.Request,
+        queries.Answer,
+        queries.QueryFailure,
+    ),
     *(queries.Challenge, queries.Proof),
 )
 
@@ -307,26 +318,26 @@ def read_query(data: bytes) -> None:
     """The first byte chooses which message between a client and a worker it is."""
     if data:
         said = queries.decode(data[1:], QUERY_KINDS[data[0] % len(QUERY_KINDS)])
-        if isinstance(said, queries.Described):
+        if isinstance(said, queries.StoreDescription):
             form_of("app/store", said, UNSET, UNSET)
 
 
 def query_seeds() -> list[bytes]:
     at = ("0" * 32, 5)
     figures = {"n": ("count", None), "worst": ("max", "delay")}
-    said: list[tuple[int, queries.Wire]] = [
-        (0, queries.Hello(2, "", bytes(32))),
-        (1, queries.Welcome(2, bytes(32))),
+    said: list[tuple[int, queries.QueryMessage]] = [
+        (0, queries.QueryHello(2, "", bytes(32))),
+        (1, queries.QueryWelcome(2, bytes(32))),
         (2, queries.Describe("app/store")),
-        (2, queries.Get("app/store", [0, 1], [b"k"], {0: at})),
-        (2, queries.Scan("app/store", 0, b"a", None, False, 10, at)),
-        (2, queries.Count("app/store", [0])),
-        (3, queries.Described(["t"], "int", "typed", "m:C", None, b"d")),
-        (3, queries.Described(["t"], ["tuple", ["str"], False], "typed", "", figures, None)),
-        (3, queries.Got([queries.Values(0, [b"v", None], at)])),
+        (2, queries.GetKeys("app/store", [0, 1], [b"k"], {0: at})),
+        (2, queries.ScanRange("app/store", 0, b"a", None, False, 10, at)),
+        (2, queries.CountKeys("app/store", [0])),
+        (3, queries.StoreDescription(["t"], "int", "typed", "m:C", None, b"d")),
+        (3, queries.StoreDescription(["t"], ["tuple", ["str"], False], "typed", "", figures, None)),
+        (3, queries.FoundKeys([queries.KeyValues(0, [b"v", None], at)])),
         (3, queries.Scanned(True, [(b"k", b"v")], (b"l", None), at)),
-        (3, queries.Counted({0: 5})),
-        (4, queries.Failure("DiskFull", "full")),
+        (3, queries.KeyCounts({0: 5})),
+        (4, queries.QueryFailure("DiskFull", "full")),
         (5, queries.Challenge(2, bytes(32))),
         (6, queries.Proof(bytes(32))),
     ]
@@ -382,7 +393,7 @@ def read_hello(data: bytes) -> None:
 
 
 def read_error(data: bytes) -> None:
-    failure = messages.decode(data, messages.Failure)
+    failure = messages.decode(data, messages.RemoteFailure)
     error = messages.error_of(failure)
     assert isinstance(error, StrandlineError)
 
@@ -515,7 +526,7 @@ def value_seeds() -> list[bytes]:
 
 
 def read_position(data: bytes) -> None:
-    Position.from_bytes(data)
+    StorePosition.from_bytes(data)
 
 
 def read_metadata(data: bytes) -> None:
@@ -537,18 +548,18 @@ def targets() -> dict[str, Target]:
         "frame": Target(
             read_frame, [framed(), framed(count=3), framed(compression="lz4"), marker()]
         ),
-        "rows": Target(read_payload(Kind.ROWS, 0, pa.binary()), [bytes(rows)]),
+        "rows": Target(read_payload(FrameKind.ROWS, 0, pa.binary()), [bytes(rows)]),
         "rows-with-headers": Target(
-            read_payload(Kind.ROWS, with_headers, pa.binary()),
+            read_payload(FrameKind.ROWS, with_headers, pa.binary()),
             [
                 b"\x94\x93\x01\x02\x03\x93\xc0\xc0\xc0\x93\xc0\xc0\xc0\x93\x90\x91\x92\xa1a\xc4\x01b\x90"
             ],
         ),
         "arrow": Target(
-            read_payload(Kind.ARROW, 0, pa.binary()),
+            read_payload(FrameKind.ARROW, 0, pa.binary()),
             [batch(3).serialize().to_pybytes(), compressed(batch(3)), compressed(batch(3), "lz4")],
         ),
-        "arrow-typed": Target(read_payload(Kind.ARROW, 0, TYPED), [typed_message()]),
+        "arrow-typed": Target(read_payload(FrameKind.ARROW, 0, TYPED), [typed_message()]),
         "segment": Target(read_segment, [framed(count=3) + framed(count=2), framed() + framed()]),
         "document": Target(
             lambda data: document.unpack("manifest", data, HERE), [pack("manifest", b"{}")]
@@ -578,9 +589,9 @@ def targets() -> dict[str, Target]:
         "request": Target(read_request, request_seeds()),
         "query": Target(read_query, query_seeds()),
         "hello": Target(
-            read_hello, [messages.encode(messages.Hello(messages.WIRE_VERSION, 7, "x"))]
+            read_hello, [messages.encode(messages.SessionHello(messages.WIRE_VERSION, 7, "x"))]
         ),
-        "error": Target(read_error, [messages.encode(messages.Failure("DiskFull", "full"))]),
+        "error": Target(read_error, [messages.encode(messages.RemoteFailure("DiskFull", "full"))]),
         "small-append": Target(read_small_append, small_append_seeds()),
         "stream-batch": Target(
             read_batch_of_a_stream(batch().schema),
@@ -592,7 +603,7 @@ def targets() -> dict[str, Target]:
         "value": Target(read_value, value_seeds()),
         "column": Target(read_column, [b"\x00\x01\x02\x03", b"\x01\xa1a\xa1b\xa0\xa0"]),
         "form": Target(read_form, form_seeds()),
-        "position": Target(read_position, [Position("t", 1, 5).to_bytes()]),
+        "position": Target(read_position, [StorePosition("t", 1, 5).to_bytes()]),
         "metadata": Target(read_metadata, [b'{"tasks":{"task":5}}']),
     }
 
@@ -604,5 +615,5 @@ def marker() -> bytes:
 
 
 def endpoint_seeds() -> list[bytes]:
-    known = endpoint.Endpoint("grpc+unix:///x", "token", 7, "9", "pid:[1]")
+    known = endpoint.OwnerEndpoint("grpc+unix:///x", "token", 7, "9", "pid:[1]")
     return [msgspec.json.encode(known)]

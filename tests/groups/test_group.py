@@ -10,7 +10,7 @@ import pytest
 
 from strandline.changelog.embedded.groups.group import Group
 from strandline.changelog.errors import InvalidConfig, MemberFenced
-from strandline.changelog.groups import Grant, Subscription
+from strandline.changelog.groups import Assignment, Subscription
 from strandline.changelog.records import TopicPartition
 
 
@@ -20,7 +20,7 @@ class Client:
 
     member_id: str
     holds: set[TopicPartition] = field(default_factory=set)
-    grant: Grant = field(default_factory=lambda: Grant(0, ()))
+    grant: Assignment = field(default_factory=lambda: Assignment(0, ()))
     calls: int = 0
     out: bool = False
 

@@ -17,8 +17,8 @@ from strandline.changelog.history import (
     FIRST,
     MOST_EPOCHS,
     REBUILT,
-    Epoch,
     Epochs,
+    HistoryEpoch,
     epoch_before,
     epoch_of,
     epochs_within,
@@ -106,7 +106,7 @@ def test_old_checkpoints_of_spark_and_old_commits_of_groups_are_read() -> None:
 
 
 def test_the_list_of_epochs_is_bounded_and_what_it_has_forgotten_is_not_trusted() -> None:
-    epochs: Epochs = (Epoch(0, 0, "i0"),)
+    epochs: Epochs = (HistoryEpoch(0, 0, "i0"),)
     for n in range(1, MOST_EPOCHS + 10):
         epochs = with_epoch(epochs, n * 10, f"i{n}", 0)
     assert len(epochs) == MOST_EPOCHS
@@ -122,14 +122,14 @@ def test_the_list_of_epochs_is_bounded_and_what_it_has_forgotten_is_not_trusted(
 
 
 def test_epochs_of_segments_that_are_gone_are_forgotten() -> None:
-    epochs = (Epoch(0, 0, "a"), Epoch(1, 40, "b"), Epoch(2, 60, "c"))
+    epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b"), HistoryEpoch(2, 60, "c"))
     kept = with_epoch(epochs, 90, "d", 50)
     assert [epoch.incarnation for epoch in kept] == ["b", "c", "d"]
 
 
 @pytest.mark.parametrize("offset", range(8))
 def test_part_of_a_list_names_positions_as_the_whole_does(offset: int) -> None:
-    epochs = (Epoch(0, 0, "a"), Epoch(1, 3, "b"), Epoch(4, 5, "c"))
+    epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 3, "b"), HistoryEpoch(4, 5, "c"))
     for limit in range(offset, 8):
         part = epochs_within(epochs, offset, limit)
         for at in range(offset, limit + 1):
@@ -141,10 +141,13 @@ def test_part_of_a_list_names_positions_as_the_whole_does(offset: int) -> None:
 @pytest.mark.parametrize(
     ("epochs", "problem"),
     [
-        ((Epoch(0, 0, "a"), Epoch(1, 1, "a")), "two leader epochs of one incarnation"),
-        ((Epoch(0, 0, "a"), Epoch(1, 1)), "without an incarnation after one with it"),
-        ((Epoch(0, 1, "a"),), "no leader epoch for its first offset"),
-        ((Epoch(1, 0, "a"), Epoch(1, 1, "b")), "do not ascend"),
+        (
+            (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 1, "a")),
+            "two leader epochs of one incarnation",
+        ),
+        ((HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 1)), "without an incarnation after one with it"),
+        ((HistoryEpoch(0, 1, "a"),), "no leader epoch for its first offset"),
+        ((HistoryEpoch(1, 0, "a"), HistoryEpoch(1, 1, "b")), "do not ascend"),
     ],
 )
 def test_check_finds_epochs_that_contradict_each_other(epochs: Epochs, problem: str) -> None:
@@ -158,7 +161,7 @@ def test_check_finds_epochs_that_contradict_each_other(epochs: Epochs, problem: 
 
 
 def test_where_a_manifest_was_rebuilt_leader_epochs_tell_histories_apart() -> None:
-    epochs = (Epoch(0, 0, REBUILT), Epoch(1, 40, REBUILT), Epoch(2, 60, "c"))
+    epochs = (HistoryEpoch(0, 0, REBUILT), HistoryEpoch(1, 40, REBUILT), HistoryEpoch(2, 60, "c"))
     log = PartitionOffsets(0, 90, 90, "id", 2, epochs)
     assert log.divergence(ReadPosition(60, "id", 1, "lost")) == ""
     assert "which the log has only to 60" in log.divergence(ReadPosition(61, "id", 1, "lost"))

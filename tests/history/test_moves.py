@@ -9,7 +9,7 @@ import pytest
 
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.log import Log
-from strandline.changelog.moving import Place, move
+from strandline.changelog.moving import MovedLog, move
 from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import Client, World
 
@@ -49,7 +49,7 @@ def write(world: World, *values: bytes) -> None:
 
 
 def moved(source: World, target: World) -> list[bytes]:
-    move(Place("the source", source.owner), Place("the target", target.owner))
+    move(MovedLog("the source", source.owner), MovedLog("the target", target.owner))
     found: list[bytes] = Log(target.owner).read("t")["value"].to_pylist()
     return found
 
@@ -107,5 +107,5 @@ def test_a_move_of_an_earlier_version_goes_on(source: World, target: World) -> N
     from strandline.changelog.moving import journal
 
     entry = journal._decoded(b"\x98\xa6copied\xa1s\x00\x05\x05\x92\x00\x90\x92\x00\x90\xc4\x00", 0)
-    assert isinstance(entry, journal.Copied)
+    assert isinstance(entry, journal.RecordsCopied)
     assert (entry.position, entry.incarnation) == (5, "")

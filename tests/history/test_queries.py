@@ -8,30 +8,41 @@ from typing import Any
 import pytest
 
 from strandline.changelog.errors import RequestTimedOut
-from strandline.changelog.history import Epoch
+from strandline.changelog.history import HistoryEpoch
 from strandline.changelog.records import PartitionOffsets
-from strandline.framework.querying.messages import At, Get, Got, Scan, Scanned, Values
-from strandline.framework.querying.workers import AtWorkers
-from strandline.statestore.reader import Bounds
+from strandline.framework.querying.messages import (
+    FoundKeys,
+    GetKeys,
+    KeyValues,
+    ReflectedPosition,
+    Scanned,
+    ScanRange,
+)
+from strandline.framework.querying.workers import WorkerSource
+from strandline.statestore.reader import KeyRange
 
-BACKUP, LATER, RESTORED = Epoch(0, 0, "one"), Epoch(1, 4, "two"), Epoch(1, 4, "three")
+BACKUP, LATER, RESTORED = (
+    HistoryEpoch(0, 0, "one"),
+    HistoryEpoch(1, 4, "two"),
+    HistoryEpoch(1, 4, "three"),
+)
 ROUNDS = 3
 
 
-def changelog(end: int, *epochs: Epoch) -> PartitionOffsets:
+def changelog(end: int, *epochs: HistoryEpoch) -> PartitionOffsets:
     return PartitionOffsets(0, end, end, "id", epochs[-1].number, epochs)
 
 
 class Worker:
     """A worker that has one partition, and the log that it is of."""
 
-    def __init__(self, end: int, *epochs: Epoch) -> None:
+    def __init__(self, end: int, *epochs: HistoryEpoch) -> None:
         self.is_at(end, *epochs)
 
-    def is_at(self, end: int, *epochs: Epoch) -> None:
+    def is_at(self, end: int, *epochs: HistoryEpoch) -> None:
         self.log = changelog(end, *epochs)
         last = self.log.epoch_before(end)
-        self.at = At("id", end, last.number, last.incarnation)
+        self.at = ReflectedPosition("id", end, last.number, last.incarnation)
 
     def changelog_ends(
         self, _store: str, partitions: Collection[int]
@@ -51,22 +62,22 @@ class Worker:
         raise RequestTimedOut("nobody had it")
 
     def answer(self, _url: str, request: Any, _answer: Any) -> Any:
-        if isinstance(request, Get):
+        if isinstance(request, GetKeys):
             asked = request.at_least.get(0)
             behind = asked is not None and self.at.offset < asked.offset
-            return Got([] if behind else [Values(0, [b"v"], self.at)])
-        assert isinstance(request, Scan)
+            return FoundKeys([] if behind else [KeyValues(0, [b"v"], self.at)])
+        assert isinstance(request, ScanRange)
         behind = request.at_least is not None and self.at.offset < request.at_least.offset
         return Scanned(not behind, [], None, self.at)
 
 
-def read(store: AtWorkers) -> list[bytes | None]:
+def read(store: WorkerSource) -> list[bytes | None]:
     return store.read([0], [b"k"])[0]
 
 
-def seen(worker: Worker) -> AtWorkers:
+def seen(worker: Worker) -> WorkerSource:
     """A client to which the worker has answered."""
-    store = AtWorkers(worker, "totals", ["sales"])  # type: ignore[arg-type]
+    store = WorkerSource(worker, "totals", ["sales"])  # type: ignore[arg-type]
     assert read(store) == [b"v"]
     return store
 
@@ -85,7 +96,7 @@ def test_a_page_of_another_history_is_not_waited_for() -> None:
     worker = Worker(9, BACKUP, LATER)
     store = seen(worker)
     worker.is_at(5, BACKUP, RESTORED)
-    assert store.page(0, Bounds(), 9) == ([], None)
+    assert store.page(0, KeyRange(), 9) == ([], None)
 
 
 def test_a_worker_that_is_behind_in_the_same_history_is_waited_for() -> None:

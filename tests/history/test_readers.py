@@ -11,7 +11,7 @@ from strandline.changelog.client.consumer import Consumer
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import OffsetOutOfRange
-from strandline.changelog.flight.failover import FailoverBroker, Link
+from strandline.changelog.flight.failover import FailoverBroker, LogLink
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.changelog.storage import MemoryStorage
 from tests.log.kit import Client, World
@@ -48,8 +48,8 @@ class Restorable(World):
     def attached(self) -> FailoverBroker:
         """A broker that finds the new owner by itself, as an attached process does."""
 
-        def connect(_seconds: float) -> Link:
-            return Link(self.owner, lambda: True, lambda: None)
+        def connect(_seconds: float) -> LogLink:
+            return LogLink(self.owner, lambda: True, lambda: None)
 
         return FailoverBroker(connect, deadline=5, name="the test's log")
 

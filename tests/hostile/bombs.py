@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from strandline.changelog import ipc
-from strandline.changelog.embedded.format import HEADER_SIZE, FrameHeader, Kind, pack_header, padded
+from strandline.changelog.embedded.format import (
+    HEADER_SIZE,
+    FrameHeader,
+    FrameKind,
+    pack_header,
+    padded,
+)
 from strandline.changelog.embedded.frame import _payload, frame_parts
 from tests.log.kit import columns
 
@@ -74,9 +80,11 @@ def sharing(message: bytes) -> bytes:
     return bytes(changed)
 
 
-def frame(message: bytes, kind: Kind = Kind.ARROW, count: int = 100, **header: int) -> bytes:
+def frame(
+    message: bytes, kind: FrameKind = FrameKind.ARROW, count: int = 100, **header: int
+) -> bytes:
     """A frame around a message, with the right checksums."""
-    if kind == Kind.ARROW:
+    if kind == FrameKind.ARROW:
         body = 8 + int.from_bytes(message[4:8], "little")
         start = padded(HEADER_SIZE + body) - body
     else:
@@ -90,7 +98,7 @@ def frame(message: bytes, kind: Kind = Kind.ARROW, count: int = 100, **header: i
 def header_claiming(**fields: int) -> bytes:
     """A frame's header, its checksum right."""
     known = dict.fromkeys(FrameHeader._fields, 0)
-    sizes = {"length": 128, "version": 1, "kind": Kind.ROWS, "record_count": 1}
+    sizes = {"length": 128, "version": 1, "kind": FrameKind.ROWS, "record_count": 1}
     places = {"payload_start": HEADER_SIZE, "payload_size": 8}
     return pack_header(FrameHeader(**{**known, **sizes, **places, **fields}))
 

@@ -10,8 +10,8 @@ import pytest
 from pyarrow import flight
 
 from strandline.changelog.embedded.owner import Owner
-from strandline.changelog.flight.batches import ROW_SCHEMA, Row
-from strandline.changelog.flight.connection import Connection, Target
+from strandline.changelog.flight.batches import ROW_SCHEMA, StreamMessage
+from strandline.changelog.flight.connection import ConnectionTarget, FlightConnection
 from strandline.changelog.flight.grants import Subject
 from strandline.changelog.flight.messages import (
     APPEND,
@@ -25,8 +25,8 @@ TOKEN = "a token of the tests"
 class Stranger:
     """Sends bytes past all that a client checks."""
 
-    def __init__(self, target: Target) -> None:
-        self.connection = Connection(target, deadline=30, connect_within=30)
+    def __init__(self, target: ConnectionTarget) -> None:
+        self.connection = FlightConnection(target, deadline=30, connect_within=30)
 
     def act(self, kind: str, body: bytes, subjects: Collection[Subject] = ()) -> bytes:
         """Return the answer to an action for which the grants of `subjects` are presented."""
@@ -41,7 +41,9 @@ class Stranger:
             client, options = self.connection._client, self.connection._options()
             return client.do_get(flight.Ticket(ticket), options).read_all()
 
-    def put(self, rows: Sequence[Row], schema: Any = ROW_SCHEMA, command: bytes = APPEND) -> bytes:
+    def put(
+        self, rows: Sequence[StreamMessage], schema: Any = ROW_SCHEMA, command: bytes = APPEND
+    ) -> bytes:
         """The answer to a stream of rows."""
         with self.connection._errors_translated("append"):
             descriptor = flight.FlightDescriptor.for_command(command)
@@ -65,15 +67,15 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
 
 @pytest.fixture
-def target(owner: Owner, tmp_path: Path) -> Iterator[Target]:
+def target(owner: Owner, tmp_path: Path) -> Iterator[ConnectionTarget]:
     location = f"grpc+unix://{tmp_path}/s"
     endpoint = FlightEndpoint(owner, location, token=TOKEN, locate=owner.locate)
-    yield Target(location, TOKEN, "the test's log")
+    yield ConnectionTarget(location, TOKEN, "the test's log")
     endpoint.close()
 
 
 @pytest.fixture
-def stranger(target: Target) -> Iterator[Stranger]:
+def stranger(target: ConnectionTarget) -> Iterator[Stranger]:
     stranger = Stranger(target)
     yield stranger
     stranger.connection.close()

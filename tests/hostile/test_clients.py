@@ -25,12 +25,12 @@ from strandline.changelog.errors import (
 )
 from strandline.changelog.flight import batches, hello, http2
 from strandline.changelog.flight.address import parse_url
-from strandline.changelog.flight.batches import ROW_SCHEMA, Row
-from strandline.changelog.flight.budgets import Budget, Budgets
-from strandline.changelog.flight.clients import Caller, Client
-from strandline.changelog.flight.connection import Connection
+from strandline.changelog.flight.batches import ROW_SCHEMA, StreamMessage
+from strandline.changelog.flight.budgets import Budgets, ClientBudget
+from strandline.changelog.flight.clients import Client, Principal
+from strandline.changelog.flight.connection import FlightConnection
 from strandline.changelog.flight.hello import NOBODY
-from strandline.changelog.flight.limits import Limits
+from strandline.changelog.flight.limits import ListenerLimits
 from strandline.changelog.flight.messages import (
     REMOTE_APPEND,
     FetchRequest,
@@ -39,8 +39,8 @@ from strandline.changelog.flight.messages import (
     encode,
 )
 from strandline.changelog.flight.requests import InitProducer
-from strandline.changelog.flight.serve import Served, serve
-from strandline.changelog.flight.splice import CutOff
+from strandline.changelog.flight.serve import ServedLog, serve
+from strandline.changelog.flight.splice import ConnectionCut
 from strandline.changelog.records import Append, TopicPartition
 from tests.hostile.bombs import batch, compressed
 from tests.hostile.conftest import Stranger
@@ -53,14 +53,14 @@ Eventually = Callable[..., Any]
 
 
 def client() -> Client:
-    return Client(Caller("test", NOBODY), "credential", "192.0.2.1")
+    return Client(Principal("test", NOBODY), "credential", "192.0.2.1")
 
 
 # Budgets --------------------------------------------------------------------------------------
 
 
 def test_a_client_is_refused_more_than_its_share() -> None:
-    budget, one = Budget("bytes", 10, 100), client()
+    budget, one = ClientBudget("bytes", 10, 100), client()
     budget.take(one, 10)
     with pytest.raises(QuotaExceeded, match="at most 10"):
         budget.take(one, 1)
@@ -70,7 +70,7 @@ def test_a_client_is_refused_more_than_its_share() -> None:
 
 
 def test_where_all_is_used_up_the_one_with_the_most_goes() -> None:
-    budget = Budget("bytes", 60, 100)
+    budget = ClientBudget("bytes", 60, 100)
     small, large, other = client(), client(), client()
     budget.take(small, 20)
     budget.take(large, 60)
@@ -81,11 +81,11 @@ def test_where_all_is_used_up_the_one_with_the_most_goes() -> None:
     assert [budget.room(one) for one in (small, large, other)] == [40, 60, 30]
     budget.take(other, 30)
     with pytest.raises(QuotaExceeded, match="this one has the most"):
-        Budget("bytes", 100, 5).take(small, 6)
+        ClientBudget("bytes", 100, 5).take(small, 6)
 
 
 def test_what_is_given_back_counts_once() -> None:
-    budget, one = Budget("bytes", 10, 10), client()
+    budget, one = ClientBudget("bytes", 10, 10), client()
     with budget.taken(one, 6):
         budget.forget(one)
     budget.give(one, 100)
@@ -127,74 +127,74 @@ def time() -> Time:
 
 @pytest.fixture
 def budgets() -> Budgets:
-    return Budgets(Limits(max_calls_per_client=4, max_request_bytes_per_client=10_000))
+    return Budgets(ListenerLimits(max_calls_per_client=4, max_request_bytes_per_client=10_000))
 
 
 @pytest.fixture
-def meter(budgets: Budgets, time: Time) -> http2.Meter:
-    meter = http2.Meter(client(), budgets, time)
+def meter(budgets: Budgets, time: Time) -> http2.FlowMeter:
+    meter = http2.FlowMeter(client(), budgets, time)
     meter.from_client(memoryview(http2.PREFACE + frame(http2.SETTINGS, 0, 0)))
     return meter
 
 
-def sends(meter: http2.Meter, *frames: bytes) -> None:
+def sends(meter: http2.FlowMeter, *frames: bytes) -> None:
     meter.from_client(memoryview(b"".join(frames)))
 
 
-def ends(meter: http2.Meter, stream: int, kind: int = http2.HEADERS) -> None:
+def ends(meter: http2.FlowMeter, stream: int, kind: int = http2.HEADERS) -> None:
     flags = 0 if kind == http2.RST_STREAM else http2.END_STREAM
     meter.from_server(memoryview(frame(kind, flags, stream, b"abc")))
 
 
 def test_what_does_not_begin_as_http2_is_cut_off(budgets: Budgets, time: Time) -> None:
-    with pytest.raises(CutOff, match="HTTP/2"):
-        http2.Meter(client(), budgets, time).from_client(memoryview(b"GET / HTTP/1.1\r\n"))
+    with pytest.raises(ConnectionCut, match="HTTP/2"):
+        http2.FlowMeter(client(), budgets, time).from_client(memoryview(b"GET / HTTP/1.1\r\n"))
 
 
-def test_a_message_counts_when_it_begins_and_until_its_call_ends(meter: http2.Meter) -> None:
+def test_a_message_counts_when_it_begins_and_until_its_call_ends(meter: http2.FlowMeter) -> None:
     sends(meter, call(1, message(9_000)))
-    with pytest.raises(CutOff, match="bytes of requests"):
+    with pytest.raises(ConnectionCut, match="bytes of requests"):
         sends(meter, call(3, message(9_000)))
 
 
 @pytest.mark.parametrize("kind", [http2.HEADERS, http2.DATA, http2.RST_STREAM])
-def test_a_call_that_has_ended_counts_no_more(meter: http2.Meter, kind: int) -> None:
+def test_a_call_that_has_ended_counts_no_more(meter: http2.FlowMeter, kind: int) -> None:
     for stream in range(1, 41, 2):
         sends(meter, call(stream, message(9_000)))
         ends(meter, stream, kind)
 
 
-def test_frames_and_messages_may_come_in_any_pieces(meter: http2.Meter) -> None:
+def test_frames_and_messages_may_come_in_any_pieces(meter: http2.FlowMeter) -> None:
     content = call(1, message(300) + bytes(300) + message(200) + bytes(100))
     content += frame(http2.DATA, 0, 1, bytes(100) + message(9_000)[:3])
     content += frame(http2.DATA, 0, 1, message(9_000)[3:])
     for at in range(len(content) - 1):
         sends(meter, content[at : at + 1])
-    with pytest.raises(CutOff, match="bytes of requests"):
+    with pytest.raises(ConnectionCut, match="bytes of requests"):
         sends(meter, content[-1:])
 
 
-def test_calls_are_counted(meter: http2.Meter) -> None:
+def test_calls_are_counted(meter: http2.FlowMeter) -> None:
     sends(meter, *(call(stream) for stream in (1, 3, 5, 7)))
     ends(meter, 3)
     sends(meter, call(9))
-    with pytest.raises(CutOff, match="calls in flight"):
+    with pytest.raises(ConnectionCut, match="calls in flight"):
         sends(meter, call(11))
 
 
-def test_calls_that_are_reset_count_for_a_while(meter: http2.Meter, time: Time) -> None:
+def test_calls_that_are_reset_count_for_a_while(meter: http2.FlowMeter, time: Time) -> None:
     """Else resetting each at once would make any number of threads."""
     reset = [call(s, message(100)) + frame(http2.RST_STREAM, 0, s, bytes(4)) for s in (1, 3, 5, 7)]
     sends(meter, *reset)
-    with pytest.raises(CutOff, match="calls in flight"):
+    with pytest.raises(ConnectionCut, match="calls in flight"):
         sends(meter, call(9))
     time.now += 11
     sends(meter, frame(http2.SETTINGS, http2.ACK, 0), call(11))
     assert meter._budgets.requests.room(meter._client) == 10_000
 
 
-def test_messages_that_say_they_are_compressed_are_cut_off(meter: http2.Meter) -> None:
-    with pytest.raises(CutOff, match="compresses"):
+def test_messages_that_say_they_are_compressed_are_cut_off(meter: http2.FlowMeter) -> None:
+    with pytest.raises(ConnectionCut, match="compresses"):
         sends(meter, call(1, b"\1\0\0\0\x10" + bytes(16)))
 
 
@@ -207,12 +207,14 @@ def test_messages_that_say_they_are_compressed_are_cut_off(meter: http2.Meter) -
     ],
     ids=["padding", "headers", "pings"],
 )
-def test_frames_without_use_are_cut_off(meter: http2.Meter, frames: list[bytes], why: str) -> None:
-    with pytest.raises(CutOff, match=why):
+def test_frames_without_use_are_cut_off(
+    meter: http2.FlowMeter, frames: list[bytes], why: str
+) -> None:
+    with pytest.raises(ConnectionCut, match=why):
         sends(meter, *frames)
 
 
-def test_answers_to_pings_are_no_pings(meter: http2.Meter) -> None:
+def test_answers_to_pings_are_no_pings(meter: http2.FlowMeter) -> None:
     sends(meter, *[frame(http2.PING, http2.ACK, 0, bytes(8))] * 5_000)
 
 
@@ -220,8 +222,10 @@ def test_answers_to_pings_are_no_pings(meter: http2.Meter) -> None:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, **limits: Any) -> Iterator[Served]:
-    served = serve(folder / "log", listen="127.0.0.1:0", token=TOKEN, limits=Limits(**limits))
+def serving(folder: Path, **limits: Any) -> Iterator[ServedLog]:
+    served = serve(
+        folder / "log", listen="127.0.0.1:0", token=TOKEN, limits=ListenerLimits(**limits)
+    )
     with changelog.open(folder / "log") as log:
         log.create_topic("t", 4, config={"retention.ms": "-1", "compression.type": "none"})
     try:
@@ -230,16 +234,16 @@ def serving(folder: Path, **limits: Any) -> Iterator[Served]:
         served.close()
 
 
-def stranger_to(served: Served) -> Stranger:
+def stranger_to(served: ServedLog) -> Stranger:
     return Stranger(parse_url(f"{served.url}?token={TOKEN}"))
 
 
-def connection_to(served: Served, deadline: float = 30) -> Connection:
+def connection_to(served: ServedLog, deadline: float = 30) -> FlightConnection:
     target = parse_url(f"{served.url}?token={TOKEN}")
-    return Connection(target, deadline=deadline, connect_within=30)
+    return FlightConnection(target, deadline=deadline, connect_within=30)
 
 
-def goes_on(served: Served) -> None:
+def goes_on(served: ServedLog) -> None:
     """Another client writes and reads."""
     with changelog.open(served.url, token=TOKEN) as log, log.consumer() as consumer:
         consumer.assign({TopicPartition("t", 3): log.offsets("t")[3].high_watermark})
@@ -274,7 +278,7 @@ def test_batches_count_as_what_they_become(tmp_path: Path) -> None:
 def test_no_stream_of_a_client_is_unpacked(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         stranger = stranger_to(served)
-        first = Row(batches._EMPTY_ROW, encode(StreamHeader([batch().schema])))
+        first = StreamMessage(batches._EMPTY_ROW, encode(StreamHeader([batch().schema])))
         with pytest.raises(InvalidRequest, match="unknown stream"):
             stranger.put([first])
         with stranger.connection._errors_translated("session"), pytest.raises(InvalidRequest):
@@ -394,7 +398,7 @@ def a_stream_that_becomes_large(url: str) -> None:
 def calls_that_are_reset(url: str) -> None:
     host, _, port = url.removeprefix("strandline://").partition("?")[0].rpartition(":")
     with socket.create_connection((host, int(port)), timeout=30) as peer:
-        opening = hello.pack_opening(hello.Opening("", bytes(32)))
+        opening = hello.pack_opening(hello.ClientOpening("", bytes(32)))
         peer.sendall(opening)
         status = peer.recv(3, socket.MSG_WAITALL)
         transcript = opening + peer.recv(hello.NONCE_BYTES, socket.MSG_WAITALL)

@@ -24,10 +24,10 @@ from strandline.framework.container.positions import _read
 from strandline.framework.formats.avro import AvroSerde
 from strandline.framework.formats.choice import value_codec
 from strandline.framework.formats.json import JsonSerde
-from strandline.framework.formats.wire import Place
+from strandline.framework.formats.wire import SerdeUse
 from strandline.framework.querying import messages as queries
 from strandline.framework.testing import TestDriver
-from strandline.statestore.serdes import MessagePack, Typed
+from strandline.statestore.serdes import MessagePack, TypedMessagePack
 
 STACK_BYTES = 256 << 10
 """Of a thread. Those of gRPC have 512 KiB on macOS."""
@@ -51,7 +51,7 @@ class Plain:
 
 
 def avro(schema: str) -> Any:
-    return value_codec(dict, AvroSerde(schema, registry=False), Place("t", "value", None))
+    return value_codec(dict, AvroSerde(schema, registry=False), SerdeUse("t", "value", None))
 
 
 def decoded(codec: Any, data: bytes) -> Any:
@@ -59,7 +59,7 @@ def decoded(codec: Any, data: bytes) -> Any:
 
 
 def wired(serde: Any) -> Callable[[bytes], Any]:
-    codec = value_codec(Plain, serde, Place("t", "value", None))
+    codec = value_codec(Plain, serde, SerdeUse("t", "value", None))
     return lambda data: decoded(codec, data)
 
 
@@ -73,8 +73,8 @@ KIDS = b"\x81\xa4kids\x91" * FAR + b"\x80"
 POISON: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
     "messagepack arrays": (MessagePack().loads, ARRAYS),
     "messagepack maps": (MessagePack().loads, MAPS_OF),
-    "messagepack of a recursive type": (Typed(Tree).loads, KIDS),
-    "an unknown field in messagepack": (Typed(Plain).loads, UNKNOWN_PACKED),
+    "messagepack of a recursive type": (TypedMessagePack(Tree).loads, KIDS),
+    "an unknown field in messagepack": (TypedMessagePack(Plain).loads, UNKNOWN_PACKED),
     "columns of messagepack": (wired("msgpack"), UNKNOWN_PACKED),
     "json lists": (lambda data: decoded(_json(Any), data), LISTS),
     "json objects": (lambda data: decoded(_json(dict), data), OBJECTS),
@@ -96,7 +96,7 @@ POISON: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
 
 
 def _json(kind: Any) -> Any:
-    return value_codec(kind, JsonSerde(kind), Place("t", "value", None))
+    return value_codec(kind, JsonSerde(kind), SerdeUse("t", "value", None))
 
 
 def survive() -> None:

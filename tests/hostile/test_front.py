@@ -21,9 +21,9 @@ from strandline.changelog.errors import InvalidConfig, OwnerUnavailable, Unauthe
 from strandline.changelog.flight import front, hello
 from strandline.changelog.flight.address import connect
 from strandline.changelog.flight.greeting import HTTP2_PREFACE
-from strandline.changelog.flight.limits import Limits, limits_from
-from strandline.changelog.flight.messages import WIRE_VERSION, Hello, encode
-from strandline.changelog.flight.serve import Served, serve
+from strandline.changelog.flight.limits import ListenerLimits, limits_from
+from strandline.changelog.flight.messages import WIRE_VERSION, SessionHello, encode
+from strandline.changelog.flight.serve import ServedLog, serve
 
 TOKEN = "sixteen-or-more-characters"
 FOR_EVER = 1_000_000.0
@@ -31,19 +31,21 @@ Eventually = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def serving(folder: Path, **limits: Any) -> Iterator[Served]:
-    served = serve(folder / "log", listen="127.0.0.1:0", token=TOKEN, limits=Limits(**limits))
+def serving(folder: Path, **limits: Any) -> Iterator[ServedLog]:
+    served = serve(
+        folder / "log", listen="127.0.0.1:0", token=TOKEN, limits=ListenerLimits(**limits)
+    )
     try:
         yield served
     finally:
         served.close()
 
 
-def port_of(served: Served) -> int:
+def port_of(served: ServedLog) -> int:
     return int(served.url.rpartition(":")[2])
 
 
-def peer_of(served: Served) -> socket.socket:
+def peer_of(served: ServedLog) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port_of(served)), timeout=30)
 
 
@@ -55,7 +57,7 @@ def is_closed(peer: socket.socket) -> bool:
         return True
 
 
-def asks(served: Served) -> None:
+def asks(served: ServedLog) -> None:
     """A client with the token is served."""
     with changelog.open(served.url, token=TOKEN) as log:
         assert log.topics() == []
@@ -126,10 +128,10 @@ def test_closing_waits_for_no_peer(tmp_path: Path) -> None:
     client.close()
 
 
-def authenticated(served: Served, token: str = TOKEN) -> tuple[socket.socket, str]:
+def authenticated(served: ServedLog, token: str = TOKEN) -> tuple[socket.socket, str]:
     """A connection after its hello, and its credential."""
     peer = peer_of(served)
-    opening = hello.pack_opening(hello.Opening("", os.urandom(32)))
+    opening = hello.pack_opening(hello.ClientOpening("", os.urandom(32)))
     peer.sendall(opening)
     nonce = reply_of(peer)
     peer.sendall(hello.proof_of(token, opening + nonce))
@@ -168,7 +170,7 @@ def test_a_client_that_takes_nothing_is_closed(tmp_path: Path, eventually: Event
 
 def test_a_recorded_hello_is_of_no_use(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
-        opening = hello.pack_opening(hello.Opening("", b"n" * 32))
+        opening = hello.pack_opening(hello.ClientOpening("", b"n" * 32))
         with peer_of(served) as peer:
             peer.sendall(opening)
             proof = hello.proof_of(TOKEN, opening + reply_of(peer))
@@ -191,7 +193,7 @@ def test_a_credential_dies_with_its_connection(tmp_path: Path, eventually: Event
         backend = f"grpc+unix://{served._endpoint._backend}"
         client = flight.connect(backend)
         headers = [(b"authorization", f"Bearer {credential}".encode())]
-        action = flight.Action("Hello", encode(Hello(WIRE_VERSION, 1, "p")))
+        action = flight.Action("Hello", encode(SessionHello(WIRE_VERSION, 1, "p")))
         list(client.do_action(action, flight.FlightCallOptions(timeout=30, headers=headers)))
         peer.close()
         eventually(lambda: not served._endpoint.clients.find(credential))
@@ -259,7 +261,7 @@ def test_the_token_does_not_cross_the_wire(tmp_path: Path) -> None:
     assert TOKEN.encode() not in spoken
 
 
-def listen_in(listener: socket.socket, served: Served, passed: list[bytes]) -> None:
+def listen_in(listener: socket.socket, served: ServedLog, passed: list[bytes]) -> None:
     """Stand between a client and the server, and keep what passes."""
     near, _ = listener.accept()
     far = peer_of(served)
@@ -559,7 +561,7 @@ def test_tls_that_stops_in_its_handshake_is_closed_at_the_deadline(pems: Path) -
         token=TOKEN,
         tls_certificate=pems / "server.pem",
         tls_key=pems / "server.key",
-        limits=Limits(hello_timeout_s=0.3),
+        limits=ListenerLimits(hello_timeout_s=0.3),
     )
     with peer_of(served) as peer:
         peer.sendall(b"\x16\x03\x01\x02\x00\x01")

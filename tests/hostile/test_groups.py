@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.embedded.groups.groups import Groups
+from strandline.changelog.embedded.groups.groups import GroupCoordinator
 from strandline.changelog.errors import InvalidConfig
 from strandline.changelog.groups import MAX_SUBSCRIBED, Assignor, Subscription
 
@@ -27,7 +27,7 @@ class Name(str):
         return str(self) == other
 
 
-def steps_of(groups: Groups, subscriptions: Sequence[Subscription]) -> int:
+def steps_of(groups: GroupCoordinator, subscriptions: Sequence[Subscription]) -> int:
     """Lines run and names compared while members join: a measure of time that is always the same."""
     lines = 0
 
@@ -60,7 +60,7 @@ def chained(count: int) -> list[list[Name]]:
 def test_topics(assignor: Assignor, exist: bool) -> None:
     def steps(count: int) -> int:
         wanted = [Subscription(names(count), assignor, client=f"m{n}") for n in range(3)]
-        return steps_of(Groups(SystemClock(), lambda _: int(exist)), wanted)
+        return steps_of(GroupCoordinator(SystemClock(), lambda _: int(exist)), wanted)
 
     assert steps(800) < 6 * steps(200)
 
@@ -68,7 +68,7 @@ def test_topics(assignor: Assignor, exist: bool) -> None:
 def test_topics_that_go_together() -> None:
     def steps(count: int) -> int:
         wanted = Subscription(names(count), together=chained(count))
-        return steps_of(Groups(SystemClock(), lambda _: 1), [wanted])
+        return steps_of(GroupCoordinator(SystemClock(), lambda _: 1), [wanted])
 
     assert steps(800) < 6 * steps(200)
 
@@ -76,13 +76,13 @@ def test_topics_that_go_together() -> None:
 def test_partitions() -> None:
     def steps(count: int) -> int:
         wanted = [Subscription([Name("t")], client=f"m{n}") for n in range(4)]
-        return steps_of(Groups(SystemClock(), lambda _: count), wanted)
+        return steps_of(GroupCoordinator(SystemClock(), lambda _: count), wanted)
 
     assert steps(800) < 6 * steps(200)
 
 
 def test_a_member_names_so_many_topics_at_most() -> None:
-    groups = Groups(SystemClock(), lambda _: 1)
+    groups = GroupCoordinator(SystemClock(), lambda _: 1)
     many = [f"t{n}" for n in range(MAX_SUBSCRIBED + 1)]
     for refused in (
         Subscription(many),
@@ -97,7 +97,7 @@ def test_a_member_names_so_many_topics_at_most() -> None:
 
 def test_a_group_has_so_many_members_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strandline.changelog.embedded.groups.groups.MAX_MEMBERS", 3)
-    groups = Groups(SystemClock(), lambda _: 0)
+    groups = GroupCoordinator(SystemClock(), lambda _: 0)
     for _ in range(3):
         groups.join("g", Subscription(["t"]))
     with pytest.raises(InvalidConfig, match="takes no more"):

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.format import MAX_FRAME, Kind, unpack_header
+from strandline.changelog.embedded.format import MAX_FRAME, FrameKind, unpack_header
 from strandline.changelog.embedded.frame import decode, encode, payload_bytes
 from strandline.changelog.embedded.manifest import Manifest
 from strandline.changelog.embedded.names import SegmentName
-from strandline.changelog.embedded.scanning import Broken, scan
+from strandline.changelog.embedded.scanning import BrokenFrame, scan
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.errors import CorruptLog, RecordTooLarge
 from strandline.changelog.flight import messages, requests
@@ -95,7 +95,7 @@ def test_a_header_that_claims_more_than_there_is(fields: dict[str, int]) -> None
     segment = Segment.open(storage, "f", SegmentName(0, 1), 0, writable=False)
     with measured() as taken:
         (found,) = scan(segment, segment.file.size())
-        assert isinstance(found, Broken)
+        assert isinstance(found, BrokenFrame)
         segment.size = segment.file.size()
         with pytest.raises(CorruptLog):
             list(segment.frames(0, 4096))
@@ -117,7 +117,7 @@ def test_a_header_that_claims_more_than_there_is(fields: dict[str, int]) -> None
 )
 def test_rows_that_claim_more_than_there_is(body: bytes) -> None:
     with measured() as taken, pytest.raises(CorruptLog, match="cannot be decoded"):
-        read_frame(frame(body, Kind.ROWS, 1))
+        read_frame(frame(body, FrameKind.ROWS, 1))
     assert taken.arrow + taken.python < LITTLE
 
 

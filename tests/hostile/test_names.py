@@ -15,7 +15,7 @@ from strandline.changelog.embedded.names import CATALOG
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import CorruptLog, InvalidConfig, InvalidRequest, InvalidTopic
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import Target
+from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.changelog.storage import LocalStorage
 from strandline.framework.app import App
@@ -39,7 +39,7 @@ ODD = ["..", "../../x", "/etc/passwd", "é", "a b", "__x"]
 
 @pytest.fixture(params=["in process", "over the wire"])
 def broker(
-    request: pytest.FixtureRequest, owner: Owner, target: Target
+    request: pytest.FixtureRequest, owner: Owner, target: ConnectionTarget
 ) -> Iterator[Owner | FlightBroker]:
     if request.param == "in process":
         yield owner

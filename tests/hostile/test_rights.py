@@ -37,8 +37,8 @@ from strandline.changelog.flight.address import connect
 from strandline.changelog.flight.authorization import NEEDED, VISIBLE, Permit
 from strandline.changelog.flight.failover import FailoverBroker
 from strandline.changelog.flight.grants import Granting, Grants
-from strandline.changelog.flight.rights import KINDS, NONE, Holder, Rights, rights_of_app
-from strandline.changelog.flight.serve import Served, serve
+from strandline.changelog.flight.rights import KINDS, NONE, AuthorizedToken, Rights, rights_of_app
+from strandline.changelog.flight.serve import ServedLog, serve
 from strandline.changelog.groups import GroupMember, Subscription
 from strandline.changelog.log import Log
 from strandline.changelog.pins import PinName, PinnedRange, there
@@ -61,7 +61,7 @@ def storage_of_log(tmp_path: Path) -> LocalStorage:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
+def served(tmp_path: Path) -> Iterator[ServedLog]:
     served = serve(tmp_path / "log", listen="127.0.0.1:0", token=ADMIN)
     for name in ("mine", "others"):
         served.broker.create_topic(name, config={"retention.ms": "-1"})
@@ -74,7 +74,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 class Clients:
     """Clients of a served log, each with a token of its own."""
 
-    def __init__(self, served: Served, storage: LocalStorage) -> None:
+    def __init__(self, served: ServedLog, storage: LocalStorage) -> None:
         self.served = served
         self.storage = storage
         self._numbers = itertools.count()
@@ -96,7 +96,7 @@ class Clients:
 
 
 @pytest.fixture
-def clients(served: Served, storage_of_log: LocalStorage) -> Iterator[Clients]:
+def clients(served: ServedLog, storage_of_log: LocalStorage) -> Iterator[Clients]:
     clients = Clients(served, storage_of_log)
     yield clients
     clients.close()
@@ -131,7 +131,7 @@ def test_a_call_that_does_not_say_it_is_refused_to_all() -> None:
     class Forgotten(msgspec.Struct):
         pass
 
-    permit = Permit(Holder("admin", "", Rights(admin=True)), Granting(b"k"))
+    permit = Permit(AuthorizedToken("admin", "", Rights(admin=True)), Granting(b"k"))
     with pytest.raises(NotAuthorized, match="Forgotten"):
         permit.check(Forgotten())
 
@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[str, Callable[[Broker], object]]] = {
 
 @pytest.mark.parametrize("call", REFUSED)
 def test_a_call_without_its_right_is_refused_and_changes_nothing(
-    served: Served, clients: Clients, call: str
+    served: ServedLog, clients: Clients, call: str
 ) -> None:
     right, do = REFUSED[call]
     broker = clients.with_rights(without(right.partition(":")[0]))
@@ -216,7 +216,7 @@ def test_a_call_without_its_right_is_refused_and_changes_nothing(
     ],
 )
 def test_a_right_is_for_its_names_alone(
-    served: Served, clients: Clients, do: Callable[[Broker], object]
+    served: ServedLog, clients: Clients, do: Callable[[Broker], object]
 ) -> None:
     broker = clients.with_rights(ALL_OF_MINE)
     before = contents(served.broker)
@@ -233,7 +233,7 @@ def test_a_star_alone_is_not_for_the_logs_own_topics(clients: Clients) -> None:
     assert {info.name for info in broker.topics()} == {"mine", "others"}
 
 
-def test_lists_show_what_the_token_may_see(served: Served, clients: Clients) -> None:
+def test_lists_show_what_the_token_may_see(served: ServedLog, clients: Clients) -> None:
     served.broker.create_topic("mine-c", config={"cleanup.policy": "compact"})
     served.broker.create_topic("others-c", config={"cleanup.policy": "compact"})
     for name in ("mine-c", "others-c"):
@@ -245,7 +245,7 @@ def test_lists_show_what_the_token_may_see(served: Served, clients: Clients) -> 
     assert broker.topic("mine").partitions == 1
 
 
-def test_with_its_rights_a_client_reads_and_writes(served: Served, clients: Clients) -> None:
+def test_with_its_rights_a_client_reads_and_writes(served: ServedLog, clients: Clients) -> None:
     made = tokens.create(clients.storage, "app", ALL_OF_MINE)
     with changelog.open(served.url, token=made.token) as log:
         log.create_topic("mine-new")
@@ -280,7 +280,7 @@ def test_the_single_token_has_all_rights(clients: Clients) -> None:
 
 
 def test_an_app_needs_its_own_names_and_its_inputs_and_outputs(
-    served: Served, clients: Clients, tmp_path: Path
+    served: ServedLog, clients: Clients, tmp_path: Path
 ) -> None:
     served.broker.create_topic("sales", 2)
     rights = rights_of_app("shop", ["sales"], ["late"])
@@ -306,7 +306,7 @@ def test_an_app_needs_its_own_names_and_its_inputs_and_outputs(
 
 
 def test_a_missing_right_is_not_the_records_fault(
-    served: Served, clients: Clients, tmp_path: Path
+    served: ServedLog, clients: Clients, tmp_path: Path
 ) -> None:
     rights = rights_of_app("shop", ["mine"], [])
     made = tokens.create(clients.storage, "worker", rights)
@@ -349,7 +349,9 @@ def test_nobody_else_ends_or_extends_a_transaction(clients: Clients) -> None:
     assert holder.offsets([MINE])[MINE].last_stable_offset == 7
 
 
-def test_ids_of_producers_that_are_guessed_are_of_no_use(served: Served, clients: Clients) -> None:
+def test_ids_of_producers_that_are_guessed_are_of_no_use(
+    served: ServedLog, clients: Clients
+) -> None:
     holder, other = clients.with_rights(ALL_OF_MINE), clients.with_rights(ALL_OF_MINE)
     producer = append(holder)
     end = holder.offsets([MINE])[MINE].high_watermark
@@ -411,7 +413,7 @@ def test_a_client_keeps_a_bounded_number_of_grants(monkeypatch: pytest.MonkeyPat
     assert kept == [(number, epoch) for number in (7, 8, 9) for epoch in (8, 9)]
 
 
-def test_nobody_else_speaks_for_a_member(served: Served, clients: Clients) -> None:
+def test_nobody_else_speaks_for_a_member(served: ServedLog, clients: Clients) -> None:
     made = tokens.create(clients.storage, "mine", ALL_OF_MINE)
     holder = clients.with_token(made.token)
     member = holder.join_group("mine", Subscription(["mine"]))
@@ -437,7 +439,7 @@ def test_nobody_else_speaks_for_a_member(served: Served, clients: Clients) -> No
     assert served.broker.describe_group("mine").members == []
 
 
-def test_pins_belong_to_their_token(served: Served, clients: Clients) -> None:
+def test_pins_belong_to_their_token(served: ServedLog, clients: Clients) -> None:
     made = tokens.create(clients.storage, "mine", ALL_OF_MINE)
     holder, other = clients.with_token(made.token), clients.with_rights(ALL_OF_MINE)
     span = {MINE: PinnedRange(holder.topic("mine").topic_id, 0, 3)}
@@ -480,7 +482,9 @@ def test_producers_and_members_go_on_with_a_server_that_was_started_anew(tmp_pat
         client.close()
 
 
-def test_members_stay_when_only_their_connection_is_lost(served: Served, clients: Clients) -> None:
+def test_members_stay_when_only_their_connection_is_lost(
+    served: ServedLog, clients: Clients
+) -> None:
     holder = clients.with_rights(ALL_OF_MINE)
     static = Subscription(["mine"], instance="one", session_timeout_ms=60_000)
     member = holder.join_group("mine", static)
@@ -513,7 +517,7 @@ def test_remote_clients_go_on_when_another_process_becomes_the_owner(tmp_path: P
 
 
 def test_revoking_ends_the_session_of_an_open_connection(
-    served: Served, clients: Clients, eventually: Eventually
+    served: ServedLog, clients: Clients, eventually: Eventually
 ) -> None:
     idle = clients.with_rights(ALL_OF_MINE)
     producer = append(idle, transactional_id="mine", transactional=True)
@@ -531,7 +535,7 @@ def test_revoking_ends_the_session_of_an_open_connection(
 
 
 def test_the_first_call_after_revoking_is_refused(
-    served: Served, clients: Clients, monkeypatch: pytest.MonkeyPatch
+    served: ServedLog, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served._endpoint._closed.set()  # so that only the call itself can find out
     served._endpoint._watcher.join()
@@ -557,7 +561,7 @@ def test_a_revoked_token_is_not_given_back_by_one_of_the_same_name(clients: Clie
 
 
 def test_the_document_holds_no_token_and_is_for_its_user_alone(
-    served: Served, clients: Clients, tmp_path: Path
+    served: ServedLog, clients: Clients, tmp_path: Path
 ) -> None:
     made = tokens.create(clients.storage, "app", ALL_OF_MINE)
     path = tmp_path / "log" / TOKENS
@@ -644,7 +648,7 @@ def test_tokens_that_cannot_be_read_give_no_access(
 
 
 def test_a_document_that_is_removed_takes_all_tokens_with_it(
-    served: Served, clients: Clients, tmp_path: Path
+    served: ServedLog, clients: Clients, tmp_path: Path
 ) -> None:
     client = clients.with_rights(ALL_OF_MINE)
     (tmp_path / "log" / TOKENS).unlink()
@@ -701,7 +705,7 @@ def test_the_admin_token_cannot_look_like_a_made_one(tmp_path: Path) -> None:
         serve(tmp_path / "log", listen="127.0.0.1:0", token="sl_abc_sixteen-or-more")
 
 
-def test_processes_of_the_same_user_need_no_rights(served: Served, tmp_path: Path) -> None:
+def test_processes_of_the_same_user_need_no_rights(served: ServedLog, tmp_path: Path) -> None:
     with changelog.open(tmp_path / "log") as log:
         producer = log.broker.init_producer()
         log.broker.append([Append("mine", 0, batch(1), producer, 0)])

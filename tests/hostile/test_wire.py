@@ -12,9 +12,9 @@ import pytest
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import InvalidRequest, StrandlineError
 from strandline.changelog.flight import batches
-from strandline.changelog.flight.batches import ROW_SCHEMA, Row
+from strandline.changelog.flight.batches import ROW_SCHEMA, StreamMessage
 from strandline.changelog.flight.client import FlightBroker
-from strandline.changelog.flight.connection import Target
+from strandline.changelog.flight.connection import ConnectionTarget
 from strandline.changelog.flight.messages import (
     SMALL_APPEND,
     AppendHeader,
@@ -44,8 +44,8 @@ def as_a_stream(
 ) -> bytes:
     cells = [pa.array([message], pa.large_binary()), pa.nulls(1, pa.large_binary())]
     row = pa.RecordBatch.from_arrays(cells, schema=ROW_SCHEMA)
-    first = Row(batches._EMPTY_ROW, encode(StreamHeader([schema])))
-    return stranger.put([first, Row(row, encode(header(producer)))])
+    first = StreamMessage(batches._EMPTY_ROW, encode(StreamHeader([schema])))
+    return stranger.put([first, StreamMessage(row, encode(header(producer)))])
 
 
 def at_once(
@@ -65,7 +65,9 @@ def producer(owner: Owner) -> ProducerIdentity:
 
 
 @pytest.fixture(autouse=True)
-def the_log_goes_on(owner: Owner, target: Target, request: pytest.FixtureRequest) -> object:
+def the_log_goes_on(
+    owner: Owner, target: ConnectionTarget, request: pytest.FixtureRequest
+) -> object:
     """After whatever was sent, another client appends and reads."""
     yield
     broker = FlightBroker(target, deadline=30)
@@ -200,16 +202,16 @@ def test_numbers_beyond_all_bounds(stranger: Stranger, owner: Owner, number: int
 
 
 def test_streams_that_are_none(stranger: Stranger, producer: ProducerIdentity) -> None:
-    first = Row(batches._EMPTY_ROW, encode(StreamHeader([batch().schema])))
+    first = StreamMessage(batches._EMPTY_ROW, encode(StreamHeader([batch().schema])))
     other = pa.record_batch({"x": pa.array([1])})
     nulls = pa.RecordBatch.from_arrays([pa.nulls(1, pa.large_binary())] * 2, schema=ROW_SCHEMA)
     for rows, schema in (
         ([], ROW_SCHEMA),
-        ([Row(other, b"")], other.schema),
-        ([Row(nulls, b"")], ROW_SCHEMA),
-        ([first, Row(nulls, encode(header(producer)))], ROW_SCHEMA),
-        ([first, Row(batches._EMPTY_ROW, encode(header(producer)))], ROW_SCHEMA),
-        ([first, Row(nulls, b"\x91" * 100_000)], ROW_SCHEMA),
+        ([StreamMessage(other, b"")], other.schema),
+        ([StreamMessage(nulls, b"")], ROW_SCHEMA),
+        ([first, StreamMessage(nulls, encode(header(producer)))], ROW_SCHEMA),
+        ([first, StreamMessage(batches._EMPTY_ROW, encode(header(producer)))], ROW_SCHEMA),
+        ([first, StreamMessage(nulls, b"\x91" * 100_000)], ROW_SCHEMA),
     ):
         with pytest.raises(InvalidRequest):
             stranger.put(rows, schema)

@@ -13,7 +13,7 @@ from strandline import changelog
 from strandline.changelog.errors import ProducerFenced
 from strandline.changelog.kafka.broker import KafkaBroker
 from strandline.changelog.kafka.callbacks import called
-from strandline.changelog.kafka.caller import Caller
+from strandline.changelog.kafka.deadline import DeadlineCaller
 from strandline.changelog.kafka.failures import error_of
 
 
@@ -32,7 +32,7 @@ def test_what_no_except_catches_becomes_an_exception() -> None:
 
 
 def test_it_comes_back_from_another_thread_too() -> None:
-    caller = Caller()
+    caller = DeadlineCaller()
     with pytest.raises(KafkaException):
         caller(fenced, 10)
     assert caller(lambda: 5, 10) == 5

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from strandline.changelog.kafka import connection
-from strandline.changelog.kafka.heard import Heard
+from strandline.changelog.kafka.client_logs import ClientLogs
 from strandline.framework.cli import main
 
 NOBODY = "kafka://127.0.0.1:1"
@@ -39,7 +39,7 @@ def test_it_is_one_line(
     met: bool,
 ) -> None:
     """Also of a cluster that has answered before."""
-    monkeypatch.setattr(Heard, "met", property(lambda _: met, lambda *_: None), raising=False)
+    monkeypatch.setattr(ClientLogs, "met", property(lambda _: met, lambda *_: None), raising=False)
     target = str(tmp_path / "log")
     for command in (["topics", "list", "--log", NOBODY], ["move", NOBODY, target]):
         with pytest.raises(SystemExit) as ended:

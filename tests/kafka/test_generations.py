@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from strandline import changelog
-from strandline.changelog.errors import SharedOutAnew, TransactionAborted
+from strandline.changelog.errors import RebalanceInProgress, TransactionAborted
 from strandline.changelog.groups import Subscription
 from strandline.changelog.kafka.transactions import Transactions
 from strandline.changelog.records import CommittedOffset, TopicPartition
@@ -23,7 +23,7 @@ def test_it_is_aborted_when_the_member_knows_the_new_one(
 
     def too_early(*_: Any) -> None:
         refused.set()
-        raise TransactionAborted("aborted") from SharedOutAnew("another generation")
+        raise TransactionAborted("aborted") from RebalanceInProgress("another generation")
 
     with ExitStack() as closing:
         log, other = (closing.enter_context(changelog.open(kafka)) for _ in range(2))
@@ -43,7 +43,7 @@ def test_it_is_aborted_when_the_member_knows_the_new_one(
         second = threading.Thread(target=join)
         second.start()
         producer = log.broker.init_producer(name)
-        with pytest.raises(SharedOutAnew):
+        with pytest.raises(RebalanceInProgress):
             log.broker.add_offsets(
                 producer,
                 name,

@@ -11,9 +11,14 @@ from confluent_kafka import KafkaError
 
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.errors import InvalidTopic, OwnerUnavailable, RequestTimedOut
-from strandline.changelog.kafka.asking import Asking
+from strandline.changelog.kafka.client_logs import (
+    CAUSE_SECONDS,
+    EVERY_SECONDS,
+    QUIET_SECONDS,
+    ClientLogs,
+)
 from strandline.changelog.kafka.failures import failure
-from strandline.changelog.kafka.heard import CAUSE_SECONDS, EVERY_SECONDS, QUIET_SECONDS, Heard
+from strandline.changelog.kafka.metadata_consumer import MetadataConsumers
 
 REFUSED = (
     "db:9092/bootstrap: Connect to ipv4#10.0.0.7:9092 failed: Connection refused (after 0ms in "
@@ -23,15 +28,15 @@ DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
 
 
 @pytest.fixture
-def heard(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> Heard:
+def heard(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> ClientLogs:
     """That of a cluster which has answered before."""
     caplog.set_level(logging.DEBUG, "strandline.kafka")
-    made = Heard("kafka://db", logging.getLogger("strandline.kafka"), clock)
+    made = ClientLogs("kafka://db", logging.getLogger("strandline.kafka"), clock)
     made.met = True
     return made
 
 
-def line(heard: Heard, kind: str, text: str, level: int = logging.ERROR) -> None:
+def line(heard: ClientLogs, kind: str, text: str, level: int = logging.ERROR) -> None:
     heard.log(level, "%s [%s] %s", kind, "rdkafka#producer-1", f"[thrd:db:9092/1]: {text}")
 
 
@@ -40,7 +45,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 
 
 def test_each_kind_is_said_once_and_then_as_a_sum(
-    heard: Heard, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    heard: ClientLogs, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(274):
         line(heard, "FAIL", REFUSED)
@@ -59,21 +64,21 @@ def test_each_kind_is_said_once_and_then_as_a_sum(
 
 @pytest.mark.parametrize("kind", ["TXNERR", "GETPID", "REQTMOUT", "SESSTMOUT", "FAIL"])
 def test_what_it_mends_itself_is_no_warning(
-    heard: Heard, caplog: pytest.LogCaptureFixture, kind: str
+    heard: ClientLogs, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     line(heard, kind, "Failed to acquire transactional PID: Coordinator load in progress: retrying")
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
 def test_what_has_ended_a_client_is_one_whatever_its_kind(
-    heard: Heard, caplog: pytest.LogCaptureFixture
+    heard: ClientLogs, caplog: pytest.LogCaptureFixture
 ) -> None:
     line(heard, "TXNERR", "Fatal transaction error: fenced", logging.CRITICAL)
     assert [record.levelname for record in caplog.records] == ["CRITICAL"]
 
 
 def test_that_no_broker_answers_is_a_warning_with_its_cause(
-    heard: Heard, caplog: pytest.LogCaptureFixture
+    heard: ClientLogs, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard.event(KafkaError(KafkaError._TRANSPORT, REFUSED))
     heard.event(DOWN)
@@ -90,7 +95,7 @@ def test_that_no_broker_answers_is_a_warning_with_its_cause(
 
 
 def test_that_no_broker_answers_is_old_when_one_has_just_now(
-    heard: Heard, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    heard: ClientLogs, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A client that was not in use hands out what befell it long ago."""
     heard.answered()
@@ -103,7 +108,7 @@ def test_that_no_broker_answers_is_old_when_one_has_just_now(
 
 @pytest.mark.parametrize("code", [KafkaError._AUTHENTICATION, KafkaError._SSL])
 def test_whom_the_cluster_does_not_let_in_any_more_hears_of_it(
-    heard: Heard, caplog: pytest.LogCaptureFixture, code: int
+    heard: ClientLogs, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
     heard.event(
         KafkaError(code, "db:9092/1: SASL authentication error: gone (after 2ms in state AUTH)")
@@ -114,7 +119,7 @@ def test_whom_the_cluster_does_not_let_in_any_more_hears_of_it(
 
 
 def test_before_the_first_answer_there_are_no_warnings(
-    heard: Heard, caplog: pytest.LogCaptureFixture
+    heard: ClientLogs, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Opening the log fails, and its error says why."""
     heard.met = False
@@ -124,7 +129,7 @@ def test_before_the_first_answer_there_are_no_warnings(
     assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
-def test_an_error_that_hides_its_cause_is_given_it(heard: Heard, clock: ManualClock) -> None:
+def test_an_error_that_hides_its_cause_is_given_it(heard: ClientLogs, clock: ManualClock) -> None:
     heard.event(KafkaError(KafkaError._TRANSPORT, REFUSED))
     late = KafkaError(
         KafkaError._TIMED_OUT, "Failed while waiting for controller: Local: Timed out"
@@ -150,7 +155,7 @@ def test_an_answer_is_noted_before_old_trouble_is_heard() -> None:
     connection: Any = SimpleNamespace(
         client=lambda *_: Idle(), answered=lambda: happened.append("answered"), closed=False
     )
-    asking = Asking(connection)
+    asking = MetadataConsumers(connection)
     with asking.consumer("read_committed"):
         pass
     with pytest.raises(OwnerUnavailable), asking.consumer("read_committed"):

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.checking.findings import Finding, Report, Severity
+from strandline.changelog.embedded.checking.findings import CheckReport, Finding, Severity
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.frame import encode, frame_parts
 from strandline.changelog.embedded.manifest import Manifest
@@ -81,7 +81,7 @@ def append_frame(
     log_file(world, topic=topic).extend(b"".join(bytes(part) for part in parts))
 
 
-def report(world: World) -> Report:
+def report(world: World) -> CheckReport:
     """What a check of the world's folder says, whoever holds it."""
     return check_log(world.storage, clock=world.clock).report
 

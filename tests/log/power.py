@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import StorageFailed
 from tests.crash.twin import Died, Hook, Kind, NameChange, Operation, PowerStorage
@@ -84,8 +84,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def taking_turns(environment: Environment, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """In place of Environment.at_once: no threads, so that a seed gives the same story again.
+def taking_turns(environment: LogContext, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """In place of LogContext.at_once: no threads, so that a seed gives the same story again.
 
     The order is chance's, as it is the scheduler's.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from strandline import changelog
-from strandline.changelog.closing import Closing
+from strandline.changelog.closing import CloseOnce
 from strandline.changelog.embedded.names import CLEAN
 
 
@@ -29,7 +29,7 @@ def test_garbage_is_closed_though_the_thread_that_finds_it_holds_what_closing_ne
 
     def find() -> None:
         thing = Thing()
-        Closing(thing, close)
+        CloseOnce(thing, close)
         with lock:
             del thing
 
@@ -44,7 +44,7 @@ def test_no_thread_is_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who finds the garbage may be starting one, or ending: up to Python 3.12 that is under a lock."""
     closed = threading.Event()
     thing = Thing()
-    Closing(thing, closed.set)
+    CloseOnce(thing, closed.set)
     with monkeypatch.context() as refusing:
         refusing.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
         del thing
@@ -54,8 +54,8 @@ def test_no_thread_is_started_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_closed_keeps_nobody_else_open() -> None:
     closed = threading.Event()
     things = [Thing(), Thing()]
-    Closing(things[0], lambda: 1 // 0)
-    Closing(things[1], closed.set)
+    CloseOnce(things[0], lambda: 1 // 0)
+    CloseOnce(things[1], closed.set)
     things.clear()
     assert closed.wait(30)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.changelog.client.consumer import METADATA_MAX_AGE_S, Consumer, OffsetReset
-from strandline.changelog.client.cursor import Cursor
+from strandline.changelog.client.cursor import FetchCursor
 from strandline.changelog.client.producer import Producer
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import (
@@ -353,7 +353,7 @@ def test_a_topic_made_anew_between_two_polls_is_noticed_in_time(
 
 def test_records_that_compaction_took_out_leave_gaps_in_the_offsets() -> None:
     sparse = Batch("t", 0, 3, columns([b"a", b"b", b"c"]), 0, pa.array([3, 7, 9], pa.int64()))
-    cursor = Cursor("id")
+    cursor = FetchCursor("id")
     cursor.seek(3)
     cursor.received(Fetched([sparse], 12, 0, 12, 12))
     first = cursor.take(1)

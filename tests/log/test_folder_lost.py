@@ -15,11 +15,11 @@ from strandline.changelog.directory import Directory
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.errors import FolderLost, StorageFailed
 from strandline.changelog.storage import LocalStorage
-from strandline.statestore.engine import Position
+from strandline.statestore.engine import StorePosition
 from tests.log.kit import Client, World
 from tests.state.test_folders import at_once
 
-POSITION = Position("0" * 32, 0, 1)
+POSITION = StorePosition("0" * 32, 0, 1)
 
 pytestmark = pytest.mark.damages
 

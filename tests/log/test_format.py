@@ -18,7 +18,7 @@ from strandline.changelog.embedded.format import (
     _HEADER,
     HEADER_SIZE,
     FrameHeader,
-    Kind,
+    FrameKind,
     unpack_header,
 )
 from strandline.changelog.embedded.names import partition_folder, place_of
@@ -80,7 +80,7 @@ def test_batches_of_any_size_read_back_as_they_were_written(
     data = memoryview(b"".join(bytes(part) for part in parts))
     assert len(data) == header.length
     payload = frame.payload_bytes(data, 0, header, "test")
-    if header.kind == Kind.ARROW:
+    if header.kind == FrameKind.ARROW:
         metadata_size = int.from_bytes(payload[4:8], "little")
         assert (header.payload_start + 8 + metadata_size) % 64 == 0
     assert frame.decode(header, payload, pa.binary(), "test").to_pydict() == batch.to_pydict()

@@ -17,7 +17,7 @@ from random import Random
 
 import pytest
 
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from strandline.changelog.embedded.producer_state import ProducerStates
 from strandline.changelog.embedded.transaction_log import TransactionLog
@@ -190,7 +190,7 @@ class Story:
 @pytest.fixture(autouse=True)
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """One operation after another, or a seed would not tell the same story again."""
-    monkeypatch.setattr(Environment, "at_once", taking_turns)
+    monkeypatch.setattr(LogContext, "at_once", taking_turns)
 
 
 def seeds() -> range:

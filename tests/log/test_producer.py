@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strandline.changelog.client.partitioner import partition_for
-from strandline.changelog.client.producer import Producer, RecordMetadata, State
+from strandline.changelog.client.producer import Producer, ProducerPhase, RecordMetadata
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import (
     DiskFull,
@@ -555,7 +555,7 @@ def test_a_commit_in_doubt_can_be_asked_for_again(line: Line, transactional: Pro
     line.end_faults = [LOST_ANSWER, *[LOST_CALL] * 30]
     with pytest.raises(Retriable), transactional.transaction():
         transactional.send("t", b"1", partition=0)
-    assert transactional.state is State.IN_DOUBT
+    assert transactional.state is ProducerPhase.IN_DOUBT
     with pytest.raises(InvalidTxnState):
         transactional.send("t", b"2", partition=0)
     line.end_faults = []
@@ -600,7 +600,7 @@ def test_a_newer_instance_fences_an_older_one_for_good(world: World, line: Line)
         for call in (old.commit_transaction, old.abort_transaction, old.begin_transaction):
             with pytest.raises(ProducerFenced):
                 call()
-        assert old.state is State.FENCED
+        assert old.state is ProducerPhase.FENCED
         with new.transaction():
             new.send("t", b"newer", partition=0)
     old.close()

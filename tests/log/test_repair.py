@@ -21,7 +21,7 @@ from strandline.changelog.embedded.names import (
     topic_copy,
 )
 from strandline.changelog.embedded.repairing.folder import LEFT, plan_of
-from strandline.changelog.embedded.repairing.plan import Plan, carry_out
+from strandline.changelog.embedded.repairing.plan import RepairPlan, carry_out
 from strandline.changelog.errors import CorruptLog, StrandlineError
 from strandline.changelog.log_config import LogConfig
 from strandline.changelog.records import CommittedOffset, TopicPartition
@@ -54,12 +54,12 @@ def a_log(storage: MemoryStorage | PowerStorage | None = None, records: int = 40
     return world
 
 
-def plan(world: World) -> Plan:
+def plan(world: World) -> RepairPlan:
     checked = check_log(world.storage, clock=world.clock)
     return plan_of(checked, world.storage, world.clock)
 
 
-def repair(world: World) -> Plan:
+def repair(world: World) -> RepairPlan:
     """Repair the world's folder, see that nothing is wrong with it any more, and open it."""
     made = plan(world)
     carry_out(made, world.storage, world.clock)
@@ -168,7 +168,7 @@ def test_every_file_that_is_changed_or_removed_is_kept_as_it_was() -> None:
     assert len(made.steps) == 4
 
 
-def repair_only(world: World) -> Plan:
+def repair_only(world: World) -> RepairPlan:
     made = plan(world)
     carry_out(made, world.storage, world.clock)
     return made

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.embedded import ticking, upkeep
+from strandline.changelog.embedded import maintenance, ticker
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import (
     OffsetOutOfRange,
@@ -199,8 +199,8 @@ def switching(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealWorld]:
     """A log of small segments whose periodic work never rests."""
-    monkeypatch.setattr(ticking, "TICK_SECONDS", 0.001)
-    monkeypatch.setattr(upkeep, "RETENTION_CHECK_MS", 1)
+    monkeypatch.setattr(ticker, "TICK_SECONDS", 0.001)
+    monkeypatch.setattr(maintenance, "RETENTION_CHECK_MS", 1)
     world = RealWorld(LocalStorage(tmp_path))
     config = {"segment.bytes": "4096"}
     world.owner.create_topic("t", 2, config=config)

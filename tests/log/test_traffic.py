@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from strandline.changelog.clock import ManualClock
-from strandline.changelog.embedded.traffic import PATIENCE, Courtesy, Traffic
+from strandline.changelog.embedded.traffic import PATIENCE, BackgroundThrottle, Traffic
 
 
 class Moments(threading.Event):
@@ -31,7 +31,7 @@ def worked(ms: int, traffic: Traffic, then: Callable[[int], None] = lambda wait:
     """How many milliseconds who has worked for `ms` gives way."""
     clock = ManualClock()
     moments = Moments(clock, then)
-    courtesy = Courtesy(traffic, clock, moments)
+    courtesy = BackgroundThrottle(traffic, clock, moments)
     clock.advance(ms)
     courtesy.give_way()
     return moments.waits
@@ -77,7 +77,7 @@ def test_it_does_not_slip_between_two_calls() -> None:
         pass
     clock = ManualClock()
     moments = Moments(clock, then)
-    courtesy = Courtesy(traffic, clock, moments)
+    courtesy = BackgroundThrottle(traffic, clock, moments)
     clock.advance(20)
     with traffic:
         pass  # and it is over again when it looks
@@ -90,7 +90,7 @@ def test_it_ends_when_it_is_to_stop() -> None:
     clock = ManualClock()
     moments = Moments(clock)
     moments.set()
-    courtesy = Courtesy(traffic, clock, moments)
+    courtesy = BackgroundThrottle(traffic, clock, moments)
     clock.advance(20)
     with traffic:
         courtesy.give_way()
@@ -101,7 +101,7 @@ def test_each_wait_is_for_the_work_since_the_last() -> None:
     traffic = Traffic()
     clock = ManualClock()
     moments = Moments(clock)
-    courtesy = Courtesy(traffic, clock, moments)
+    courtesy = BackgroundThrottle(traffic, clock, moments)
     with traffic:
         clock.advance(20)
         courtesy.give_way()

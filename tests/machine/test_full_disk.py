@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from strandline.changelog.client.producer import Producer
-from strandline.changelog.client.standing import State
+from strandline.changelog.client.transaction_state import ProducerPhase
 from strandline.changelog.embedded.format import HEADER_SIZE
 from strandline.changelog.embedded.frame import encode, frame_parts
 from strandline.changelog.embedded.names import (
@@ -92,14 +92,14 @@ class Story:
         return True
 
     def resolved(self, producer: Producer) -> bool:
-        if producer.state is State.IN_DOUBT:
+        if producer.state is ProducerPhase.IN_DOUBT:
             try:
                 self.patiently(producer.commit_transaction)
             except TransactionAborted:
                 producer.abort_transaction()
                 return False
             return True
-        if producer.state is State.ABORTABLE:
+        if producer.state is ProducerPhase.ABORTABLE:
             producer.abort_transaction()
         return False
 

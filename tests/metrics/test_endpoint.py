@@ -28,7 +28,7 @@ from strandline.framework import metrics as endpoints
 from strandline.framework.container import gauges, metrics
 from strandline.framework.supervisor import metrics as of_workers
 from strandline.framework.supervisor.metrics import Workers
-from strandline.framework.supervisor.slots import Row
+from strandline.framework.supervisor.slots import WorkerRow
 from tests.metrics.running import running
 from tests.metrics.scraping import Family, parsed, scrape
 from tests.workers.processes import Process, ending
@@ -75,7 +75,7 @@ def test_every_documented_metric_is_told_and_no_other(
             eventually(partial(tells, 0, "strandline_lag_records"))
             eventually(partial(tells, 0, "strandline_standby_lag_records"))
         workers = Workers("words", 2)
-        workers.note([Row(0, 1, "running", (), 1, 0.0, 1, {"words": 0}, 0, None)])
+        workers.note([WorkerRow(0, 1, "running", (), 1, 0.0, 1, {"words": 0}, 0, None)])
         of_others = [*served.metrics(), *workers.metrics()]
         for seen in (one.told(), two.told(), parsed(exposition(of_others))):
             told |= seen.families

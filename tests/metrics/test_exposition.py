@@ -6,7 +6,14 @@ import threading
 
 import pytest
 
-from strandline.changelog.metrics import Counter, Histogram, Latency, Metric, Reading, exposition
+from strandline.changelog.metrics import (
+    Histogram,
+    Latency,
+    Metric,
+    MetricReading,
+    MonotonicCounter,
+    exposition,
+)
 from tests.metrics.scraping import parsed
 
 WAITING = Metric("waiting", "gauge", "How many\nwait \\ here.", ("line",))
@@ -24,11 +31,11 @@ def test_numbers_come_back_as_they_were_told() -> None:
     seen = parsed(
         exposition(
             [
-                Reading(WAITING, ("left",), 2),
-                Reading(SERVED, (), 12_345_678_901),
-                Reading(TOOK, (odd,), took.read()),
-                Reading(LAST, (), last.recent()),
-                Reading(WAITING, (odd,), 1e-07),
+                MetricReading(WAITING, ("left",), 2),
+                MetricReading(SERVED, (), 12_345_678_901),
+                MetricReading(TOOK, (odd,), took.read()),
+                MetricReading(LAST, (), last.recent()),
+                MetricReading(WAITING, (odd,), 1e-07),
             ]
         )
     )
@@ -46,7 +53,9 @@ def test_numbers_come_back_as_they_were_told() -> None:
 
 def test_nothing_to_tell_is_an_empty_page() -> None:
     assert exposition([]) == ""
-    assert parsed(exposition([Reading(LAST, (), Latency().recent())]))("last_seconds_count") == 0
+    assert (
+        parsed(exposition([MetricReading(LAST, (), Latency().recent())]))("last_seconds_count") == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +78,7 @@ def test_the_parser_refuses_what_is_not_the_format(text: str) -> None:
 
 
 def test_threads_that_count_together_lose_nothing() -> None:
-    counter, took = Counter(), Histogram()
+    counter, took = MonotonicCounter(), Histogram()
 
     def count() -> None:
         for _ in range(20_000):

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from strandline.changelog.moving.digest import Digest
+from strandline.changelog.moving.digest import StreamDigest
 from strandline.changelog.records import columns_schema
 
 RECORD: dict[str, Any] = {"timestamp": 1, "key": b"k", "value": b"v", "headers": [("a", b"1")]}
@@ -36,20 +36,20 @@ def batch(*records: dict[str, Any], value: pa.DataType | None = None) -> pa.Reco
     ],
 )
 def test_any_other_record_has_another_one(other: dict[str, Any]) -> None:
-    one = Digest().over(batch(RECORD))
-    assert one != Digest().over(batch({**RECORD, **other}))
-    assert one.text != Digest().over(batch({**RECORD, **other})).text
+    one = StreamDigest().over(batch(RECORD))
+    assert one != StreamDigest().over(batch({**RECORD, **other}))
+    assert one.text != StreamDigest().over(batch({**RECORD, **other})).text
 
 
 def test_what_moves_from_one_record_to_the_next_changes_it() -> None:
     ab = batch({**RECORD, "value": b"a"}, {**RECORD, "value": b"b"})
     for values in ((b"b", b"a"), (b"ab", b""), (b"", b"ab"), (b"a", None)):
         other = batch(*({**RECORD, "value": value} for value in values))
-        assert Digest().over(ab) != Digest().over(other)
+        assert StreamDigest().over(ab) != StreamDigest().over(other)
     headers = [("a", b"1")]
     first = batch({**RECORD, "headers": headers}, {**RECORD, "headers": []})
     second = batch({**RECORD, "headers": []}, {**RECORD, "headers": headers})
-    assert Digest().over(first) != Digest().over(second)
+    assert StreamDigest().over(first) != StreamDigest().over(second)
 
 
 def test_how_records_are_cut_and_kept_in_memory_does_not_matter() -> None:
@@ -66,9 +66,9 @@ def test_how_records_are_cut_and_kept_in_memory_does_not_matter() -> None:
         )
     ]
     whole = batch(*rows, value=STRANGE)
-    expected = Digest().over(whole)
+    expected = StreamDigest().over(whole)
     for cut in range(len(rows)):
-        cut_up = Digest().over(whole.slice(0, cut)).over(whole.slice(cut))
+        cut_up = StreamDigest().over(whole.slice(0, cut)).over(whole.slice(cut))
         assert cut_up == expected
     # What lies behind a null is nobody's.
     hidden = pa.array([b"x", b"y"], pa.binary())
@@ -77,10 +77,10 @@ def test_how_records_are_cut_and_kept_in_memory_does_not_matter() -> None:
     )
     assert masked.to_pylist() == [None, b"y"]
     plain = batch(*({**RECORD, "value": value} for value in (None, b"y")))
-    assert Digest().over(plain.set_column(2, "value", masked)) == Digest().over(plain)
+    assert StreamDigest().over(plain.set_column(2, "value", masked)) == StreamDigest().over(plain)
 
 
 def test_no_headers_are_as_good_as_none() -> None:
     without = batch({**RECORD, "headers": None})
-    assert Digest().over(without) == Digest().over(batch({**RECORD, "headers": []}))
-    assert Digest().over(without) == Digest().over(without.drop_columns(["headers"]))
+    assert StreamDigest().over(without) == StreamDigest().over(batch({**RECORD, "headers": []}))
+    assert StreamDigest().over(without) == StreamDigest().over(without.drop_columns(["headers"]))

@@ -11,7 +11,7 @@ import pytest
 
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.log import Log
-from strandline.changelog.moving import Place, Selection, move, reading, verify_only
+from strandline.changelog.moving import MovedLog, Selection, move, reading, verify_only
 from strandline.changelog.records import CommittedOffset, TopicPartition
 from strandline.changelog.storage import MemoryStorage
 
@@ -111,7 +111,7 @@ def calls_of_a_move() -> int:
     source, target = (Owner(MemoryStorage(), background=False) for _ in range(2))
     filled(source)
     counting = Mortal(target, 1 << 30, after=False)
-    move(Place("a", source), Place("b", counting))
+    move(MovedLog("a", source), MovedLog("b", counting))
     source.close()
     target.close()
     return counting.calls
@@ -130,18 +130,18 @@ def test_dying_at_any_call(owners: list[Owner], after: bool, again: int | None) 
     for at in range(1, calls + 1):
         target = opened(owners)
         with suppress(Killed):
-            move(Place("a", source), Place("b", Mortal(target, at, after=after)))
+            move(MovedLog("a", source), MovedLog("b", Mortal(target, at, after=after)))
         if again is not None:
             with suppress(Killed):
-                move(Place("a", source), Place("b", Mortal(target, again, after=after)))
-        place = Place("b", target)
-        report = move(Place("a", source), place)
+                move(MovedLog("a", source), MovedLog("b", Mortal(target, again, after=after)))
+        place = MovedLog("b", target)
+        report = move(MovedLog("a", source), place)
         there = Log(target)
         assert sum(topic.records for topic in report.topics) == 9
         for topic in ("in", "state"):
             assert content(there, topic) == content(log, topic), f"died at call {at} of {calls}"
         assert left(there) == left(log)
         assert there.topic("state").effective.compact
-        verify_only(Place("a", source), place, Selection())
+        verify_only(MovedLog("a", source), place, Selection())
         owners.remove(target)
         target.close()

@@ -14,12 +14,12 @@ import pytest
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import CorruptLog, InvalidRequest, InvalidTopic, UnknownTopic
 from strandline.changelog.log import Log
-from strandline.changelog.moving import Place, Report, Selection, move, reading, verify_only
+from strandline.changelog.moving import MovedLog, MoveReport, Selection, move, reading, verify_only
 from strandline.changelog.records import Append, CommittedOffset, TopicPartition
 from strandline.changelog.storage import MemoryStorage
 from strandline.framework.container.positions import (
-    Progress,
-    Waiting,
+    InputProgress,
+    PendingAtEnd,
     position_of,
     to_commit,
     translated,
@@ -66,8 +66,8 @@ def groups_are_put_by_hand() -> bool:
     return True
 
 
-def moved(source: Any, target: Any, **chosen: Any) -> Report:
-    return move(Place("here", source), Place("there", target), Selection(**chosen))
+def moved(source: Any, target: Any, **chosen: Any) -> MoveReport:
+    return move(MovedLog("here", source), MovedLog("there", target), Selection(**chosen))
 
 
 def latest(log: Log, topic: str) -> dict[bytes, bytes]:
@@ -126,7 +126,7 @@ def test_what_the_target_has_compacted_since_is_said_not_to_be_compared(
     for n in range(3):
         log.append("t", [{"key": b"k", "value": b"%d" % n}])
     moved(owner, target)
-    places = Place("here", owner), Place("there", target)
+    places = MovedLog("here", owner), MovedLog("there", target)
     assert [topic.compared for topic in verify_only(*places).topics] == [True]
     tp = TopicPartition("t", 0)
     close_segment(target, tp)
@@ -201,11 +201,11 @@ def test_a_typed_topic_needs_a_form_in_a_cluster_and_nothing_is_begun_without(
     log = Log(owner)
     log.create_topic("bytes")
     log.create_topic("flights", schema=FLIGHT)
-    cluster = Place("there", Through(target, holds_columns=False))
+    cluster = MovedLog("there", Through(target, holds_columns=False))
     with pytest.raises(InvalidTopic, match="'flights' is typed .columns carrier, delay."):
-        move(Place("here", owner), cluster)
+        move(MovedLog("here", owner), cluster)
     assert [info.name for info in target.topics() if not info.internal] == []
-    move(Place("here", owner), cluster, Selection(["bytes"]))
+    move(MovedLog("here", owner), cluster, Selection(["bytes"]))
     assert [info.name for info in target.topics() if not info.internal] == ["bytes"]
 
 
@@ -221,8 +221,8 @@ def test_the_positions_of_each_task_are_moved_too(owner: Owner, target: Owner) -
             with producer.transaction():
                 producer.send("in", b"%d" % n)
     progress = [
-        Progress("stopped", tp, 4, owes_window=True),
-        Progress("at the end", tp, 12, next_timer=1_763_857_918_000),
+        InputProgress("stopped", tp, 4, owes_window=True),
+        InputProgress("at the end", tp, 12, next_timer=1_763_857_918_000),
     ]
     owner.commit_offsets("app", to_commit(progress))
     owner.commit_offsets("other", {tp: CommittedOffset(6, "a note")})
@@ -232,7 +232,7 @@ def test_the_positions_of_each_task_are_moved_too(owner: Owner, target: Owner) -
     assert there["offset"].to_pylist() == [0, 1, 2, 3, 4, 5]
     assert position_of("stopped", tp, app) == app[tp].offset == 2
     assert position_of("at the end", tp, app) == target.offsets([tp])[tp].last_stable_offset
-    assert waiting_of(app[tp]) == Waiting(("stopped",), {"at the end": 1_763_857_918_000})
+    assert waiting_of(app[tp]) == PendingAtEnd(("stopped",), {"at the end": 1_763_857_918_000})
     assert (other[tp].offset, other[tp].metadata) == (3, "a note")
 
 
@@ -389,7 +389,7 @@ def test_a_topic_of_that_name_made_by_another_after_a_deletion_is_left_alone(
 def test_nothing_is_compared_that_was_not_moved(owner: Owner, target: Owner) -> None:
     Log(owner).create_topic("t")
     with pytest.raises(InvalidRequest, match="'t' of here was not moved to there"):
-        verify_only(Place("here", owner), Place("there", target))
+        verify_only(MovedLog("here", owner), MovedLog("there", target))
 
 
 def test_partitions_that_the_source_got_later_are_made(owner: Owner, target: Owner) -> None:

@@ -29,33 +29,33 @@ from strandline.framework.peers import Admission
 from strandline.framework.querying import listener as listeners
 from strandline.framework.querying import proofs, sockets
 from strandline.framework.querying.connections import Connections
-from strandline.framework.querying.endpoint import Endpoint
+from strandline.framework.querying.endpoint import QueryEndpoint
 from strandline.framework.querying.listener import BEYOND, HERE, Listener
 from strandline.framework.querying.messages import (
     MAX_HELLO,
     MAX_REQUEST,
     WIRE_VERSION,
     Answer,
-    At,
     Challenge,
-    Count,
-    Counted,
-    Failure,
-    Get,
-    Got,
-    Hello,
+    CountKeys,
+    FoundKeys,
+    GetKeys,
+    KeyCounts,
+    KeyValues,
+    QueryFailure,
+    QueryHello,
+    QueryMessage,
+    QueryWelcome,
+    ReflectedPosition,
     Request,
-    Scan,
     Scanned,
-    Values,
-    Welcome,
-    Wire,
+    ScanRange,
     decode,
     encode,
     read_frame,
 )
 from strandline.framework.querying.provider import FIRST_KEYS, StoreProvider
-from strandline.framework.querying.workers import AtWorkers
+from strandline.framework.querying.workers import WorkerSource
 from strandline.statestore import open_store
 from strandline.statestore.keys import key_codec
 from strandline.statestore.spec import StoreSpec
@@ -68,21 +68,21 @@ NAME = key_codec(str).encode("york")
 
 def answer(request: Request) -> Answer:
     """Counts the partitions asked for."""
-    assert isinstance(request, Count)
+    assert isinstance(request, CountKeys)
     if request.store == "broken":
         raise ZeroDivisionError("an error that nobody thought of")
-    return Counted(dict.fromkeys(request.partitions, 1))
+    return KeyCounts(dict.fromkeys(request.partitions, 1))
 
 
 @pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    made = Endpoint(None)
+def endpoint() -> Iterator[QueryEndpoint]:
+    made = QueryEndpoint(None)
     made.start(answer)
     yield made
     made.close()
 
 
-def dial(endpoint: Endpoint) -> socket.socket:
+def dial(endpoint: QueryEndpoint) -> socket.socket:
     connection = sockets.connect(endpoint.urls[0], 10.0)
     connection.settimeout(10.0)
     return connection
@@ -91,7 +91,7 @@ def dial(endpoint: Endpoint) -> socket.socket:
 def said(connection: socket.socket) -> object:
     """What the worker says; None if it has closed."""
     frame = read_frame(connection, MAX_REQUEST)
-    return None if frame is None else decode(frame, Welcome | Counted | Failure)
+    return None if frame is None else decode(frame, QueryWelcome | KeyCounts | QueryFailure)
 
 
 # What it answers -------------------------------------------------------------------------------
@@ -120,74 +120,79 @@ def provider() -> StoreProvider:
 
 
 def test_what_is_not_here_is_left_out(provider: StoreProvider) -> None:
-    got = provider.answer(Get("totals", [0, 2, 3], [NAME, b"Qx"], {}))
-    assert isinstance(got, Got)
+    got = provider.answer(GetKeys("totals", [0, 2, 3], [NAME, b"Qx"], {}))
+    assert isinstance(got, FoundKeys)
     [part] = got.parts
-    assert (part.partition, part.at, part.values[1]) == (2, At("", 5, 0), None)
-    assert provider.answer(Count("totals", [1, 2])) == Counted({2: 1})
-    assert provider.answer(Scan("totals", 1, b"\x01", None, False, 9, None)) == Scanned(
-        False, [], None, At("", 0)
+    assert (part.partition, part.at, part.values[1]) == (2, ReflectedPosition("", 5, 0), None)
+    assert provider.answer(CountKeys("totals", [1, 2])) == KeyCounts({2: 1})
+    assert provider.answer(ScanRange("totals", 1, b"\x01", None, False, 9, None)) == Scanned(
+        False, [], None, ReflectedPosition("", 0)
     )
 
 
 @pytest.mark.parametrize(
-    ("at_least", "reached"), [(At("", 5), True), (At("", 6), False), (At("another", 9), True)]
+    ("at_least", "reached"),
+    [
+        (ReflectedPosition("", 5), True),
+        (ReflectedPosition("", 6), False),
+        (ReflectedPosition("another", 9), True),
+    ],
 )
 def test_one_that_is_behind_what_a_client_has_seen_has_nothing_to_say(
-    provider: StoreProvider, at_least: At, reached: bool
+    provider: StoreProvider, at_least: ReflectedPosition, reached: bool
 ) -> None:
-    got = provider.answer(Get("totals", [2], [NAME], {2: at_least}))
-    scanned = provider.answer(Scan("totals", 2, b"\x01", None, False, 9, at_least))
-    assert isinstance(got, Got)
+    got = provider.answer(GetKeys("totals", [2], [NAME], {2: at_least}))
+    scanned = provider.answer(ScanRange("totals", 2, b"\x01", None, False, 9, at_least))
+    assert isinstance(got, FoundKeys)
     assert isinstance(scanned, Scanned)
     assert (len(got.parts), len(scanned.entries)) == ((1, 1) if reached else (0, 0))
 
 
 def test_one_that_may_have_lost_its_partitions_has_nothing_to_say(provider: StoreProvider) -> None:
     provider.certain[0] = False  # type: ignore[attr-defined]
-    assert provider.answer(Get("totals", [2], [NAME], {})) == Got([])
-    assert provider.answer(Count("totals", [2])) == Counted({})
-    scanned = provider.answer(Scan("totals", 2, b"\x01", None, False, 9, None))
-    assert scanned == Scanned(False, [], None, At("", 0))
+    assert provider.answer(GetKeys("totals", [2], [NAME], {})) == FoundKeys([])
+    assert provider.answer(CountKeys("totals", [2])) == KeyCounts({})
+    scanned = provider.answer(ScanRange("totals", 2, b"\x01", None, False, 9, None))
+    assert scanned == Scanned(False, [], None, ReflectedPosition("", 0))
 
 
 def test_a_store_of_another_app_is_none_of_its(provider: StoreProvider) -> None:
     with pytest.raises(
         InvalidRequest, match=r"app 'shop' has no store 'other'; its stores: by-day"
     ):
-        provider.answer(Count("other", [0]))
+        provider.answer(CountKeys("other", [0]))
 
 
 # What it says to strangers ---------------------------------------------------------------------
 
 
-def test_requests_are_answered_one_after_another_on_one_connection(endpoint: Endpoint) -> None:
+def test_requests_are_answered_one_after_another_on_one_connection(endpoint: QueryEndpoint) -> None:
     with dial(endpoint) as connection:
-        connection.sendall(encode(Hello(WIRE_VERSION)))
-        assert said(connection) == Welcome(WIRE_VERSION)
+        connection.sendall(encode(QueryHello(WIRE_VERSION)))
+        assert said(connection) == QueryWelcome(WIRE_VERSION)
         for n in range(3):
-            connection.sendall(encode(Count("x", [n])))
-            assert said(connection) == Counted({n: 1})
+            connection.sendall(encode(CountKeys("x", [n])))
+            assert said(connection) == KeyCounts({n: 1})
 
 
 @pytest.mark.parametrize(
     ("hello", "answers"),
     [
-        (encode(Hello(WIRE_VERSION + 1)), "run the same release"),
-        (encode(Count("x", [1])), "cannot read a message"),
+        (encode(QueryHello(WIRE_VERSION + 1)), "run the same release"),
+        (encode(CountKeys("x", [1])), "cannot read a message"),
         (b"\x00\x00\x00\x02\xff\xff", "cannot read a message"),
         ((MAX_HELLO + 1).to_bytes(4, "big"), "over the limit"),
         (b"GET / HTTP/1.1\r\n\r\n", "over the limit"),
-        (encode(Hello(WIRE_VERSION)) + encode(Count("x", [1])), "before it was answered"),
+        (encode(QueryHello(WIRE_VERSION)) + encode(CountKeys("x", [1])), "before it was answered"),
     ],
 )
 def test_who_does_not_say_hello_is_told_and_sent_away(
-    endpoint: Endpoint, hello: bytes, answers: str
+    endpoint: QueryEndpoint, hello: bytes, answers: str
 ) -> None:
     with dial(endpoint) as connection:
         connection.sendall(hello)
         told = said(connection)
-        assert isinstance(told, Failure)
+        assert isinstance(told, QueryFailure)
         assert answers in told.message
         assert said(connection) is None
 
@@ -198,100 +203,104 @@ def test_who_does_not_say_hello_is_told_and_sent_away(
         (b"\x00\x00\x00\x01\xc1", "cannot read a message", True),
         (b"\x00\x00\x00\x03" + b"\x92\xa1x", "cannot read a message", True),
         ((MAX_REQUEST + 1).to_bytes(4, "big"), "over the limit", False),
-        (encode(Count("broken", [])), "the worker failed: ZeroDivisionError", True),
+        (encode(CountKeys("broken", [])), "the worker failed: ZeroDivisionError", True),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(
-    endpoint: Endpoint, frame: bytes, answers: str, goes_on: bool
+    endpoint: QueryEndpoint, frame: bytes, answers: str, goes_on: bool
 ) -> None:
     with dial(endpoint) as connection:
-        connection.sendall(encode(Hello(WIRE_VERSION)))
-        assert said(connection) == Welcome(WIRE_VERSION)
+        connection.sendall(encode(QueryHello(WIRE_VERSION)))
+        assert said(connection) == QueryWelcome(WIRE_VERSION)
         connection.sendall(frame)
         told = said(connection)
-        assert isinstance(told, Failure)
+        assert isinstance(told, QueryFailure)
         assert answers in told.message
         if goes_on:
-            connection.sendall(encode(Count("x", [1])))
-            assert said(connection) == Counted({1: 1})
+            connection.sendall(encode(CountKeys("x", [1])))
+            assert said(connection) == KeyCounts({1: 1})
         else:
             assert said(connection) is None
 
 
 def test_a_client_that_says_nothing_is_sent_away(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+    endpoint: QueryEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listeners, "HELLO_SECONDS", 0.05)
     with dial(endpoint) as connection:
         assert said(connection) is None
 
 
-def test_there_are_only_so_many_clients(endpoint: Endpoint) -> None:
+def test_there_are_only_so_many_clients(endpoint: QueryEndpoint) -> None:
     [listener] = endpoint._listeners
     listener._known = Admission(2, 2)
     clients = Connections()
     for _ in range(2):  # of the two the pool keeps one
-        clients.ask(endpoint.urls[0], Count("x", [1]), Counted, 10.0)
+        clients.ask(endpoint.urls[0], CountKeys("x", [1]), KeyCounts, 10.0)
     with dial(endpoint) as one, dial(endpoint) as two:
-        one.sendall(encode(Hello(WIRE_VERSION)))
-        assert said(one) == Welcome(WIRE_VERSION)
+        one.sendall(encode(QueryHello(WIRE_VERSION)))
+        assert said(one) == QueryWelcome(WIRE_VERSION)
         assert said(two) is None
     clients.close()
 
 
-def test_a_closed_endpoint_sends_its_clients_away_and_leaves_no_socket(endpoint: Endpoint) -> None:
+def test_a_closed_endpoint_sends_its_clients_away_and_leaves_no_socket(
+    endpoint: QueryEndpoint,
+) -> None:
     clients = Connections()
     [url] = endpoint.urls
-    assert clients.ask(url, Count("x", [1]), Counted, 10.0) == Counted({1: 1})
+    assert clients.ask(url, CountKeys("x", [1]), KeyCounts, 10.0) == KeyCounts({1: 1})
     endpoint.close()
     with pytest.raises(OwnerUnavailable, match="cannot connect to the worker"):
-        clients.ask(url, Count("x", [1]), Counted, 10.0)
+        clients.ask(url, CountKeys("x", [1]), KeyCounts, 10.0)
     path = Path(url.removeprefix(sockets.UNIX))
     assert not path.exists()
     assert not path.exists()
     clients.close()
 
 
-def test_a_connection_that_the_worker_has_closed_since_is_made_anew(endpoint: Endpoint) -> None:
+def test_a_connection_that_the_worker_has_closed_since_is_made_anew(
+    endpoint: QueryEndpoint,
+) -> None:
     clients = Connections()
     [url] = endpoint.urls
-    clients.ask(url, Count("x", [1]), Counted, 10.0)
+    clients.ask(url, CountKeys("x", [1]), KeyCounts, 10.0)
     for client in list(endpoint._listeners[0]._clients):
         client.shutdown(socket.SHUT_RDWR)
-    assert clients.ask(url, Count("x", [2]), Counted, 10.0) == Counted({2: 1})
+    assert clients.ask(url, CountKeys("x", [2]), KeyCounts, 10.0) == KeyCounts({2: 1})
     clients.close()
 
 
-def test_a_forked_child_is_refused(endpoint: Endpoint) -> None:
+def test_a_forked_child_is_refused(endpoint: QueryEndpoint) -> None:
     clients = Connections()
     clients._pid = os.getpid() + 1  # as if it were the parent's
     with pytest.raises(sl.Fenced, match=r"call connect\(\) in it"):
-        clients.ask(endpoint.urls[0], Count("x", [1]), Counted, 10.0)
+        clients.ask(endpoint.urls[0], CountKeys("x", [1]), KeyCounts, 10.0)
 
 
 # Over TCP --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def beyond() -> Iterator[Endpoint]:
-    made = Endpoint(None, "127.0.0.1:0", TOKEN)
+def beyond() -> Iterator[QueryEndpoint]:
+    made = QueryEndpoint(None, "127.0.0.1:0", TOKEN)
     made.start(answer)
     yield made
     made.close()
 
 
-def test_over_tcp_there_is_nothing_without_the_token(beyond: Endpoint) -> None:
+def test_over_tcp_there_is_nothing_without_the_token(beyond: QueryEndpoint) -> None:
     here, there = beyond.urls
     assert there.startswith("tcp://127.0.0.1:")
-    request = Count("x", [1])
+    request = CountKeys("x", [1])
     for token, refusal in (("", "asks for a token"), ("another", "does not accept this token")):
         strangers = Connections(token)
         with pytest.raises(Unauthenticated, match=refusal):
-            strangers.ask(there, request, Counted, 10.0)
-        assert strangers.ask(here, request, Counted, 10.0) == Counted({1: 1})
+            strangers.ask(there, request, KeyCounts, 10.0)
+        assert strangers.ask(here, request, KeyCounts, 10.0) == KeyCounts({1: 1})
         strangers.close()
     friends = Connections(TOKEN)
-    assert friends.ask(there, request, Counted, 10.0) == Counted({1: 1})
+    assert friends.ask(there, request, KeyCounts, 10.0) == KeyCounts({1: 1})
     friends.close()
 
 
@@ -324,14 +333,14 @@ class Tap:
 
 
 def test_the_token_is_not_sent_and_a_proof_for_one_address_is_none_for_another(
-    beyond: Endpoint,
+    beyond: QueryEndpoint,
 ) -> None:
     """A member may announce an address of its own, and pass on what it receives to a worker."""
     there = beyond.urls[1]
     tap = Tap(there)
     friends = Connections(TOKEN)
     with pytest.raises(Unauthenticated, match="does not accept this token"):
-        friends.ask(tap.url, Count("x", [1]), Counted, 10.0)
+        friends.ask(tap.url, CountKeys("x", [1]), KeyCounts, 10.0)
     assert len(tap.seen) > 100
     assert TOKEN.encode() not in tap.seen
     tap.close()
@@ -341,13 +350,13 @@ def test_the_token_is_not_sent_and_a_proof_for_one_address_is_none_for_another(
 @pytest.mark.parametrize(
     "answers",
     [
-        [Welcome(WIRE_VERSION)],
-        [Challenge(WIRE_VERSION, b"n" * 32), Welcome(WIRE_VERSION)],
-        [Challenge(WIRE_VERSION, b""), Welcome(WIRE_VERSION, b"p" * 32)],
-        [Challenge(WIRE_VERSION, b"n" * 32), Welcome(WIRE_VERSION, b"p" * 32)],
+        [QueryWelcome(WIRE_VERSION)],
+        [Challenge(WIRE_VERSION, b"n" * 32), QueryWelcome(WIRE_VERSION)],
+        [Challenge(WIRE_VERSION, b""), QueryWelcome(WIRE_VERSION, b"p" * 32)],
+        [Challenge(WIRE_VERSION, b"n" * 32), QueryWelcome(WIRE_VERSION, b"p" * 32)],
     ],
 )
-def test_nothing_is_asked_of_what_does_not_know_the_token(answers: list[Wire]) -> None:
+def test_nothing_is_asked_of_what_does_not_know_the_token(answers: list[QueryMessage]) -> None:
     received: list[bytes] = []
 
     def pretend(listening: socket.socket) -> None:
@@ -364,7 +373,7 @@ def test_nothing_is_asked_of_what_does_not_know_the_token(answers: list[Wire]) -
         clients = Connections(TOKEN)
         url = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises((Unauthenticated, InvalidRequest)):
-            clients.ask(url, Get("secret-store", [1], [b"k"], {}), Got, 10.0)
+            clients.ask(url, GetKeys("secret-store", [1], [b"k"], {}), FoundKeys, 10.0)
         thread.join(10.0)
     assert received[-1] == b""
     assert not any(b"secret-store" in data or TOKEN.encode() in data for data in received)
@@ -386,11 +395,11 @@ def test_a_proof_is_for_one_side_one_address_one_certificate_and_two_nonces() ->
     assert not any(proofs.is_proof(shown, other, b"client", mine, yours) for other in others)
 
 
-def test_a_client_of_a_version_that_sent_the_token_is_told(beyond: Endpoint) -> None:
+def test_a_client_of_a_version_that_sent_the_token_is_told(beyond: QueryEndpoint) -> None:
     with sockets.connect(beyond.urls[1], 10.0) as connection:
-        connection.sendall(encode(Hello(1, TOKEN)))
+        connection.sendall(encode(QueryHello(1, TOKEN)))
         told = said(connection)
-        assert isinstance(told, Failure)
+        assert isinstance(told, QueryFailure)
         assert "run the same release" in told.message
 
 
@@ -398,7 +407,7 @@ def test_a_client_of_a_version_that_sent_the_token_is_told(beyond: Endpoint) -> 
 
 
 def test_peers_on_the_network_take_nothing_from_clients_here(
-    beyond: Endpoint, eventually: Eventually
+    beyond: QueryEndpoint, eventually: Eventually
 ) -> None:
     here, there = beyond.urls
     with contextlib.ExitStack() as held:
@@ -407,13 +416,13 @@ def test_peers_on_the_network_take_nothing_from_clients_here(
         ]
         eventually(lambda: any(is_closed(one) for one in silent), what="one too many sent away")
         clients = Connections(TOKEN)
-        assert clients.ask(here, Count("x", [1]), Counted, 10.0) == Counted({1: 1})
+        assert clients.ask(here, CountKeys("x", [1]), KeyCounts, 10.0) == KeyCounts({1: 1})
         clients.close()
     friends = Connections(TOKEN)
 
     def answered() -> bool:
         with contextlib.suppress(OwnerUnavailable):
-            return bool(friends.ask(there, Count("x", [1]), Counted, 10.0))
+            return bool(friends.ask(there, CountKeys("x", [1]), KeyCounts, 10.0))
         return False
 
     eventually(answered, what="room for another")
@@ -431,7 +440,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_a_client_that_sends_a_byte_now_and_then_is_sent_away(
-    beyond: Endpoint, monkeypatch: pytest.MonkeyPatch
+    beyond: QueryEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listeners, "HELLO_SECONDS", 0.3)
     pause = threading.Event()
@@ -451,12 +460,12 @@ def test_one_that_does_not_take_its_answers_is_sent_away_and_the_end_waits_for_n
     monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     monkeypatch.setattr(listeners, "SEND_SECONDS", 0.2)
-    made = Endpoint(None)
-    made.start(lambda _: Got([Values(0, [bytes(1 << 20)] * 4, ("", 0))]))
+    made = QueryEndpoint(None)
+    made.start(lambda _: FoundKeys([KeyValues(0, [bytes(1 << 20)] * 4, ("", 0))]))
     with dial(made) as connection:
-        connection.sendall(encode(Hello(WIRE_VERSION)))
-        assert said(connection) == Welcome(WIRE_VERSION)
-        connection.sendall(encode(Get("x", [0], [b"k"], {})))
+        connection.sendall(encode(QueryHello(WIRE_VERSION)))
+        assert said(connection) == QueryWelcome(WIRE_VERSION)
+        connection.sendall(encode(GetKeys("x", [0], [b"k"], {})))
         [listener] = made._listeners
         eventually(lambda: listener._clients, what="the client served")
         monkeypatch.setattr(listeners, "SLOWEST", 1)
@@ -479,14 +488,16 @@ def test_what_is_being_answered_is_bounded_and_others_wait_their_turn(
     made = Listener(sockets.listen_here(None), "", limits)
     made.start(slow)
     clients = Connections()
-    first = threading.Thread(target=clients.ask, args=(made.url, Count("x", [1]), Counted, 30.0))
+    first = threading.Thread(
+        target=clients.ask, args=(made.url, CountKeys("x", [1]), KeyCounts, 30.0)
+    )
     first.start()
     assert inside.wait(30)
     with pytest.raises(RequestTimedOut, match="more queries than it may answer at once"):
-        clients.ask(made.url, Count("x", [1]), Counted, 30.0)
+        clients.ask(made.url, CountKeys("x", [1]), KeyCounts, 30.0)
     gate.set()
     first.join(30)
-    assert clients.ask(made.url, Count("x", [2]), Counted, 30.0) == Counted({2: 1})
+    assert clients.ask(made.url, CountKeys("x", [2]), KeyCounts, 30.0) == KeyCounts({2: 1})
     clients.close()
     made.close()
 
@@ -541,11 +552,11 @@ def test_a_long_answer_comes_in_pages(size: int) -> None:
                 left -= set(ask(call, "", sorted(left)))
 
     names = [key_codec(str).encode(key) for key in [*keys, "missing"]]
-    found = AtWorkers(Group(), "raw", ["sales"]).read([0, 1], names)  # type: ignore[arg-type]
+    found = WorkerSource(Group(), "raw", ["sales"]).read([0, 1], names)  # type: ignore[arg-type]
     wanted = [*(bytes([n]) * size for n in range(60)), None]
     assert found == {0: wanted, 1: wanted}
     assert max(answers) <= (1 << 20) + size * FIRST_KEYS + 4_096
-    got = provider.answer(Get("raw", [0, 1] * 4_000, names, {}))
+    got = provider.answer(GetKeys("raw", [0, 1] * 4_000, names, {}))
     assert len(encode(got)) <= (1 << 20) + size * FIRST_KEYS + 4_096
 
 
@@ -599,7 +610,7 @@ def test_an_address_that_will_not_do_is_refused_and_leaves_no_socket(
     address: str, refusal: str, tmp_path: Path
 ) -> None:
     with pytest.raises(sl.InvalidConfig, match=refusal):
-        Endpoint(tmp_path, address, TOKEN)
+        QueryEndpoint(tmp_path, address, TOKEN)
     assert not list(tmp_path.glob("queries/*"))
 
 
@@ -607,8 +618,8 @@ def test_beyond_this_machine_nothing_is_in_clear_if_the_log_is_reached_by_tls(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(sl.InvalidConfig, match="say\n? ?tls://0.0.0.0:0"):
-        Endpoint(None, "tcp://0.0.0.0:0", TOKEN, encrypted=True)
-    made = Endpoint(None, "127.0.0.1:0", TOKEN, encrypted=True)
+        QueryEndpoint(None, "tcp://0.0.0.0:0", TOKEN, encrypted=True)
+    made = QueryEndpoint(None, "127.0.0.1:0", TOKEN, encrypted=True)
     made.close()
     clients = Connections(TOKEN, encrypted=True)
     assert clients.reaches("tcp://127.0.0.1:7400")
@@ -621,23 +632,23 @@ def test_beyond_this_machine_nothing_is_in_clear_if_the_log_is_reached_by_tls(
 
 @pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="the kernel does not tell")
 def test_a_socket_of_another_user_is_not_asked(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+    endpoint: QueryEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getuid", lambda: 54_321)
     if os.geteuid() == 0:
         monkeypatch.setattr(sockets, "ROOT", 54_320)
     with pytest.raises(OwnerUnavailable, match=r"user \d+ listens at unix"):
-        Connections().ask(endpoint.urls[0], Count("x", [1]), Counted, 10.0)
+        Connections().ask(endpoint.urls[0], CountKeys("x", [1]), KeyCounts, 10.0)
 
 
 @pytest.mark.parametrize("token", ["", "a short one"])
 def test_without_a_good_token_it_does_not_listen(token: str) -> None:
     with pytest.raises(sl.InvalidConfig, match="a token of 16 characters or more"):
-        Endpoint(None, "127.0.0.1:0", token)
+        QueryEndpoint(None, "127.0.0.1:0", token)
 
 
 def test_all_addresses_are_told_as_this_machine_s_name() -> None:
-    made = Endpoint(None, "tcp://0.0.0.0:0", TOKEN)
+    made = QueryEndpoint(None, "tcp://0.0.0.0:0", TOKEN)
     assert made.urls[1].startswith(f"tcp://{socket.gethostname()}:")
     made.close()
 
@@ -652,19 +663,19 @@ def test_over_tls_the_worker_must_be_who_it_says(tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
-    made = Endpoint(None, f"tls://localhost:0?certificate={certificate}&key={key}", TOKEN)
+    made = QueryEndpoint(None, f"tls://localhost:0?certificate={certificate}&key={key}", TOKEN)
     made.start(answer)
     url = made.urls[1]
     trusting = Connections(TOKEN, certificate.read_bytes())
     for n in range(3):
-        assert trusting.ask(url, Count("x", [n]), Counted, 10.0) == Counted({n: 1})
+        assert trusting.ask(url, CountKeys("x", [n]), KeyCounts, 10.0) == KeyCounts({n: 1})
     doubting = Connections(TOKEN)
     with pytest.raises(OwnerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
-        doubting.ask(url, Count("x", [1]), Counted, 10.0)
+        doubting.ask(url, CountKeys("x", [1]), KeyCounts, 10.0)
     doubting.close()
     made.close()
     with pytest.raises(OwnerUnavailable):
-        trusting.ask(url, Count("x", [1]), Counted, 10.0)
+        trusting.ask(url, CountKeys("x", [1]), KeyCounts, 10.0)
     trusting.close()
 
 

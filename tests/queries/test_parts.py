@@ -268,17 +268,17 @@ def test_the_list_of_stores_counts_each_key_once(
 
 def asked(store: Any, key: str, monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The partitions that a get of a key asks."""
-    from strandline.framework.querying.workers import AtWorkers
+    from strandline.framework.querying.workers import WorkerSource
 
     found: set[int] = set()
-    read = AtWorkers.read
+    read = WorkerSource.read
 
     def watched(self: Any, partitions: Any, keys: Any) -> Any:
         found.update(partitions)
         return read(self, partitions, keys)
 
     with monkeypatch.context() as patched:
-        patched.setattr(AtWorkers, "read", watched)
+        patched.setattr(WorkerSource, "read", watched)
         store.get(key)
     return found
 

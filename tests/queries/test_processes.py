@@ -12,7 +12,7 @@ import strandline as sl
 from strandline.changelog.errors import RequestTimedOut
 from strandline.framework.querying import workers as querying
 from strandline.framework.querying.declared import likely_partition
-from strandline.framework.querying.messages import Get, Got
+from strandline.framework.querying.messages import FoundKeys, GetKeys
 from strandline.statestore.keys import key_codec
 from tests.queries.shop import PARTITIONS, Shop, Total, shop
 from tests.workers.processes import Process, ending
@@ -140,9 +140,9 @@ def test_a_worker_that_was_stopped_past_its_session_says_nothing_old(
     frozen.thaw()
     # Asked directly, and without saying what was seen: as by a client that knows no better.
     names = [key_codec(str).encode(name) for name in NAMES]
-    request = Get("totals", sorted(before[url,]), names, {})
+    request = GetKeys("totals", sorted(before[url,]), names, {})
     for _ in range(200):
-        got = world.connection._connections.ask(url, request, Got, 10.0)
+        got = world.connection._connections.ask(url, request, FoundKeys, 10.0)
         values = [data for part in got.parts for data in part.values if data is not None]
         assert all(msgspec.msgpack.decode(data, type=Total).n == world.sold for data in values)
     world.shared(2)

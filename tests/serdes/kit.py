@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from strandline.framework.codecs import TypedCodec
 from strandline.framework.formats.choice import AnySerde, value_codec
-from strandline.framework.formats.wire import Place
+from strandline.framework.formats.wire import SerdeUse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +75,9 @@ trips = st.builds(
 )
 
 
-def codec(kind: Any, serde: AnySerde | None, place: Place | None = None) -> TypedCodec:
+def codec(kind: Any, serde: AnySerde | None, place: SerdeUse | None = None) -> TypedCodec:
     """The codec of typed values in a form."""
-    return cast("TypedCodec", value_codec(kind, serde, place or Place("trips")))
+    return cast("TypedCodec", value_codec(kind, serde, place or SerdeUse("trips")))
 
 
 def written(made: TypedCodec, *values: Any) -> list[bytes | None]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.framework.formats import avro_columns, avro_schema
 from strandline.framework.formats.avro import AvroWire
-from strandline.framework.formats.wire import Place
+from strandline.framework.formats.wire import SerdeUse
 from strandline.framework.schema import RowType
 from tests.serdes.kit import Trip, codec, read, shown, trips, written
 
@@ -240,7 +240,9 @@ def test_values_that_are_no_columns_are_dicts() -> None:
 def resolved(kind: Any, writer: Any, *rows: Any) -> list[Any]:
     """What a reader of a type gets of rows that were written with another schema."""
     rowtype = RowType(kind)
-    wire = AvroWire(rowtype, avro_schema.derived(rowtype, "Sale"), Place("sales"), _Knows(writer))  # type: ignore[arg-type]
+    wire = AvroWire(
+        rowtype, avro_schema.derived(rowtype, "Sale"), SerdeUse("sales"), _Knows(writer)
+    )  # type: ignore[arg-type]
     data = pa.array([b"\0\0\0\0\7" + datum(writer, row) for row in rows], pa.binary())
     return rowtype.values(wire.decode(data))
 
@@ -307,7 +309,7 @@ def test_a_writer_whose_schema_is_of_no_use_spoils_its_records_only(kind: Any, m
     writer["fields"][0]["type"] = kind
     rows = RowType(Now)
     known: Any = _Knows(writer)
-    wire = AvroWire(rows, avro_schema.derived(rows, "Sale"), Place("sales"), known)
+    wire = AvroWire(rows, avro_schema.derived(rows, "Sale"), SerdeUse("sales"), known)
     with pytest.raises(sl.InvalidRecord, match=match):
         wire.decode(pa.array([data]))
 

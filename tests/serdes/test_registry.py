@@ -20,7 +20,7 @@ import strandline as sl
 from strandline.changelog.errors import RegistryUnavailable, SchemaMismatch
 from strandline.framework.formats import avro_schema, protobuf_messages
 from strandline.framework.formats.registry import SchemaRegistry
-from strandline.framework.formats.wire import Place
+from strandline.framework.formats.wire import SerdeUse
 from strandline.framework.schema import RowType
 from tests.serdes.kit import Trip, codec, read, shown, written
 from tests.serdes.test_forms import a_trip
@@ -34,7 +34,7 @@ def in_context(name: str) -> SerializationContext:
 
 
 def formed(kind: Any, serde: Any, name: str, registry: SchemaRegistry) -> Any:
-    return codec(kind, serde, Place(name, "value", registry))
+    return codec(kind, serde, SerdeUse(name, "value", registry))
 
 
 def row_of(trip: Trip) -> Any:
@@ -112,7 +112,7 @@ def test_json_with_a_schema_is_confluents(registry: SchemaRegistry, name: str) -
 
 
 def test_keys_have_a_subject_of_their_own(registry: SchemaRegistry, name: str) -> None:
-    made = codec(str, "avro", Place(name, "key", registry))
+    made = codec(str, "avro", SerdeUse(name, "key", registry))
     [data] = written(made, "york")
     assert read(made, data) == ["york"]
     assert registry.client.get_latest_version(f"{name}-key").schema.schema_str == '"string"'

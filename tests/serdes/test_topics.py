@@ -14,8 +14,8 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 import strandline as sl
 from strandline.changelog.errors import RegistryUnavailable, SchemaMismatch
+from strandline.framework.export import committed_batches
 from strandline.framework.formats.registry import SchemaRegistry
-from strandline.framework.looking import committed_batches
 from strandline.framework.testing import CRASH, TestDriver
 from tests.serdes.kit import FORMS
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.changelog.errors import CorruptLog, FutureFormat, InvalidConfig, UnknownPartition
-from strandline.changelog.history import Epoch
+from strandline.changelog.history import HistoryEpoch
 from strandline.changelog.records import PartitionOffsets, TopicPartition
-from strandline.framework.spark.offsets import Position, Reached, from_json, to_json
+from strandline.framework.spark.offsets import Position, QueryProgress, from_json, to_json
 from strandline.framework.spark.planning import (
     OffsetRange,
     admit,
@@ -34,7 +34,7 @@ def ends(
     topic_id: str = "id",
     epochs: tuple[tuple[Any, ...], ...] = ((0, 0),),
 ) -> PartitionOffsets:
-    listed = tuple(Epoch(*epoch) for epoch in epochs)
+    listed = tuple(HistoryEpoch(*epoch) for epoch in epochs)
     return PartitionOffsets(start, stable + 10, stable, topic_id, listed[-1].number, listed)
 
 
@@ -57,13 +57,15 @@ positions = st.dictionaries(
 
 @given(positions)
 def test_offsets_come_back_from_the_checkpoint(known: dict[TopicPartition, Position]) -> None:
-    assert from_json(json.loads(json.dumps(to_json(Reached(known))))) == Reached(known)
+    assert from_json(json.loads(json.dumps(to_json(QueryProgress(known))))) == QueryProgress(known)
 
 
 @given(positions)
 def test_equal_offsets_are_equal_as_text(known: dict[TopicPartition, Position]) -> None:
     backwards = dict(reversed(known.items()))
-    assert json.dumps(to_json(Reached(backwards))) == json.dumps(to_json(Reached(known)))
+    assert json.dumps(to_json(QueryProgress(backwards))) == json.dumps(
+        to_json(QueryProgress(known))
+    )
 
 
 def test_a_checkpoint_of_a_later_version_is_refused() -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from strandline.changelog.clock import ManualClock
-from strandline.changelog.embedded.checking.findings import Finding, Report
+from strandline.changelog.embedded.checking.findings import CheckReport, Finding
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.records import Append, TopicPartition
 from strandline.changelog.storage import LocalStorage
 from strandline.statestore import StoreSpec
 from strandline.statestore.checking import check_stores
-from strandline.statestore.engine import Position
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.rocksdb import RocksEngine
 from strandline.statestore.ordered import encode_str
 from tests.cleaning import clean, close_segment
@@ -61,21 +61,21 @@ class Shop(Changelog):
         engine.write(keys, values, position)
         engine.close()
 
-    def at(self, position: Position) -> None:
+    def at(self, position: StorePosition) -> None:
         """Let the engine say that it is as of another position."""
         engine = RocksEngine(self.folder)
         engine.write([], [], position)
         engine.close()
 
     @property
-    def position(self) -> Position:
+    def position(self) -> StorePosition:
         engine = RocksEngine(self.folder)
         found = engine.position()
         engine.close()
         assert found is not None
         return found
 
-    def report(self, fold_bytes: int = 64 << 20) -> Report:
+    def report(self, fold_bytes: int = 64 << 20) -> CheckReport:
         self.owner.close()
         checked = check_log(LocalStorage(self.root), clock=self.clock)
         check_stores(self.root, checked, fold_bytes=fold_bytes)

@@ -20,7 +20,7 @@ from strandline.changelog.errors import (
     LogLocked,
     StorageFailed,
 )
-from strandline.statestore.engine import POSITION_KEY, Engine, Position
+from strandline.statestore.engine import POSITION_KEY, Engine, StorePosition
 from strandline.statestore.engines import rocksdb
 from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.engines.rocksdb import RocksEngine
@@ -29,8 +29,8 @@ KEY = st.binary(min_size=1, max_size=3).map(lambda key: b"\x02" + key)
 CHANGES = st.dictionaries(KEY, st.none() | st.binary(max_size=3), max_size=8)
 
 
-def at(offset: int) -> Position:
-    return Position("t1", 0, offset)
+def at(offset: int) -> StorePosition:
+    return StorePosition("t1", 0, offset)
 
 
 def write(engine: Engine, changes: dict[bytes, bytes | None], offset: int = 1) -> None:

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from strandline.changelog.clock import SystemClock
-from strandline.changelog.embedded.repairing.plan import Plan, carry_out
+from strandline.changelog.embedded.repairing.plan import RepairPlan, carry_out
 from strandline.changelog.errors import DiskFull, LogLocked
 from strandline.changelog.storage import LocalStorage
 from strandline.statestore.checking import CheckedStores
-from strandline.statestore.engine import Position
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.folders import open_beside, open_when_free, remove_all
 from strandline.statestore.engines.inspection import inspected
 from strandline.statestore.engines.rocksdb import RocksEngine
@@ -43,7 +43,7 @@ def at_once(folder: Path) -> RocksEngine:
 
 
 def put(engine: RocksEngine, offset: int, topic_id: str = "t1") -> RocksEngine:
-    engine.write([KEY], [b"%d" % offset], Position(topic_id, 0, offset))
+    engine.write([KEY], [b"%d" % offset], StorePosition(topic_id, 0, offset))
     return engine
 
 
@@ -88,7 +88,7 @@ def test_a_copy_that_reaches_further_takes_the_place_of_the_partitions_own(tmp_p
     fill(tmp_path, 1, 2, 0, 3)
     taken = at_once(tmp_path / "0")
     assert taken.folder == tmp_path / "0"
-    assert (value(taken), taken.position()) == (3, Position("t1", 0, 3))
+    assert (value(taken), taken.position()) == (3, StorePosition("t1", 0, 3))
     assert folders(tmp_path) == ["0"]
     put(taken, 4).close()
     again = at_once(tmp_path / "0")
@@ -423,7 +423,7 @@ def test_a_step_that_finds_no_room_leaves_what_reached_furthest_and_all_folders_
 def test_repair_moves_no_folder_away_that_is_open(tmp_path: Path) -> None:
     folder = "state/app/s/0"
     engine = put(open_when_free(tmp_path / folder), 1)
-    plan = Plan()
+    plan = RepairPlan()
     add_stores(plan, CheckedStores(bad={folder: "it differs"}))
     with pytest.raises(LogLocked, match=r"state/app/s/0 open; stop that worker"):
         carry_out(plan, LocalStorage(tmp_path), CLOCK)

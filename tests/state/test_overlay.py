@@ -9,7 +9,7 @@ import pytest
 
 from strandline.statestore import changelogged
 from strandline.statestore.changelogged import ChangelogBatch, Changelogged
-from strandline.statestore.engine import Position
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.memory import MemoryEngine
 
 THIN, LOOSE = 2_000, 8_000
@@ -26,8 +26,8 @@ def batch_of(changes: dict[bytes, bytes | None]) -> ChangelogBatch:
     return ChangelogBatch(keys, values)
 
 
-def at(offset: int) -> Position:
-    return Position("topic", 0, offset)
+def at(offset: int) -> StorePosition:
+    return StorePosition("topic", 0, offset)
 
 
 def test_keys_that_change_in_every_commit_take_the_room_of_few_commits() -> None:

@@ -15,8 +15,8 @@ from strandline.changelog.errors import StorageFailed
 from strandline.changelog.records import PartitionOffsets
 from strandline.statestore import (
     PartitionStore,
-    Plan,
-    Position,
+    RestorePlan,
+    StorePosition,
     StoreSpec,
     open_store,
     plan_restore,
@@ -53,21 +53,21 @@ def entries(store: PartitionStore[Any, Any]) -> dict[Any, Any]:
 @pytest.mark.parametrize(
     ("found", "action"),
     [
-        (Position("t1", 0, 39), "rebuild"),
-        (Position("t1", 0, 40), "resume"),
-        (Position("t1", 0, 5, settled_end=39), "rebuild"),
-        (Position("t1", 0, 5, settled_end=40), "resume"),
+        (StorePosition("t1", 0, 39), "rebuild"),
+        (StorePosition("t1", 0, 40), "resume"),
+        (StorePosition("t1", 0, 5, settled_end=39), "rebuild"),
+        (StorePosition("t1", 0, 5, settled_end=40), "resume"),
         (None, "fresh"),
     ],
 )
 def test_who_has_not_come_to_a_purged_tombstone_that_he_needs_starts_over(
-    found: Position | None, action: str
+    found: StorePosition | None, action: str
 ) -> None:
     assert plan_restore(found, LOG).action == action
 
 
 def test_the_reason_is_told_in_plain_words() -> None:
-    assert plan_restore(Position("t1", 0, 12), LOG) == Plan(
+    assert plan_restore(StorePosition("t1", 0, 12), LOG) == RestorePlan(
         "rebuild",
         0,
         "it reaches to offset 12, and deletions from there to offset 40 may be gone from the log",
@@ -77,11 +77,11 @@ def test_the_reason_is_told_in_plain_words() -> None:
 def test_positions_of_earlier_formats_are_read() -> None:
     assert FORMAT == 3
     first = b"\x94\x01\xa2t1\x00\x07"
-    assert Position.from_bytes(first) == Position("t1", 0, 7, settled_end=0)
+    assert StorePosition.from_bytes(first) == StorePosition("t1", 0, 7, settled_end=0)
     second = b"\x95\x02\xa2t1\x03\x07\x05"
-    assert Position.from_bytes(second) == Position("t1", 3, 7, settled_end=5)
-    third = Position("t1", 3, 7, settled_end=5, incarnation="a")
-    assert Position.from_bytes(third.to_bytes()) == third
+    assert StorePosition.from_bytes(second) == StorePosition("t1", 3, 7, settled_end=5)
+    third = StorePosition("t1", 3, 7, settled_end=5, incarnation="a")
+    assert StorePosition.from_bytes(third.to_bytes()) == third
 
 
 # Stores -----------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_who_is_stopped_while_restoring_looks_once_more(
     restored = store.restore(broker, changelog.partition)
     assert ("zombie" in store) is not guarded
     if guarded:
-        assert restored.plan == Plan("fresh", 0)  # what was decided first
+        assert restored.plan == RestorePlan("fresh", 0)  # what was decided first
         assert entries(store) == changelog.model
     store.close()
 
@@ -184,7 +184,7 @@ def test_a_crash_before_it_has_looked_leaves_nothing_that_lacks_a_deletion(
     reached: list[int] = []
     write = store._committed.engine.write
 
-    def noted(keys: Any, values: Any, position: Position) -> None:
+    def noted(keys: Any, values: Any, position: StorePosition) -> None:
         write(keys, values, position)
         reached.append(position.offset)
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from strandline.changelog.clock import ManualClock
-from strandline.statestore import PartitionStore, Position, StoreSpec, open_store
+from strandline.statestore import PartitionStore, StorePosition, StoreSpec, open_store
 from strandline.statestore.changelogged import Changelogged
 from strandline.statestore.engine import Entry
 from strandline.statestore.engines.memory import MemoryEngine
 from strandline.statestore.keys import key_codec
 from strandline.statestore.layers import Layers
-from strandline.statestore.reader import PAGE_ENTRIES, Bounds, CommittedReader
+from strandline.statestore.reader import PAGE_ENTRIES, CommittedReader, KeyRange
 
 KEYS = [f"key-{n:03}" for n in range(40)]
 NAMES = [key_codec(str).encode(key) for key in KEYS]
@@ -47,10 +47,10 @@ def commit(store: PartitionStore[str, Any], changes: dict[str, Any]) -> None:
     store.committed(before + len(batch or ()), 0)
 
 
-def entries(reader: CommittedReader, bounds: Bounds, limit: int = PAGE_ENTRIES) -> list[Entry]:
+def entries(reader: CommittedReader, bounds: KeyRange, limit: int = PAGE_ENTRIES) -> list[Entry]:
     """A scan to its end, page by page."""
     found: list[Entry] = []
-    rest: Bounds | None = bounds
+    rest: KeyRange | None = bounds
     while rest is not None:
         page = reader.page(rest, limit)
         assert page is not None
@@ -68,11 +68,11 @@ def test_only_what_is_committed_is_read(store: PartitionStore[str, int]) -> None
     found = reader.get_many(names)
     assert found is not None
     assert found.values == [b"\x01", b"\x02", None]
-    assert found.position == store.position == Position("", 0, 2)
-    assert [value for _, value in entries(reader, Bounds())] == [b"\x01", b"\x02"]
+    assert found.position == store.position == StorePosition("", 0, 2)
+    assert [value for _, value in entries(reader, KeyRange())] == [b"\x01", b"\x02"]
     store.discard()
     commit(store, {"a": None})
-    assert [key for key, _ in entries(reader, Bounds())] == [names[1]]
+    assert [key for key, _ in entries(reader, KeyRange())] == [names[1]]
     assert reader.approximate_num_entries() is not None
 
 
@@ -85,7 +85,7 @@ def test_a_scan_in_pages_gives_each_entry_once_in_order(
     store.checkpoint()
     commit(store, {key: n for n, key in enumerate(KEYS) if n % 3 == 0} | {KEYS[1]: None})
     wanted = [name for name in NAMES[5:35] if name != NAMES[1]]
-    bounds = Bounds(NAMES[5], NAMES[35], reverse)
+    bounds = KeyRange(NAMES[5], NAMES[35], reverse)
     found = [key for key, _ in entries(reader, bounds, limit=7)]
     assert found == (wanted[::-1] if reverse else wanted)
 
@@ -104,10 +104,10 @@ def test_what_has_expired_is_not_read_and_a_page_passes_over_a_bounded_number_of
     found = reader.get_many(NAMES)
     assert found is not None
     assert set(found.values) == {None}
-    page = reader.page(Bounds(), limit=3)
+    page = reader.page(KeyRange(), limit=3)
     assert page is not None
     assert page.entries == []
-    assert page.rest == Bounds().behind(NAMES[29])
+    assert page.rest == KeyRange().behind(NAMES[29])
 
 
 def test_a_closed_store_is_read_no_more(store: PartitionStore[str, int]) -> None:
@@ -115,7 +115,7 @@ def test_a_closed_store_is_read_no_more(store: PartitionStore[str, int]) -> None
     commit(store, {"a": 1})
     store.close()
     assert reader.get_many(NAMES) is None
-    assert reader.page(Bounds()) is None
+    assert reader.page(KeyRange()) is None
     assert reader.approximate_num_entries() is None
 
 
@@ -128,9 +128,9 @@ def test_closing_waits_for_a_read_and_ends_it_early(
     closing = threading.Thread(target=store.close)
     closing.start()
     eventually(lambda: gate.is_shut, what="the gate shut")
-    page = store.reader()._page(Bounds(), PAGE_ENTRIES)  # of one who is inside
+    page = store.reader()._page(KeyRange(), PAGE_ENTRIES)  # of one who is inside
     assert page.entries == [(NAMES[0], b"\x01")]
-    assert page.rest == Bounds().behind(NAMES[0])
+    assert page.rest == KeyRange().behind(NAMES[0])
     assert closing.is_alive()
     gate.leave()
     closing.join(10)
@@ -198,7 +198,7 @@ def test_under_load_every_read_is_one_commit_and_none_goes_back(
 
     def scan() -> int:
         reads[2] += 1
-        page = reader.page(Bounds(reverse=reads[2] % 2 == 0))
+        page = reader.page(KeyRange(reverse=reads[2] % 2 == 0))
         assert page is not None
         assert len(page.entries) == len(KEYS)
         return check([value for _, value in page.entries])

@@ -25,14 +25,14 @@ from strandline.changelog.errors import (
     RequestTimedOut,
     UnknownTopic,
 )
-from strandline.changelog.history import Epoch
+from strandline.changelog.history import HistoryEpoch
 from strandline.changelog.records import Append, PartitionOffsets, ProducerIdentity, TopicPartition
 from strandline.statestore import (
     PartitionStore,
-    Plan,
-    Position,
-    Progress,
+    ReplayProgress,
     Restored,
+    RestorePlan,
+    StorePosition,
     StoreSpec,
     open_store,
     plan_restore,
@@ -90,16 +90,16 @@ def last(leader_epoch: int | None) -> LastRecord | None:
 @pytest.mark.parametrize(
     ("found", "epoch_before", "plan"),
     [
-        (None, None, Plan("fresh", 10)),
-        (Position("t1", 3, 50), None, Plan("resume", 50)),
-        (Position("t1", 2, 50), 2, Plan("resume", 50)),
-        (Position("t1", 2, 50), None, Plan("resume", 50)),
-        (Position("t1", 3, 10), None, Plan("resume", 10)),
-        (Position("t1", 3, 100), None, Plan("resume", 100)),
+        (None, None, RestorePlan("fresh", 10)),
+        (StorePosition("t1", 3, 50), None, RestorePlan("resume", 50)),
+        (StorePosition("t1", 2, 50), 2, RestorePlan("resume", 50)),
+        (StorePosition("t1", 2, 50), None, RestorePlan("resume", 50)),
+        (StorePosition("t1", 3, 10), None, RestorePlan("resume", 10)),
+        (StorePosition("t1", 3, 100), None, RestorePlan("resume", 100)),
     ],
 )
 def test_what_can_be_continued_is(
-    found: Position | None, epoch_before: int | None, plan: Plan
+    found: StorePosition | None, epoch_before: int | None, plan: RestorePlan
 ) -> None:
     assert plan_restore(found, LOG, last(epoch_before)) == plan
 
@@ -107,15 +107,15 @@ def test_what_can_be_continued_is(
 @pytest.mark.parametrize(
     ("found", "epoch_before", "reason"),
     [
-        (Position("t0", 3, 50), None, "another topic"),
-        (Position("t1", 4, 50), None, "of leader epoch 4, the log only of 3"),
-        (Position("t1", 3, 101), None, "to offset 101, the log only to 100"),
-        (Position("t1", 3, 9), None, "to offset 9, the log begins at 10"),
-        (Position("t1", 2, 50), 3, "written anew in epoch 3"),
+        (StorePosition("t0", 3, 50), None, "another topic"),
+        (StorePosition("t1", 4, 50), None, "of leader epoch 4, the log only of 3"),
+        (StorePosition("t1", 3, 101), None, "to offset 101, the log only to 100"),
+        (StorePosition("t1", 3, 9), None, "to offset 9, the log begins at 10"),
+        (StorePosition("t1", 2, 50), 3, "written anew in epoch 3"),
     ],
 )
 def test_what_cannot_be_continued_is_rebuilt(
-    found: Position, epoch_before: int | None, reason: str
+    found: StorePosition, epoch_before: int | None, reason: str
 ) -> None:
     plan = plan_restore(found, LOG, last(epoch_before))
     assert (plan.action, plan.start) == ("rebuild", 10)
@@ -124,9 +124,9 @@ def test_what_cannot_be_continued_is_rebuilt(
 
 def test_an_engine_that_holds_more_of_an_epoch_than_the_log_is_rebuilt() -> None:
     """After a power cut with durability "os" the log goes on behind offsets that it lost."""
-    log = dataclasses.replace(LOG, epochs=(Epoch(2, 0), Epoch(3, 60)))
-    assert plan_restore(Position("t1", 2, 60), log) == Plan("resume", 60)
-    plan = plan_restore(Position("t1", 2, 61), log)
+    log = dataclasses.replace(LOG, epochs=(HistoryEpoch(2, 0), HistoryEpoch(3, 60)))
+    assert plan_restore(StorePosition("t1", 2, 60), log) == RestorePlan("resume", 60)
+    plan = plan_restore(StorePosition("t1", 2, 61), log)
     assert plan.action == "rebuild"
     assert "to offset 61 of leader epoch 2, which the log has only to 60" in plan.reason
 
@@ -138,7 +138,7 @@ def test_a_lost_engine_is_made_again(changelog: Changelog, tmp_path: Path) -> No
     expected = filled(changelog, tmp_path / "a")
     store = open_store(SPEC, tmp_path / "b", clock=changelog.clock)
     restored = changelog.restore(store)
-    assert restored.plan == Plan("fresh", 0)
+    assert restored.plan == RestorePlan("fresh", 0)
     assert restored.records == 21
     assert entries(store) == expected
     store.close()
@@ -172,7 +172,7 @@ def test_a_crash_loses_nothing_that_was_committed(changelog: Changelog, tmp_path
 def test_an_empty_changelog_gives_an_empty_store(changelog: Changelog) -> None:
     store = changelog.open(StoreSpec("s", engine="memory"))
     assert entries(store) == {}
-    assert store.position == Position(
+    assert store.position == StorePosition(
         changelog.owner.topic(changelog.partition.topic).topic_id, 0, 0
     )
 
@@ -210,7 +210,7 @@ def test_what_was_committed_behind_an_open_transaction_is_waited_for(
     changelog.append([(b"Qa", b"\x01")])
     dead = left_open(changelog)
     changelog.append([(b"Qa", b"\x02"), (b"Qb", b"\x02")])
-    seen: list[Progress] = []
+    seen: list[ReplayProgress] = []
     waits = restore_module.SAID_AFTER_S
     end = Meanwhile(
         changelog.owner,
@@ -354,7 +354,7 @@ def test_chunks_add_up(
     monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
     monkeypatch.setattr(restore_module, "PIECE", 3)
     expected = filled(changelog, tmp_path / "a")
-    seen: list[Progress] = []
+    seen: list[ReplayProgress] = []
     store: PartitionStore[str, int] = open_store(
         StoreSpec("s", value=int, engine=engine), tmp_path / "b"
     )
@@ -516,9 +516,9 @@ def test_a_store_in_use_is_not_opened_twice(changelog: Changelog, tmp_path: Path
 
 
 def test_progress_tells_the_rate_and_the_time_left() -> None:
-    progress = Progress(TopicPartition("t", 0), records=500, remaining=1_000, seconds=2.0)
+    progress = ReplayProgress(TopicPartition("t", 0), records=500, remaining=1_000, seconds=2.0)
     assert (progress.rate, progress.seconds_left) == (250.0, 4.0)
-    assert Progress(TopicPartition("t", 0), 0, 10, 0.0).seconds_left is None
+    assert ReplayProgress(TopicPartition("t", 0), 0, 10, 0.0).seconds_left is None
 
 
 # Columns --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from strandline.statestore.serdes import (
     Double,
     Long,
     MessagePack,
-    Typed,
+    TypedMessagePack,
     Utf8,
     is_immutable,
     topic_key_serde,
@@ -72,7 +72,7 @@ def test_messagepack_brings_back_what_it_was_given(value: Any) -> None:
 @settings(deadline=None)
 @given(st.integers())
 def test_an_int_of_any_size_comes_back(value: int) -> None:
-    serdes: list[Any] = [MessagePack(), Typed(int)]
+    serdes: list[Any] = [MessagePack(), TypedMessagePack(int)]
     for serde in serdes:
         assert serde.loads(serde.dumps(value * 2**60)) == value * 2**60
 
@@ -80,13 +80,13 @@ def test_an_int_of_any_size_comes_back(value: int) -> None:
 @settings(deadline=None)
 @given(st.builds(Delay, n=st.integers(0, 2**40), worst=st.none() | st.floats(allow_nan=False)))
 def test_a_dataclass_comes_back(value: Delay) -> None:
-    serde: Typed[Delay] = Typed(Delay)
+    serde: TypedMessagePack[Delay] = TypedMessagePack(Delay)
     assert serde.loads(serde.dumps(value)) == value
 
 
 def test_a_type_may_gain_fields_with_defaults() -> None:
     old = msgspec.msgpack.encode({"n": 3})
-    assert Typed[Delay](Delay).loads(old) == Delay(3, None)
+    assert TypedMessagePack[Delay](Delay).loads(old) == Delay(3, None)
 
 
 @pytest.mark.parametrize("value", [object(), 1j, {"a": 2**70}, "\ud800"])
@@ -98,9 +98,9 @@ def test_what_messagepack_cannot_hold_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("serde", "data"),
     [
-        (MessagePack(), b"\xc1"), (MessagePack(), b""), (Typed(int), b"\xa1a"), (Utf8(), b"\xff"),
-        (Long(), b"1"), (Double(), b"123"), (Typed(Delay), b"\x93\x01\x02\x03"),
-        (Typed(int), b"\xd4\x05\x00"),
+        (MessagePack(), b"\xc1"), (MessagePack(), b""), (TypedMessagePack(int), b"\xa1a"), (Utf8(), b"\xff"),
+        (Long(), b"1"), (Double(), b"123"), (TypedMessagePack(Delay), b"\x93\x01\x02\x03"),
+        (TypedMessagePack(int), b"\xd4\x05\x00"),
     ],
 )  # fmt: skip
 def test_bytes_of_something_else_are_refused(serde: Any, data: bytes) -> None:

@@ -13,9 +13,9 @@ import pytest
 from strandline.changelog.clock import ManualClock
 from strandline.changelog.errors import OwnerUnavailable, UnknownTopic
 from strandline.changelog.records import PartitionOffsets, TopicPartition
-from strandline.framework.supervisor import behind
-from strandline.framework.supervisor.behind import SILENT_SECONDS, Behind
-from strandline.framework.supervisor.report import Report
+from strandline.framework.supervisor import lag
+from strandline.framework.supervisor.lag import SILENT_SECONDS, LagMonitor
+from strandline.framework.supervisor.report import WorkerReport
 from strandline.framework.supervisor.reporter import Reporter
 
 Eventually = Callable[..., None]
@@ -61,15 +61,15 @@ def asking(
     held: Mapping[TopicPartition, int | None],
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Behind]:
-    monkeypatch.setattr(behind, "ASK_SECONDS", 0.001)
-    made = Behind(log, lambda: held, [TopicPartition("probe", 0)], clock)  # type: ignore[arg-type]
+) -> Iterator[LagMonitor]:
+    monkeypatch.setattr(lag, "ASK_SECONDS", 0.001)
+    made = LagMonitor(log, lambda: held, [TopicPartition("probe", 0)], clock)  # type: ignore[arg-type]
     yield made
     made.close()
 
 
 def test_a_log_that_keeps_who_asks_waiting_is_silent_and_the_lag_unknown(
-    log: Log, asking: Behind, clock: ManualClock, eventually: Eventually
+    log: Log, asking: LagMonitor, clock: ManualClock, eventually: Eventually
 ) -> None:
     eventually(lambda: asking.lag() == {"sales": 6})
     log.answers.clear()
@@ -82,7 +82,7 @@ def test_a_log_that_keeps_who_asks_waiting_is_silent_and_the_lag_unknown(
 
 
 def test_one_that_refuses_is_silent_since_the_first_time(
-    log: Log, asking: Behind, clock: ManualClock, eventually: Eventually
+    log: Log, asking: LagMonitor, clock: ManualClock, eventually: Eventually
 ) -> None:
     log.error = OwnerUnavailable("away")
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_one_that_refuses_is_silent_since_the_first_time(
 
 
 def test_who_holds_nothing_yet_asks_all_the_same(
-    log: Log, held: dict[TopicPartition, int | None], asking: Behind, eventually: Eventually
+    log: Log, held: dict[TopicPartition, int | None], asking: LagMonitor, eventually: Eventually
 ) -> None:
     held.clear()
     eventually(lambda: log.asked[-1:] == [[TopicPartition("probe", 0)]])
@@ -110,10 +110,10 @@ def test_a_log_that_takes_long_to_open_is_waited_for(clock: ManualClock) -> None
         reporter = Reporter(its.detach())
         reporter._clock = clock  # type: ignore[assignment]
         with reporter.opening():
-            assert reporter._now() == Report("starting")
+            assert reporter._now() == WorkerReport("starting")
             clock.advance(LONG)
             waits = reporter._now()
             assert waits.state == "waiting for the log"
             assert waits.silent == pytest.approx(LONG / 1000)
-        assert reporter._now() == Report("starting")
+        assert reporter._now() == WorkerReport("starting")
         reporter._socket.close()

@@ -17,7 +17,7 @@ import pytest
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.clock import ManualClock
-from strandline.changelog.embedded.groups.groups import Groups
+from strandline.changelog.embedded.groups.groups import GroupCoordinator
 from strandline.changelog.embedded.owner import Owner
 from strandline.changelog.errors import MemberFenced
 from strandline.changelog.groups import Subscription
@@ -222,5 +222,5 @@ def test_the_weaker_guarantees_err_to_their_side_only(guarantee: Guarantee) -> N
 
 def test_the_story_can_end_badly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check of members, what a sleeper has done counts although it was done again."""
-    monkeypatch.setattr(Groups, "check_commit", lambda *_: None)
+    monkeypatch.setattr(GroupCoordinator, "check_commit", lambda *_: None)
     assert any(story(at, after=False, late=False).wrong for at in range(1, 400, 3))

@@ -33,11 +33,11 @@ from strandline.framework.supervisor.backoff import Backoff
 from strandline.framework.supervisor.logs import LogFiles
 from strandline.framework.supervisor.metrics import Workers
 from strandline.framework.supervisor.process import WorkerProcess
-from strandline.framework.supervisor.report import Report, Restoring
+from strandline.framework.supervisor.report import RestoringStatus, WorkerReport
 from strandline.framework.supervisor.reporter import Reporter
-from strandline.framework.supervisor.slots import Rate, Row
+from strandline.framework.supervisor.slots import RecordRate, WorkerRow
 from strandline.framework.supervisor.supervisor import Outcome, Supervisor
-from strandline.framework.supervisor.view import LiveTable, Summaries
+from strandline.framework.supervisor.view import LiveTable, SummaryView
 from tests.metrics.scraping import parsed
 from tests.systems import System
 from tests.workers.pipeline import PARTITIONS, Pipeline, judge, pipeline, some
@@ -343,7 +343,7 @@ def test_a_handler_may_print_when_the_supervisor_is_gone(
 # The supervisor in this process, with pauses that a test can wait for --------------------------
 
 
-class Silent(Summaries):
+class Silent(SummaryView):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -522,7 +522,7 @@ def test_a_stopped_supervisor_holds_up_no_worker() -> None:
     def work() -> None:
         reporter = Reporter(workers.detach())
         for _ in range(10_000):
-            assert reporter._send(Report())
+            assert reporter._send(WorkerReport())
         ended.set()
 
     threading.Thread(target=work, daemon=True).start()
@@ -533,9 +533,11 @@ def test_a_stopped_supervisor_holds_up_no_worker() -> None:
 # What is shown ---------------------------------------------------------------------------------
 
 ROWS = [
-    Row(0, 41, "running", ("sales-0", "sales-2"), 1_200, 240.4, 9, {"sales": 3}, 0, None),
-    Row(1, 42, "restoring", ("sales-1",), 300, 0.0, 2, {"sales": 4}, 2, Restoring(10, 90)),
-    Row(2, None, "starts in 4 s", (), 0, 0.0, 0, {}, 5, None),
+    WorkerRow(0, 41, "running", ("sales-0", "sales-2"), 1_200, 240.4, 9, {"sales": 3}, 0, None),
+    WorkerRow(
+        1, 42, "restoring", ("sales-1",), 300, 0.0, 2, {"sales": 4}, 2, RestoringStatus(10, 90)
+    ),
+    WorkerRow(2, None, "starts in 4 s", (), 0, 0.0, 0, {}, 5, None),
 ]
 
 
@@ -557,7 +559,7 @@ def test_the_table_shows_each_worker_and_the_lines_stay_above() -> None:
 
 
 def test_without_a_terminal_it_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    Summaries("shop").show(ROWS)
+    SummaryView("shop").show(ROWS)
     said = (
         "app shop: 1 of 3 workers running, 1 restoring, 1 starts in 4 s, 1,500 records, 240 a "
         "second, lag sales 7\n"
@@ -567,10 +569,11 @@ def test_without_a_terminal_it_is_a_line(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_log_that_does_not_answer_is_told_and_no_lag(capsys: pytest.CaptureFixture[str]) -> None:
     silent = [
-        Row(n, 41 + n, "waiting for the log", (), 0, 0.0, 0, {}, 0, None, 12.0) for n in range(2)
+        WorkerRow(n, 41 + n, "waiting for the log", (), 0, 0.0, 0, {}, 0, None, 12.0)
+        for n in range(2)
     ]
-    Summaries("shop").show(silent)
-    Summaries("shop").show([ROWS[0], silent[0]])
+    SummaryView("shop").show(silent)
+    SummaryView("shop").show([ROWS[0], silent[0]])
     waiting, one = capsys.readouterr().err.splitlines()
     assert "0 of 2 workers running, 2 waiting for the log (12 s), " in waiting
     assert waiting.endswith("lag not known for 12 s")
@@ -598,7 +601,7 @@ def test_a_log_file_begins_anew_and_one_before_it_is_kept(
 
 
 def test_a_rate_is_that_of_the_last_seconds() -> None:
-    rate = Rate()
+    rate = RecordRate()
     for second in range(10):
         rate.note(second, 1_000 * second)
     assert rate.at(9) == 5_000 / 5

@@ -48,7 +48,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     """What a check found, and how much it read."""
 
     closed_in_order: bool = False

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.config import TopicConfig
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.checking.findings import Report, Severity
+from strandline.changelog.embedded.checking.findings import CheckReport, Severity
 from strandline.changelog.embedded.checking.groups import GroupFacts, check_groups, read_groups
-from strandline.changelog.embedded.checking.partition import Scene, check_partition
+from strandline.changelog.embedded.checking.partition import CheckContext, check_partition
 from strandline.changelog.embedded.checking.pins import check_pins
 from strandline.changelog.embedded.checking.rebuilding import (
     RebuiltCatalog,
@@ -20,8 +20,8 @@ from strandline.changelog.embedded.checking.rebuilding import (
 )
 from strandline.changelog.embedded.checking.scanned import ScannedPartition
 from strandline.changelog.embedded.checking.transactions import (
+    PartitionReach,
     Place,
-    Reach,
     TransactionFacts,
     check_reaches,
     check_transactions,
@@ -57,15 +57,15 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass
-class Checked:
+class CheckedLog:
     """A log folder, checked: the report, and what repair goes by."""
 
-    report: Report
+    report: CheckReport
     metas: list[TopicMeta] = field(default_factory=list)
     partitions: dict[Place, ScannedPartition] = field(default_factory=dict)
     transactions: TransactionFacts = field(default_factory=TransactionFacts)
     groups: GroupFacts = field(default_factory=dict)
-    reaches: dict[Place, Reach] = field(default_factory=dict)
+    reaches: dict[Place, PartitionReach] = field(default_factory=dict)
     """How far partitions must go, as other files say."""
     meta_lost: bool = False
     catalog: RebuiltCatalog | None = None
@@ -88,12 +88,12 @@ def check_log(
     *,
     clock: Clock | None = None,
     on_progress: OnProgress | None = None,
-) -> Checked:
+) -> CheckedLog:
     """Read the whole log in a folder that nobody has open, and change nothing.
 
     Raises FutureFormat for files of a later version, StorageFailed.
     """
-    checked = Checked(Report())
+    checked = CheckedLog(CheckReport())
     _check_meta(storage, checked)
     closed = _read_closed(storage, checked)
     checked.metas = _read_catalog(storage, checked)
@@ -108,7 +108,7 @@ def check_log(
         if on_progress is not None:
             on_progress(done, total)
 
-    scene = Scene(storage, clock or SystemClock(), checked.report, on_bytes, closed)
+    scene = CheckContext(storage, clock or SystemClock(), checked.report, on_bytes, closed)
     for meta in checked.metas:
         _check_topic(scene, checked, meta)
     _check_across(checked)
@@ -116,21 +116,21 @@ def check_log(
     return checked
 
 
-def _check_across(checked: Checked) -> None:
+def _check_across(checked: CheckedLog) -> None:
     report, partitions = checked.report, checked.partitions
     checked.transactions = read_transactions(report, checked.named(TRANSACTION_STATE))
     check_transactions(report, partitions, checked.transactions)
     checked.groups = read_groups(checked.named(CONSUMER_OFFSETS))
     checked.reaches = dict(checked.transactions.reaches)
     for place, scanned in partitions.items():
-        start = Reach(scanned.manifest.log_start, "its own start")
+        start = PartitionReach(scanned.manifest.log_start, "its own start")
         checked.reaches[place] = max(start, checked.reaches.get(place, start))
     check_reaches(report, partitions, checked.reaches)
     for place, reach in check_groups(report, partitions, checked.groups).items():
         checked.reaches[place] = max(reach, checked.reaches.get(place, reach))
 
 
-def _check_meta(storage: Storage, checked: Checked) -> None:
+def _check_meta(storage: Storage, checked: CheckedLog) -> None:
     try:
         document.load(storage, FOLDER_META, FOLDER_KIND, FolderMeta)
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def _check_meta(storage: Storage, checked: Checked) -> None:
     )
 
 
-def _read_closed(storage: Storage, checked: Checked) -> ClosedSizes | None:
+def _read_closed(storage: Storage, checked: CheckedLog) -> ClosedSizes | None:
     try:
         closed = document.load(storage, CLEAN, CLEAN_KIND, ClosedSizes)
     except FileNotFoundError:
@@ -172,7 +172,7 @@ def _read_closed(storage: Storage, checked: Checked) -> ClosedSizes | None:
 # The catalog ---------------------------------------------------------------------------
 
 
-def _read_catalog(storage: Storage, checked: Checked) -> list[TopicMeta]:
+def _read_catalog(storage: Storage, checked: CheckedLog) -> list[TopicMeta]:
     """The topics as the catalog has them, or as they can be made up without it."""
     try:
         metas = document.load(storage, CATALOG, CATALOG_KIND, list[TopicMeta])
@@ -203,7 +203,7 @@ def _read_catalog(storage: Storage, checked: Checked) -> list[TopicMeta]:
     return rebuilt.metas
 
 
-def _check_config(storage: Storage, checked: Checked) -> None:
+def _check_config(storage: Storage, checked: CheckedLog) -> None:
     """The settings of the log as a whole, and that no topic's contradict them."""
     problem = _config_problem(storage, checked.metas)
     if problem is None:
@@ -228,7 +228,7 @@ def _config_problem(storage: Storage, metas: Sequence[TopicMeta]) -> str | None:
     return None
 
 
-def _check_folders(storage: Storage, checked: Checked, closed: ClosedSizes | None) -> None:
+def _check_folders(storage: Storage, checked: CheckedLog, closed: ClosedSizes | None) -> None:
     report = checked.report
     known = {meta.topic_id for meta in checked.metas}
     left = checked.catalog.left if checked.catalog is not None else {}
@@ -247,7 +247,7 @@ def _check_folders(storage: Storage, checked: Checked, closed: ClosedSizes | Non
         report.add(Severity.REPAIRABLE, "clean", CLEAN, what)
 
 
-def _check_topic(scene: Scene, checked: Checked, meta: TopicMeta) -> None:
+def _check_topic(scene: CheckContext, checked: CheckedLog, meta: TopicMeta) -> None:
     scene.report.topics += 1
     _check_copy(scene, checked, meta)
     schemas = decode_schemas(meta.schemas, f"topic {meta.name}")
@@ -272,7 +272,7 @@ def _is_clean_wrong(scanned: ScannedPartition) -> bool:
     return scanned.closed and active is not None and active.file_size != active.expected_size
 
 
-def _check_copy(scene: Scene, checked: Checked, meta: TopicMeta) -> None:
+def _check_copy(scene: CheckContext, checked: CheckedLog, meta: TopicMeta) -> None:
     path = topic_copy(meta.topic_id)
     try:
         copy = TopicMeta.load_copy(scene.storage, meta.topic_id)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from strandline.changelog.embedded.checking.findings import Report, Severity
+from strandline.changelog.embedded.checking.findings import CheckReport, Severity
 from strandline.changelog.embedded.checking.scanned import ScannedPartition
-from strandline.changelog.embedded.checking.transactions import Partitions, Place, Reach
+from strandline.changelog.embedded.checking.transactions import PartitionReach, Partitions, Place
 from strandline.changelog.embedded.offsets import Change, GroupPartition, parsed
 
 GroupFacts = dict[GroupPartition, Change]
@@ -22,14 +22,16 @@ def read_groups(log: ScannedPartition | None) -> GroupFacts:
     return facts
 
 
-def check_groups(report: Report, partitions: Partitions, facts: GroupFacts) -> dict[Place, Reach]:
+def check_groups(
+    report: CheckReport, partitions: Partitions, facts: GroupFacts
+) -> dict[Place, PartitionReach]:
     """Hold offsets against ends; how far partitions must go, since somebody has read that far."""
-    reaches: dict[Place, Reach] = {}
+    reaches: dict[Place, PartitionReach] = {}
     for (group, tp), (_, value) in facts.items():
         if value is None or (value.topic_id, tp.partition) not in partitions:
             continue
         place = (value.topic_id, tp.partition)
-        reach = Reach(value.offset, f"the committed offset of group {group!r}")
+        reach = PartitionReach(value.offset, f"the committed offset of group {group!r}")
         reaches[place] = max(reach, reaches.get(place, reach))
         end = partitions[place].next_offset
         if value.offset > end:

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from strandline.changelog.clock import Clock
-from strandline.changelog.embedded.checking.findings import Report, Severity
-from strandline.changelog.embedded.checking.producers import Ages, ProducerRules
+from strandline.changelog.embedded.checking.findings import CheckReport, Severity
+from strandline.changelog.embedded.checking.producers import ProducerRules, SegmentAges
 from strandline.changelog.embedded.checking.rebuilding import rebuilt_manifest
-from strandline.changelog.embedded.checking.scanned import Gap, ScannedPartition, ScannedSegment
+from strandline.changelog.embedded.checking.scanned import (
+    RecordGap,
+    ScannedPartition,
+    ScannedSegment,
+)
 from strandline.changelog.embedded.checking.side_files import (
     IndexCheck,
-    Lost,
+    LostSideFile,
     SideFile,
     StateFiles,
     load_index,
@@ -23,7 +27,7 @@ from strandline.changelog.embedded.format import FrameHeader
 from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest
 from strandline.changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
 from strandline.changelog.embedded.recovery import holds_records
-from strandline.changelog.embedded.scanning import NO_LIMIT, Whole
+from strandline.changelog.embedded.scanning import NO_LIMIT, WholeFrame
 from strandline.changelog.embedded.segment import Segment, SparseIndex
 from strandline.changelog.embedded.topic import TopicMeta
 from strandline.changelog.errors import CorruptLog, FutureFormat, cause
@@ -36,19 +40,19 @@ OnBytes = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Scene:
+class CheckContext:
     """What the check of every partition is given."""
 
     storage: Storage
     clock: Clock
-    report: Report
+    report: CheckReport
     on_bytes: OnBytes
     closed: dict[str, int] | None
     """Size of every active segment by partition folder, if the log was closed in order."""
 
 
 def check_partition(
-    scene: Scene, meta: TopicMeta, number: int, schemas: ValueSchemas
+    scene: CheckContext, meta: TopicMeta, number: int, schemas: ValueSchemas
 ) -> ScannedPartition:
     """Read a partition from end to end. Raises FutureFormat, StorageFailed."""
     scanned = ScannedPartition(meta, number, schemas, _fresh(meta, number))
@@ -69,7 +73,7 @@ def _fresh(meta: TopicMeta, number: int) -> Manifest:
     return Manifest(topic=meta.name, topic_id=meta.topic_id, partition=number)
 
 
-def _manifest(scene: Scene, scanned: ScannedPartition) -> Manifest:
+def _manifest(scene: CheckContext, scanned: ScannedPartition) -> Manifest:
     """The manifest of a partition, or one made up from its files."""
     active_size = (scene.closed or {}).get(scanned.folder, 0)
     try:
@@ -151,7 +155,7 @@ def _segments_inconsistency(manifest: Manifest) -> str | None:
     return None
 
 
-def _note_strays(scene: Scene, scanned: ScannedPartition, names: list[str]) -> None:
+def _note_strays(scene: CheckContext, scanned: ScannedPartition, names: list[str]) -> None:
     listed = {entry.name for entry in scanned.manifest.segments}
     for name in names:
         segment = segment_of(name)
@@ -171,12 +175,12 @@ def _note_strays(scene: Scene, scanned: ScannedPartition, names: list[str]) -> N
 class _FrameCheck:
     """Goes through all segments of a partition, and says what is wrong in them."""
 
-    def __init__(self, scene: Scene, scanned: ScannedPartition, names: list[str]) -> None:
+    def __init__(self, scene: CheckContext, scanned: ScannedPartition, names: list[str]) -> None:
         self._scene = scene
         self._scanned = scanned
         self._snapshots = {snapshot_offset(name) for name in names}
         entries = scanned.manifest.segments
-        ages = Ages(entries, scene.clock.now_ms())
+        ages = SegmentAges(entries, scene.clock.now_ms())
         self._end = entries[0].base_offset if entries else 0
         """One past the last offset met."""
         self._durable_end = 0
@@ -214,14 +218,14 @@ class _FrameCheck:
         except FileNotFoundError:
             until = entry.end_offset if one.closed else None
             path = f"{folder}/{entry.name.log_file}"
-            gap = Gap(path, max(self._end, entry.base_offset), until, "the file is missing")
+            gap = RecordGap(path, max(self._end, entry.base_offset), until, "the file is missing")
             gap.missing_bytes = one.expected_size
             self._add_gap(gap)
             return
         one.segment, one.file_size = segment, segment.file.size()
         index = self._index_of(one)
         for found in walk(one, segment, max(self._end, entry.base_offset), self._judge):
-            if isinstance(found, Gap):
+            if isinstance(found, RecordGap):
                 self._add_gap(found)
             else:
                 index.frame(found.position, found.frame.header, segment.max_timestamp)
@@ -232,7 +236,7 @@ class _FrameCheck:
             self._check_closed(one, index)
         segment.let_go()
 
-    def _take(self, one: ScannedSegment, segment: Segment, found: Whole) -> None:
+    def _take(self, one: ScannedSegment, segment: Segment, found: WholeFrame) -> None:
         """A frame that can be read."""
         header, report = found.frame.header, self._scene.report
         if header.base_offset > self._end:
@@ -272,7 +276,7 @@ class _FrameCheck:
             way_out = "put the catalog back that has this schema; `strandline repair` leaves it"
             self._add(Severity.DAMAGE, "schema", path, what, offsets, way_out)
 
-    def _add_gap(self, gap: Gap) -> None:
+    def _add_gap(self, gap: RecordGap) -> None:
         """Records are gone."""
         self._scanned.gaps.append(gap)
         self._rules.gap(gap)
@@ -324,7 +328,7 @@ class _FrameCheck:
         folder = self._scanned.folder
         try:
             return IndexCheck(load_index(self._scene.storage, folder, one.entry.name))
-        except Lost as lost:
+        except LostSideFile as lost:
             self._add(Severity.NOTE, "index", f"{folder}/{one.entry.name.index_file}", str(lost))
             return IndexCheck(SparseIndex())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strandline.changelog.embedded.checking.findings import Report, Severity
+from strandline.changelog.embedded.checking.findings import CheckReport, Severity
 from strandline.changelog.embedded.names import pin_folder
 from strandline.changelog.embedded.pins import pins_in, whole_pin
 from strandline.changelog.errors import CorruptLog, FutureFormat, cause
@@ -11,7 +11,7 @@ from strandline.changelog.storage import Storage
 WAY_OUT = "opening the log removes it; who reads by it is told"
 
 
-def check_pins(storage: Storage, report: Report) -> None:
+def check_pins(storage: Storage, report: CheckReport) -> None:
     """Look at every pin. Raises FutureFormat."""
     for name in pins_in(storage):
         try:

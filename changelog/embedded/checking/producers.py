@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from strandline.changelog.embedded.aborted import AbortedTransactions
-from strandline.changelog.embedded.checking.findings import Report, Severity
-from strandline.changelog.embedded.checking.scanned import Gap, LostEnd
-from strandline.changelog.embedded.format import Attributes, FrameHeader, Kind, unpack_marker
+from strandline.changelog.embedded.checking.findings import CheckReport, Severity
+from strandline.changelog.embedded.checking.scanned import LostMarker, RecordGap
+from strandline.changelog.embedded.format import Attributes, FrameHeader, FrameKind, unpack_marker
+from strandline.changelog.embedded.maintenance import PRODUCER_ID_EXPIRATION_MS
 from strandline.changelog.embedded.manifest import SegmentEntry
 from strandline.changelog.embedded.producer_state import ProducerEntry, ProducerStates, advance
 from strandline.changelog.embedded.recovery import replay
 from strandline.changelog.embedded.segment import LocatedFrame
-from strandline.changelog.embedded.upkeep import PRODUCER_ID_EXPIRATION_MS
 from strandline.changelog.records import ProducerIdentity, TopicPartition
 
 
-class Ages:
+class SegmentAges:
     """Between which times an offset was written: its segment was made before, the next one after."""
 
     def __init__(self, entries: Sequence[SegmentEntry], now_ms: int) -> None:
@@ -45,15 +45,15 @@ class ProducerRules:
 
     partition: TopicPartition
     folder: str
-    ages: Ages
-    report: Report
+    ages: SegmentAges
+    report: CheckReport
     producers: ProducerStates = field(default_factory=ProducerStates)
     aborted: AbortedTransactions = field(default_factory=AbortedTransactions)
     last_markers: dict[int, tuple[int, bool]] = field(default_factory=dict)
-    lost_ends: list[LostEnd] = field(default_factory=list)
+    lost_ends: list[LostMarker] = field(default_factory=list)
     last_seen: dict[int, int] = field(default_factory=dict)
     """By producer id: the last offset of its last frame."""
-    _suspects: dict[int, list[Gap]] = field(default_factory=dict)
+    _suspects: dict[int, list[RecordGap]] = field(default_factory=dict)
     """By producer id: the gaps since the last frame of its open transaction."""
     whole_from: int = 0
     """Below it some offsets are in no frame, or in one that was cleaned."""
@@ -68,7 +68,7 @@ class ProducerRules:
         if until > first:
             self.whole_from = until
 
-    def gap(self, gap: Gap) -> None:
+    def gap(self, gap: RecordGap) -> None:
         """Frames were lost here."""
         for producer_id in self.producers.open_producers:
             self._suspects.setdefault(producer_id, []).append(gap)
@@ -76,7 +76,7 @@ class ProducerRules:
     def frame(self, frame: LocatedFrame) -> None:
         """The next frame."""
         header = frame.header
-        if header.attributes & Attributes.CLEANED or header.kind == Kind.EMPTY:
+        if header.attributes & Attributes.CLEANED or header.kind == FrameKind.EMPTY:
             self.whole_from = header.last_offset + 1
         if header.producer_id < 0:
             return
@@ -100,7 +100,7 @@ class ProducerRules:
         for producer_id, gaps in self._suspects.items():
             epoch = self.producers.epoch(producer_id)
             first = self.producers.open_since(producer_id)
-            self.lost_ends.append(LostEnd(producer_id, epoch, first, gaps, certain=False))
+            self.lost_ends.append(LostMarker(producer_id, epoch, first, gaps, certain=False))
 
     def _check_end_was_seen(self, header: FrameHeader) -> None:
         """A frame of a later transaction tells that the open one has ended."""
@@ -109,7 +109,7 @@ class ProducerRules:
         first, epoch = self.producers.open_since(producer_id), self.producers.epoch(producer_id)
         if first < 0 or header.producer_epoch - header.control <= epoch:
             return
-        self.lost_ends.append(LostEnd(producer_id, epoch, first, gaps, certain=True))
+        self.lost_ends.append(LostMarker(producer_id, epoch, first, gaps, certain=True))
         if not gaps:
             self.report.add(
                 Severity.DAMAGE,

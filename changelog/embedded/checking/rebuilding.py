@@ -21,11 +21,11 @@ from strandline.changelog.embedded.names import (
     topic_folder,
 )
 from strandline.changelog.embedded.partition import RESERVATION
-from strandline.changelog.embedded.scanning import Whole, scan
+from strandline.changelog.embedded.scanning import WholeFrame, scan
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.embedded.topic import TopicMeta
 from strandline.changelog.errors import CorruptLog, FutureFormat, StrandlineError
-from strandline.changelog.history import FIRST, REBUILT, Epoch, Epochs
+from strandline.changelog.history import FIRST, REBUILT, Epochs, HistoryEpoch
 from strandline.changelog.schema import decode_schemas
 from strandline.changelog.storage import Storage
 
@@ -181,7 +181,7 @@ def _found(storage: Storage, folder: str, name: SegmentName, files: Sequence[str
     segment = Segment.open(storage, folder, name, 0, writable=False)
     found = _Found(segment, name.aborted_file in files)
     for one in scan(segment, segment.file.size()):
-        if isinstance(one, Whole):
+        if isinstance(one, WholeFrame):
             header = one.frame.header
             segment.noted(header, 1 << 62)
             found.frames += 1
@@ -217,10 +217,10 @@ def _overlap(before: _Found, behind: _Found) -> bool:
 
 def _epochs(headers: Iterator[FrameHeader]) -> Epochs:
     """The epochs that frames name. Which incarnation wrote each was in the lost manifest only."""
-    epochs: list[Epoch] = []
+    epochs: list[HistoryEpoch] = []
     for header in headers:
         if not epochs or epochs[-1].number < header.leader_epoch:
-            epochs.append(Epoch(header.leader_epoch, header.base_offset, REBUILT))
+            epochs.append(HistoryEpoch(header.leader_epoch, header.base_offset, REBUILT))
     return tuple(epochs) or FIRST
 
 

@@ -11,7 +11,7 @@ from strandline.changelog.embedded.format import FrameHeader
 from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest, SegmentEntry
 from strandline.changelog.embedded.names import partition_folder
 from strandline.changelog.embedded.producer_state import ProducerStates
-from strandline.changelog.embedded.scanning import CHUNK, NO_LIMIT, Broken
+from strandline.changelog.embedded.scanning import CHUNK, NO_LIMIT, BrokenFrame
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.embedded.topic import TopicMeta
 from strandline.changelog.records import Batch, PartitionOffsets, TopicPartition
@@ -22,7 +22,7 @@ IsLive = Callable[[int, int], bool]
 
 
 @dataclass(eq=False)
-class Gap:
+class RecordGap:
     """A place in which records were and cannot be read."""
 
     file: str
@@ -41,26 +41,26 @@ class Gap:
         """The offsets that it may have held, as far as they are known."""
         return self.first, self.first if self.until is None else self.until
 
-    def add(self, broken: Broken) -> None:
+    def add(self, broken: BrokenFrame) -> None:
         """Another place of it where no frame can be read."""
         if broken.header is not None:
             self.headers.append(broken.header)
             self.missing_bytes += broken.header.length
 
-    def closed_by(self, until: int | None) -> Gap:
+    def closed_by(self, until: int | None) -> RecordGap:
         """The gap, now that it is known how far it reaches."""
         self.until = until
         return self
 
 
 @dataclass(eq=False)
-class LostEnd:
+class LostMarker:
     """A transaction whose marker is not where it must have been."""
 
     producer_id: int
     epoch: int
     first_offset: int
-    gaps: list[Gap]
+    gaps: list[RecordGap]
     """Where the marker may have been; empty if there is no damage to explain it."""
     certain: bool
     """Whether it must have ended; else it may just be open at the end of the log."""
@@ -120,8 +120,8 @@ class ScannedPartition:
     aborted: AbortedTransactions = field(default_factory=AbortedTransactions)
     last_markers: dict[int, tuple[int, bool]] = field(default_factory=dict)
     """By producer id: the epoch and the outcome that the last marker says."""
-    gaps: list[Gap] = field(default_factory=list)
-    lost_ends: list[LostEnd] = field(default_factory=list)
+    gaps: list[RecordGap] = field(default_factory=list)
+    lost_ends: list[LostMarker] = field(default_factory=list)
     bad_side_files: list[str] = field(default_factory=list)
     """Paths of those that must go."""
     state_files: list[str] = field(default_factory=list)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.checking.producers import Ages, ProducerRules
+from strandline.changelog.embedded.checking.producers import ProducerRules, SegmentAges
 from strandline.changelog.embedded.format import FrameHeader
 from strandline.changelog.embedded.manifest import Manifest
 from strandline.changelog.embedded.names import SegmentName, producer_snapshot
@@ -53,7 +53,7 @@ class IndexCheck:
         self.problem = self.problem or problem
 
 
-class Lost(Exception):
+class LostSideFile(Exception):
     """A side file is missing or torn: opening makes it anew."""
 
 
@@ -63,9 +63,9 @@ def load_index(storage: Storage, folder: str, name: SegmentName) -> SparseIndex:
     try:
         return SparseIndex.load(document.read(storage, path, INDEX_KIND), path)
     except FileNotFoundError:
-        raise Lost("is missing") from None
+        raise LostSideFile("is missing") from None
     except CorruptLog as error:
-        raise Lost(f"is torn ({cause(error)})") from error
+        raise LostSideFile(f"is torn ({cause(error)})") from error
 
 
 class SideFile(NamedTuple):
@@ -85,7 +85,7 @@ class StateFiles:
         manifest: Manifest,
         first: int,
         rules: ProducerRules,
-        ages: Ages,
+        ages: SegmentAges,
     ) -> None:
         self._storage = storage
         self._folder = folder

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from strandline.changelog.embedded.checking.findings import Report, Severity
-from strandline.changelog.embedded.checking.scanned import LostEnd, ScannedPartition
+from strandline.changelog.embedded.checking.findings import CheckReport, Severity
+from strandline.changelog.embedded.checking.scanned import LostMarker, ScannedPartition
 from strandline.changelog.embedded.transaction_log import TransactionRecord, parsed
 from strandline.changelog.records import TopicPartition
 
@@ -16,7 +16,7 @@ Place = tuple[str, int]
 Partitions = Mapping[Place, ScannedPartition]
 
 
-class Reach(NamedTuple):
+class PartitionReach(NamedTuple):
     """How far a partition must go, and who says so."""
 
     offset: int
@@ -33,7 +33,7 @@ class TransactionFacts:
     """The transactional id of each producer id."""
     committed: dict[int, int] = field(default_factory=dict)
     """By producer id, the last epoch whose transaction was committed."""
-    reaches: dict[Place, Reach] = field(default_factory=dict)
+    reaches: dict[Place, PartitionReach] = field(default_factory=dict)
     """How far each partition was durable when a transaction was committed in it."""
     block_end: int = 0
     """All producer ids given out are below it."""
@@ -55,7 +55,7 @@ class TransactionFacts:
         return f"{known!r}" if known is not None else f"producer {producer_id}"
 
 
-def read_transactions(report: Report, log: ScannedPartition | None) -> TransactionFacts:
+def read_transactions(report: CheckReport, log: ScannedPartition | None) -> TransactionFacts:
     """What the transaction log says; contradictions in it are findings."""
     facts = TransactionFacts()
     if log is None:
@@ -74,7 +74,9 @@ def read_transactions(report: Report, log: ScannedPartition | None) -> Transacti
     return facts
 
 
-def check_transactions(report: Report, partitions: Partitions, facts: TransactionFacts) -> None:
+def check_transactions(
+    report: CheckReport, partitions: Partitions, facts: TransactionFacts
+) -> None:
     """Hold the partitions against the transaction log and against one another."""
     _check_ids(report, partitions, facts)
     outcomes = _check_outcomes(report, partitions, facts)
@@ -83,7 +85,9 @@ def check_transactions(report: Report, partitions: Partitions, facts: Transactio
             _check_open(report, place, scanned, producer_id, facts, outcomes)
 
 
-def check_reaches(report: Report, partitions: Partitions, reaches: Mapping[Place, Reach]) -> None:
+def check_reaches(
+    report: CheckReport, partitions: Partitions, reaches: Mapping[Place, PartitionReach]
+) -> None:
     """Each partition must go as far as something else in the folder says that it went."""
     for place, reach in reaches.items():
         scanned = partitions.get(place)
@@ -99,7 +103,7 @@ def check_reaches(report: Report, partitions: Partitions, reaches: Mapping[Place
 
 
 def _check_follows(
-    report: Report,
+    report: CheckReport,
     log: ScannedPartition,
     offset: int,
     facts: TransactionFacts,
@@ -129,11 +133,13 @@ def _note(facts: TransactionFacts, name: str, state: TransactionRecord) -> None:
         facts.committed[state.producer_id] = state.epoch
     for prepared in state.partitions:
         place = (prepared.topic_id, prepared.partition)
-        if facts.reaches.get(place, Reach(-1, "")).offset < prepared.end:
-            facts.reaches[place] = Reach(prepared.end, f"a committed transaction of {name!r}")
+        if facts.reaches.get(place, PartitionReach(-1, "")).offset < prepared.end:
+            facts.reaches[place] = PartitionReach(
+                prepared.end, f"a committed transaction of {name!r}"
+            )
 
 
-def _check_ids(report: Report, partitions: Partitions, facts: TransactionFacts) -> None:
+def _check_ids(report: CheckReport, partitions: Partitions, facts: TransactionFacts) -> None:
     seen = [max(p.producers.entries, default=-1) for p in partitions.values()]
     highest = max([*seen, *facts.names], default=-1)
     if highest >= facts.block_end:
@@ -147,7 +153,7 @@ def _check_ids(report: Report, partitions: Partitions, facts: TransactionFacts) 
 
 
 def _check_outcomes(
-    report: Report, partitions: Partitions, facts: TransactionFacts
+    report: CheckReport, partitions: Partitions, facts: TransactionFacts
 ) -> dict[tuple[int, int], bool]:
     """By producer id and epoch, how the last transactions ended, where some partition says it."""
     outcomes: dict[tuple[int, int], bool] = {}
@@ -183,7 +189,7 @@ def _agrees(facts: TransactionFacts, key: tuple[int, int], committed: bool) -> b
 
 
 def _check_open(
-    report: Report,
+    report: CheckReport,
     place: Place,
     scanned: ScannedPartition,
     producer_id: int,
@@ -204,7 +210,7 @@ def _check_open(
         what = f"{what} was committed, and its end is lost here"
         way_out = "run `strandline repair` before the log is opened, which would abort it here"
         if all(end.producer_id != producer_id for end in scanned.lost_ends):
-            scanned.lost_ends.append(LostEnd(producer_id, epoch, first, [], certain=True))
+            scanned.lost_ends.append(LostMarker(producer_id, epoch, first, [], certain=True))
     else:
         what, way_out = f"{what} is open", "opening the log aborts it"
     report.add(

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 from strandline.changelog.embedded import misplaced, offsets, transaction_log
 from strandline.changelog.embedded.batches import batch_of
-from strandline.changelog.embedded.checking.scanned import Gap, ScannedSegment
-from strandline.changelog.embedded.format import FrameHeader, Kind, unpack_marker
+from strandline.changelog.embedded.checking.scanned import RecordGap, ScannedSegment
+from strandline.changelog.embedded.format import FrameHeader, FrameKind, unpack_marker
 from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from strandline.changelog.embedded.scanning import Broken, Whole, durable_end_behind, scan
+from strandline.changelog.embedded.scanning import BrokenFrame, WholeFrame, durable_end_behind, scan
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.errors import REPAIR, CorruptLog, cause
 from strandline.changelog.records import Batch, ConsumerRecord, TopicPartition
@@ -21,15 +21,15 @@ Judge = Callable[[LocatedFrame], CorruptLog | None]
 
 def walk(
     scanned: ScannedSegment, segment: Segment, offset: int, judge: Judge
-) -> Iterator[Whole | Gap]:
+) -> Iterator[WholeFrame | RecordGap]:
     """Frames that can be read, and gaps, in order; then `scanned.debris_at` is set.
 
     `offset` is what the first frame may begin at. Raises FutureFormat.
     """
-    gap: Gap | None = None
+    gap: RecordGap | None = None
     end = scanned.entry.size if scanned.closed else scanned.file_size
     for found in scan(segment, end, limit=scanned.limit):
-        if isinstance(found, Whole):
+        if isinstance(found, WholeFrame):
             header = found.frame.header
             problem = judge(found.frame)
             if problem is None:
@@ -40,22 +40,22 @@ def walk(
                 yield found
                 offset = header.last_offset + 1
                 continue
-            found = Broken(found.position, problem, header)
+            found = BrokenFrame(found.position, problem, header)
         if gap is None and _is_debris(scanned, segment, found, offset):
             scanned.debris_at = found.position
             return
-        gap = gap or Gap(segment.path, offset, None, cause(found.reason))
+        gap = gap or RecordGap(segment.path, offset, None, cause(found.reason))
         gap.add(found)
     missing = scanned.expected_size - scanned.file_size
     if missing > 0:
         reason = f"it had {scanned.expected_size} bytes and has {scanned.file_size}"
-        gap = gap or Gap(segment.path, offset, None, reason)
+        gap = gap or RecordGap(segment.path, offset, None, reason)
         gap.missing_bytes += missing
     if gap is not None:
         yield gap.closed_by(scanned.entry.end_offset if scanned.closed else None)
 
 
-def _is_debris(scanned: ScannedSegment, segment: Segment, found: Broken, offset: int) -> bool:
+def _is_debris(scanned: ScannedSegment, segment: Segment, found: BrokenFrame, offset: int) -> bool:
     """Whether nothing says that what was at that place had been durable (see recovery)."""
     if scanned.closed or found.position < scanned.expected_size:
         return False
@@ -100,7 +100,7 @@ def _content(frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchem
         if unpack_marker(payload, where).type not in (0, 1):
             raise CorruptLog(f"{where}: a marker that neither commits nor aborts; {REPAIR}")
         return None
-    if header.kind == Kind.EMPTY or schema_is_missing(header, schemas):
+    if header.kind == FrameKind.EMPTY or schema_is_missing(header, schemas):
         return None
     batch = batch_of(frame, partition, schemas)
     try:

@@ -16,7 +16,7 @@ from strandline.changelog.embedded.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class CleanableRange:
     """What there is to clean in one partition, at one moment."""
 
     dirty: int
@@ -48,7 +48,7 @@ class Bounds:
         return self.dirty_bytes > 0 and (self.ratio > self.min_ratio or self.overdue)
 
 
-def bounds_of(partition: Partition, now_ms: int) -> Bounds:
+def bounds_of(partition: Partition, now_ms: int) -> CleanableRange:
     """The bounds of a partition whose topic is compacted."""
     with partition.lock:
         config, manifest = partition.config, partition.manifest
@@ -59,7 +59,7 @@ def bounds_of(partition: Partition, now_ms: int) -> Bounds:
         end = max(dirty, _end(partition, now_ms))
         pairs = [(_size_below(segment, dirty), _size_below(segment, end)) for segment in closed]
         clean_bytes = sum(clean for clean, _ in pairs)
-        return Bounds(
+        return CleanableRange(
             dirty,
             end,
             clean_bytes,

@@ -15,31 +15,36 @@ from __future__ import annotations
 
 from strandline.changelog.embedded.cleaning.bounds import bounds_of
 from strandline.changelog.embedded.cleaning.look import frames_of, look, segments_below
-from strandline.changelog.embedded.cleaning.passes import Pace, Pass
+from strandline.changelog.embedded.cleaning.passes import PassPace, PassResult
 from strandline.changelog.embedded.cleaning.rewriting import Rewriter, remove_unlisted
-from strandline.changelog.embedded.cleaning.survivors import Survivors, Verdict
+from strandline.changelog.embedded.cleaning.survivors import FrameFate, Survivors
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.errors import UNDONE
 
 
 def clean(
-    partition: Partition, *, memory: int, pace: Pace, now_ms: int, done: Pass | None = None
-) -> Pass:
+    partition: Partition,
+    *,
+    memory: int,
+    pace: PassPace,
+    now_ms: int,
+    done: PassResult | None = None,
+) -> PassResult:
     """Clean a partition as far as it can be; the caller holds `partition.cleaning`.
 
     `memory` bytes hold the keys. `done` is filled in, also by a pass that fails. Raises CorruptLog,
     StorageFailed, what `pace` raises, and if the topic is deleted or the log closed meanwhile
     UnknownTopic or OwnerUnavailable: the partition is as it was, or has some of its segments rewritten.
     """
-    return _Cleaning(partition, memory, pace, now_ms, done or Pass()).run()
+    return _Cleaning(partition, memory, pace, now_ms, done or PassResult()).run()
 
 
 class _Cleaning:
     """The state of a pass."""
 
     def __init__(
-        self, partition: Partition, memory: int, pace: Pace, now_ms: int, done: Pass
+        self, partition: Partition, memory: int, pace: PassPace, now_ms: int, done: PassResult
     ) -> None:
         self._partition = partition
         self._memory = memory
@@ -49,7 +54,7 @@ class _Cleaning:
         self._done = done
         done.start = self._bounds.dirty
 
-    def run(self) -> Pass:
+    def run(self) -> PassResult:
         partition, bounds, done = self._partition, self._bounds, self._done
         known = look(partition, bounds, self._memory, self._pace, done)
         survivors = Survivors.of(partition, known.latest, bounds.dirty, known.end, self._now_ms)
@@ -84,7 +89,7 @@ class _Cleaning:
             writer.discard()
             raise
 
-    def _judged(self, segment: Segment, survivors: Survivors) -> list[Verdict] | None:
+    def _judged(self, segment: Segment, survivors: Survivors) -> list[FrameFate] | None:
         """What becomes of a segment's frames, empty if it is dirty: they are judged as they are written.
 
         None: it is left alone. A small one goes with the dirty ones behind it, if it is the smaller part;
@@ -106,7 +111,7 @@ class _Cleaning:
         return verdicts if changes or joins else None
 
     def _write(
-        self, segment: Segment, verdicts: list[Verdict], survivors: Survivors, writer: Rewriter
+        self, segment: Segment, verdicts: list[FrameFate], survivors: Survivors, writer: Rewriter
     ) -> None:
         for number, frame in enumerate(frames_of(segment, self._pace)):
             verdict = verdicts[number] if verdicts else survivors.judge(frame)

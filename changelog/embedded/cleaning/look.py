@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from strandline.changelog.embedded.cleaning.bounds import Bounds
+from strandline.changelog.embedded.cleaning.bounds import CleanableRange
 from strandline.changelog.embedded.cleaning.marks import CleanNumbers, MarkedLatest
 from strandline.changelog.embedded.cleaning.offset_map import (
     PIECE,
@@ -27,10 +27,10 @@ from strandline.changelog.embedded.cleaning.offset_map import (
     last_ones,
     room,
 )
-from strandline.changelog.embedded.cleaning.passes import Pace, Pass
-from strandline.changelog.embedded.cleaning.runs import Runs
+from strandline.changelog.embedded.cleaning.passes import PassPace, PassResult
+from strandline.changelog.embedded.cleaning.runs import SortedRuns
 from strandline.changelog.embedded.cleaning.survivors import LastRecords, content_of
-from strandline.changelog.embedded.format import HEADER_SIZE, FrameHeader, Kind
+from strandline.changelog.embedded.format import HEADER_SIZE, FrameHeader, FrameKind
 from strandline.changelog.embedded.names import KEYS
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
@@ -49,7 +49,7 @@ _Keyed = tuple[pa.BinaryArray, Offsets]
 """Keys, and a number for each, ascending."""
 
 
-class Known(NamedTuple):
+class PassFacts(NamedTuple):
     """What a pass knows."""
 
     latest: LastRecords
@@ -59,7 +59,9 @@ class Known(NamedTuple):
     """Records below `end` without a key."""
 
 
-def look(partition: Partition, bounds: Bounds, memory: int, pace: Pace, done: Pass) -> Known:
+def look(
+    partition: Partition, bounds: CleanableRange, memory: int, pace: PassPace, done: PassResult
+) -> PassFacts:
     """Look at the dirty section, as far as `memory` bytes, and the room on the disk, allow.
 
     Raises what reading does, StorageFailed, and what `pace` raises.
@@ -74,7 +76,12 @@ class _Look:
     """A look at a partition."""
 
     def __init__(
-        self, partition: Partition, bounds: Bounds, memory: int, pace: Pace, done: Pass
+        self,
+        partition: Partition,
+        bounds: CleanableRange,
+        memory: int,
+        pace: PassPace,
+        done: PassResult,
     ) -> None:
         self._partition = partition
         self._bounds = bounds
@@ -84,17 +91,17 @@ class _Look:
         self._seed = int(partition.environment.clock.new_id(), 16)
         self._map = self._new_map(bounds.dirty)
         self._clean = CleanNumbers()
-        self._runs: Runs | None = None
+        self._runs: SortedRuns | None = None
 
-    def known(self, *, spilling: bool) -> Known:
+    def known(self, *, spilling: bool) -> PassFacts:
         """What there is to know; not `spilling`, the pass ends where the map is full."""
         try:
             end, keyless = self._look(spilling=spilling)
             if self._runs is None:
-                return Known(self._map.latest(), end, keyless)
+                return PassFacts(self._map.latest(), end, keyless)
             self._spill(self._runs, self._clean.count)
             self._look_at_clean(self._runs)
-            return Known(self._put_together(self._runs, end), end, keyless)
+            return PassFacts(self._put_together(self._runs, end), end, keyless)
         finally:
             if self._runs is not None:
                 self._runs.close()
@@ -129,7 +136,7 @@ class _Look:
         self._spill(self._runs, self._clean.count)
         return True
 
-    def _begin_runs(self, at: int) -> Runs | None:
+    def _begin_runs(self, at: int) -> SortedRuns | None:
         """The file of runs; None: with it the pass would hardly get further than `at`."""
         bounds = self._bounds
         most = min(SPAN, MARKS * room(self._memory))
@@ -143,7 +150,7 @@ class _Look:
         self._map.span = span
         self._done.to_do += bounds.clean_bytes
         environment, folder = self._partition.environment, self._partition.folder
-        return Runs(
+        return SortedRuns(
             environment.storage,
             f"{folder}/{KEYS}",
             most=most,
@@ -151,14 +158,14 @@ class _Look:
             pace=self._pace,
         )
 
-    def _spill(self, runs: Runs, shift: int) -> None:
+    def _spill(self, runs: SortedRuns, shift: int) -> None:
         nbytes = runs.add(self._map.drain(), shift)
         self._done.spilled_bytes += nbytes
         self._done.to_do += 2 * nbytes
 
     # The clean section, and all together ----------------------------------------------
 
-    def _look_at_clean(self, runs: Runs) -> None:
+    def _look_at_clean(self, runs: SortedRuns) -> None:
         """Make runs of the keys of the clean section."""
         self._map = self._new_map(0)
         frames = self._keys(0, self._bounds.dirty)
@@ -169,7 +176,7 @@ class _Look:
                 self._spill(runs, 0)
         self._spill(runs, 0)
 
-    def _put_together(self, runs: Runs, end: int) -> MarkedLatest:
+    def _put_together(self, runs: SortedRuns, end: int) -> MarkedLatest:
         del self._map  # its memory is needed
         latest = MarkedLatest(self._clean, self._bounds.dirty, end)
         for entries in runs.ranges():
@@ -227,7 +234,7 @@ def segments_below(partition: Partition, end: int) -> list[Segment]:
     return [one for one in partition.segments[:-1] if one.base_offset < end]
 
 
-def frames_of(segment: Segment, pace: Pace, position: int = 0) -> Iterator[LocatedFrame]:
+def frames_of(segment: Segment, pace: PassPace, position: int = 0) -> Iterator[LocatedFrame]:
     """The frames of a segment from a position in its file on; `pace` is told of each."""
     for frame in segment.frames(position, CHUNK):
         pace(frame.header.length)
@@ -235,7 +242,7 @@ def frames_of(segment: Segment, pace: Pace, position: int = 0) -> Iterator[Locat
 
 
 def _has_records(header: FrameHeader) -> bool:
-    return header.kind not in (Kind.EMPTY, Kind.CONTROL)
+    return header.kind not in (FrameKind.EMPTY, FrameKind.CONTROL)
 
 
 def _named(keys: pa.BinaryArray, numbers: Offsets) -> tuple[_Keyed, Offsets]:

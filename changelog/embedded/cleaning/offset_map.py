@@ -30,7 +30,7 @@ _T = TypeVar("_T", np.uint64, np.uint32)
 OVERHEAD = 48 << 20
 """Bytes, of the memory given, for what is read and written at a time, and what allocators keep."""
 ENTRY_BYTES = 24
-"""Two hashes and an offset, and an offset in `Latest`."""
+"""Two hashes and an offset, and an offset in `LatestOffsets`."""
 LOAD = 0.9
 """Of the room, what keys may take; the rest is for repetitions, until the next sorting."""
 PIECE = 1 << 16
@@ -45,7 +45,7 @@ SPAN = (1 << 32) - 1
 ABSENT = -1
 
 
-class Entries(NamedTuple):
+class HashedKeys(NamedTuple):
     """Keys by their hash, and a number of each: columns of the same length."""
 
     first: _Hashes
@@ -122,13 +122,13 @@ class OffsetMap:
                 break
         return done
 
-    def latest(self) -> Latest:
+    def latest(self) -> LatestOffsets:
         """The last records of all keys; this map is of no use any more."""
         entries = self.drain()
         use = min(1.0, len(entries.first) / self.capacity)
-        return Latest(self._hashes, self._base, entries, use)
+        return LatestOffsets(self._hashes, self._base, entries, use)
 
-    def drain(self) -> Entries:
+    def drain(self) -> HashedKeys:
         """Each key once, with its last offset less the base, by hash, ascending.
 
         The map is empty then; what it takes in next is written over the entries.
@@ -143,11 +143,11 @@ class OffsetMap:
             self._second[there] = self._second[here]
             self._offsets[there] = self._offsets[here]
             end += length
-        return Entries(self._first[:end], self._second[:end], self._offsets[:end])
+        return HashedKeys(self._first[:end], self._second[:end], self._offsets[:end])
 
     def _put(self, first: _Hashes, second: _Hashes, offsets: _Relative) -> int:
         """Take in a piece, as far as there is room; how many entries were taken."""
-        last = last_ones(Entries(first, second, offsets))
+        last = last_ones(HashedKeys(first, second, offsets))
         cuts = [0, *np.searchsorted(last.first, self._bounds).tolist(), len(last.first)]
         end = self._fitting(last.numbers, cuts)
         if end is not None:  # a key's last entry may be among those that are left out
@@ -209,17 +209,17 @@ class OffsetMap:
         """Sort a part by hash, and leave the last entry of each key."""
         at = part * self._space
         here = slice(at, at + self._lengths[part])
-        last = last_ones(Entries(self._first[here], self._second[here], self._offsets[here]))
+        last = last_ones(HashedKeys(self._first[here], self._second[here], self._offsets[here]))
         there = slice(at, at + len(last.first))
         self._first[there], self._second[there], self._offsets[there] = last
         self._lengths[part] = len(last.first)
         self._hashes.pause()
 
 
-class Latest:
+class LatestOffsets:
     """The last offset of every key. `entries` are by hash, ascending, each key once."""
 
-    def __init__(self, hashes: KeyHashes, base: int, entries: Entries, use: float) -> None:
+    def __init__(self, hashes: KeyHashes, base: int, entries: HashedKeys, use: float) -> None:
         self._hashes = hashes
         self._base = base
         self._first, self._second, self._offsets = entries
@@ -277,7 +277,7 @@ def room(memory: int) -> int:
     return max(memory // 2, memory - OVERHEAD)
 
 
-def last_ones(entries: Entries) -> Entries:
+def last_ones(entries: HashedKeys) -> HashedKeys:
     """Of each key the last entry, by hash, ascending."""
     first, second, numbers = entries
     order = _ascending(first)
@@ -286,7 +286,7 @@ def last_ones(entries: Entries) -> Entries:
     np.not_equal(sorted_first[1:], sorted_first[:-1], out=last[:-1])
     in_order = not (sorted_first[1:] < sorted_first[:-1]).any()
     if in_order and last.all():
-        return Entries(sorted_first, sorted_second, numbers.take(order))
+        return HashedKeys(sorted_first, sorted_second, numbers.take(order))
     other = sorted_second[1:] != sorted_second[:-1]
     if not in_order or (other > last[:-1]).any():  # different keys, first hashes too near
         _put_in_order(order, first, second)
@@ -294,7 +294,7 @@ def last_ones(entries: Entries) -> Entries:
         last[:-1] = sorted_first[1:] != sorted_first[:-1]
         last[:-1] |= sorted_second[1:] != sorted_second[:-1]
     chosen = np.flatnonzero(last)
-    return Entries(
+    return HashedKeys(
         sorted_first.take(chosen), sorted_second.take(chosen), numbers.take(order.take(chosen))
     )
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from strandline.changelog.embedded.cleaning.survivors import Tally
+from strandline.changelog.embedded.cleaning.survivors import RemovalTally
 from strandline.changelog.embedded.segment import Segment
 
 
-class Pace(Protocol):
+class PassPace(Protocol):
     """Is told of the bytes that a pass reads and writes, 0 between steps of about a millisecond.
 
     It may wait, and raise to end the pass.
@@ -19,7 +19,7 @@ class Pace(Protocol):
 
 
 @dataclass
-class Pass:
+class PassResult:
     """What a pass did."""
 
     to_do: int = 0
@@ -41,6 +41,6 @@ class Pass:
     segments_after: int = 0
     left_alone: int = 0
     """Segments in which everything stays."""
-    tally: Tally = field(default_factory=Tally)
+    tally: RemovalTally = field(default_factory=RemovalTally)
     replaced: list[Segment] = field(default_factory=list)
     """Out of the log; their files are still there."""

@@ -17,7 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.changelog.embedded.cleaning.offset_map import Offsets
-from strandline.changelog.embedded.cleaning.survivors import Content, Verdict, as_plain, content_of
+from strandline.changelog.embedded.cleaning.survivors import (
+    FrameContent,
+    FrameFate,
+    as_plain,
+    content_of,
+)
 from strandline.changelog.embedded.format import (
     HEADER_SIZE,
     Attributes,
@@ -74,7 +79,7 @@ class Rewriter:
         open_ = [self._segment] if self._segment else []
         return sum(segment.size for segment in [*self._done, *open_])
 
-    def add(self, frame: LocatedFrame, verdict: Verdict) -> None:
+    def add(self, frame: LocatedFrame, verdict: FrameFate) -> None:
         """What stays of a frame. Raises CorruptLog, StorageFailed."""
         header, kept = verdict.header, verdict.kept
         if verdict.gone:
@@ -244,7 +249,7 @@ def remove_unlisted(segments: Sequence[Segment]) -> None:
             segment.remove()
 
 
-def _kept(content: Content, kept: Offsets | None) -> tuple[pa.RecordBatch, Offsets]:
+def _kept(content: FrameContent, kept: Offsets | None) -> tuple[pa.RecordBatch, Offsets]:
     """Copies of those records of a frame that stay, and of their offsets.
 
     The frame's own columns are views of all that was read with it. A few small frames that are

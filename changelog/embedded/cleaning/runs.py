@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from strandline.changelog.embedded.cleaning.offset_map import PIECE, Entries
-from strandline.changelog.embedded.cleaning.passes import Pace
+from strandline.changelog.embedded.cleaning.offset_map import PIECE, HashedKeys
+from strandline.changelog.embedded.cleaning.passes import PassPace
 from strandline.changelog.errors import StorageFailed
 from strandline.changelog.storage import Storage
 
@@ -43,7 +43,7 @@ class _Run(NamedTuple):
     """How many entries come before each range of the hash, and before the end."""
 
 
-class Runs:
+class SortedRuns:
     """Runs of at most `most` entries together, in a new file at `path`.
 
     Ranges have about RANGE entries, or `in_memory` if these are fewer. `pace` is told of what is
@@ -51,7 +51,7 @@ class Runs:
     """
 
     def __init__(
-        self, storage: Storage, path: str, *, most: int, in_memory: int, pace: Pace
+        self, storage: Storage, path: str, *, most: int, in_memory: int, pace: PassPace
     ) -> None:
         self._storage = storage
         self._path = path
@@ -69,7 +69,7 @@ class Runs:
         """Written so far."""
         return self._file.size()
 
-    def add(self, entries: Entries, shift: int) -> int:
+    def add(self, entries: HashedKeys, shift: int) -> int:
         """Write a run, each key once, by hash; `shift` is added to the numbers. How many bytes that are.
 
         The numbers of one run are all larger than those of another, or all smaller.
@@ -93,14 +93,14 @@ class Runs:
         self._runs.append(_Run(position, len(first), lowest, cuts.astype(np.uint32)))
         return self._file.size() - position
 
-    def ranges(self) -> Iterator[Entries]:
+    def ranges(self) -> Iterator[HashedKeys]:
         """All entries, range by range of the hash; in each run by run, those with larger numbers later."""
         runs = sorted(self._runs, key=attrgetter("lowest"))
         total = sum(run.length for run in runs)
         step = 1 << max(0, self._bits - (total // self._range).bit_length())
         for at in range(0, 1 << self._bits if runs else 0, step):
             columns = zip(*(self._read(run, at, at + step) for run in runs), strict=True)
-            entries = Entries(*map(np.concatenate, columns))
+            entries = HashedKeys(*map(np.concatenate, columns))
             if entries.numbers.max(initial=0) > self._highest:
                 raise self._damaged()
             self._pace(len(entries.first) * _ENTRY_BYTES)

@@ -14,16 +14,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from strandline.changelog.cleaning import Cleaned, CleaningState, CleaningStatus, check_compacted
-from strandline.changelog.embedded.cleaning.bounds import Bounds, active_is_due, bounds_of
+from strandline.changelog.cleaning import (
+    CleanedPartition,
+    CleaningState,
+    CleaningStatus,
+    check_compacted,
+)
+from strandline.changelog.embedded.cleaning.bounds import CleanableRange, active_is_due, bounds_of
 from strandline.changelog.embedded.cleaning.cleaner import clean
-from strandline.changelog.embedded.cleaning.passes import Pass
+from strandline.changelog.embedded.cleaning.passes import PassResult
 from strandline.changelog.embedded.cleaning.throttle import Throttle
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.segment import Segment
-from strandline.changelog.embedded.topic import Catalog, Topic
-from strandline.changelog.embedded.traffic import Courtesy
+from strandline.changelog.embedded.topic import OpenTopic, TopicCatalog
+from strandline.changelog.embedded.traffic import BackgroundThrottle
 from strandline.changelog.errors import (
     InvalidTopic,
     OwnerUnavailable,
@@ -31,7 +36,7 @@ from strandline.changelog.errors import (
     UnknownTopic,
 )
 from strandline.changelog.log_config import CleanerConfig
-from strandline.changelog.metrics import Metric, Reading
+from strandline.changelog.metrics import Metric, MetricReading
 
 _log = logging.getLogger("strandline")
 
@@ -71,7 +76,7 @@ DIRTY = Metric(
 )
 METRICS = (PASSES, REMOVED, FREED, FAILING, DIRTY)
 
-Doom = Callable[[Topic, Sequence[Segment]], None]
+Doom = Callable[[OpenTopic, Sequence[Segment]], None]
 """Is told of segments that have left the log: their files go in a while."""
 
 
@@ -84,7 +89,7 @@ class _Course:
     answered: int = 0
     """Number of the last request that needs no pass any more. A pass answers those that were there
     when it began; one made meanwhile may be for records that the pass does not see."""
-    running: Pass | None = None
+    running: PassResult | None = None
     done_bytes: int = 0
     failures: int = 0
     reason: str = ""
@@ -92,7 +97,7 @@ class _Course:
     """When it may be tried again, elapsed ms."""
     due_ms: int | None = None
     """Since when it is due, elapsed ms."""
-    last: Cleaned | None = None
+    last: CleanedPartition | None = None
     passes: int = 0
     failed_passes: int = 0
     removed: int = 0
@@ -110,7 +115,7 @@ class Cleaners:
     """Cleans the partitions of a log. `tick` does what is due, here or, in the background, on threads."""
 
     def __init__(
-        self, environment: Environment, catalog: Catalog, doom: Doom, background: bool
+        self, environment: LogContext, catalog: TopicCatalog, doom: Doom, background: bool
     ) -> None:
         self._environment = environment
         self._catalog = catalog
@@ -166,7 +171,7 @@ class Cleaners:
         now, steady = self._environment.clock.now_ms(), self._environment.steady_ms()
         return [self._status(partition, now, steady) for _, partition in _compacted(self._catalog)]
 
-    def readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[MetricReading]:
         """What it has counted, and how dirty it is, by topic."""
         now = self._environment.clock.now_ms()
         by_topic: dict[str, list[Partition]] = {}
@@ -175,12 +180,12 @@ class Cleaners:
         for name, partitions in by_topic.items():
             with self._lock:
                 courses = [self._course(partition) for partition in partitions]
-            yield Reading(PASSES, (name, "done"), sum(c.passes for c in courses))
-            yield Reading(PASSES, (name, "failed"), sum(c.failed_passes for c in courses))
-            yield Reading(REMOVED, (name,), sum(c.removed for c in courses))
-            yield Reading(FREED, (name,), sum(c.freed for c in courses))
-            yield Reading(FAILING, (name,), sum(c.failures > 0 for c in courses))
-            yield Reading(DIRTY, (name,), max(bounds_of(p, now).ratio for p in partitions))
+            yield MetricReading(PASSES, (name, "done"), sum(c.passes for c in courses))
+            yield MetricReading(PASSES, (name, "failed"), sum(c.failed_passes for c in courses))
+            yield MetricReading(REMOVED, (name,), sum(c.removed for c in courses))
+            yield MetricReading(FREED, (name,), sum(c.freed for c in courses))
+            yield MetricReading(FAILING, (name,), sum(c.failures > 0 for c in courses))
+            yield MetricReading(DIRTY, (name,), max(bounds_of(p, now).ratio for p in partitions))
 
     def stop(self) -> None:
         """Return when no pass is running any more; they end soon, with nothing lost."""
@@ -188,11 +193,11 @@ class Cleaners:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _filthiest(self, steady_ms: int) -> tuple[Topic, Partition, Bounds] | None:
+    def _filthiest(self, steady_ms: int) -> tuple[OpenTopic, Partition, CleanableRange] | None:
         """What to clean next; None: nothing is due."""
         now = self._environment.clock.now_ms()
         self._forget_retired()
-        best: tuple[tuple[bool, float], Topic, Partition, Bounds] | None = None
+        best: tuple[tuple[bool, float], OpenTopic, Partition, CleanableRange] | None = None
         for topic, partition in _compacted(self._catalog):
             with self._lock:
                 course = self._course(partition)
@@ -219,12 +224,12 @@ class Cleaners:
                     best = rank, topic, partition, bounds
         return best and best[1:]
 
-    def _begin(self, topic: Topic, partition: Partition, bounds: Bounds) -> None:
+    def _begin(self, topic: OpenTopic, partition: Partition, bounds: CleanableRange) -> None:
         with self._lock:
             self._busy += 1
             course = self._course(partition)
             asked = course.requests
-            course.running = done = Pass(to_do=2 * bounds.dirty_bytes + bounds.clean_bytes)
+            course.running = done = PassResult(to_do=2 * bounds.dirty_bytes + bounds.clean_bytes)
             course.done_bytes, course.due_ms = 0, None
         if not self._background:
             self._run(topic, partition, course, done, asked)
@@ -241,7 +246,7 @@ class Cleaners:
                 self._busy -= 1
 
     def _run(
-        self, topic: Topic, partition: Partition, course: _Course, done: Pass, asked: int
+        self, topic: OpenTopic, partition: Partition, course: _Course, done: PassResult, asked: int
     ) -> None:
         """Do a pass, which answers the first `asked` requests unless memory ended it early."""
         try:
@@ -261,11 +266,13 @@ class Cleaners:
             if self._background:
                 self.tick()
 
-    def _clean(self, topic: Topic, partition: Partition, course: _Course, done: Pass) -> None:
+    def _clean(
+        self, topic: OpenTopic, partition: Partition, course: _Course, done: PassResult
+    ) -> None:
         clock = self._environment.clock
         begun, started_ms = clock.monotonic(), clock.now_ms()
         waited = self._throttle.waited
-        courtesy = Courtesy(self._environment.traffic, clock, self._stopping)
+        courtesy = BackgroundThrottle(self._environment.traffic, clock, self._stopping)
 
         def check() -> None:
             if self._stopping.is_set():
@@ -303,7 +310,7 @@ class Cleaners:
         known = isinstance(error, StrandlineError)
         _log.warning("cleaning %s: %s", *said.values(), extra=said, exc_info=not known)
 
-    def _named(self, name: str) -> Topic:
+    def _named(self, name: str) -> OpenTopic:
         topic = self._catalog.get(name)
         check_compacted(topic.meta.name, topic.config)
         return topic
@@ -339,7 +346,7 @@ class Cleaners:
             )
 
 
-def _state(course: _Course, bounds: Bounds) -> CleaningState:
+def _state(course: _Course, bounds: CleanableRange) -> CleaningState:
     if course.running:
         return "running"
     if course.wanted:
@@ -349,7 +356,7 @@ def _state(course: _Course, bounds: Bounds) -> CleaningState:
     return "waiting" if bounds.due else "idle"
 
 
-def _compacted(topics: Iterable[Topic]) -> Iterator[tuple[Topic, Partition]]:
+def _compacted(topics: Iterable[OpenTopic]) -> Iterator[tuple[OpenTopic, Partition]]:
     """The partitions of compacted topics that have anything in them."""
     for topic in topics:
         if topic.config.compact:
@@ -358,9 +365,9 @@ def _compacted(topics: Iterable[Topic]) -> Iterator[tuple[Topic, Partition]]:
                     yield topic, partition
 
 
-def _told(done: Pass, started_ms: int, seconds: float, throttled: float) -> Cleaned:
+def _told(done: PassResult, started_ms: int, seconds: float, throttled: float) -> CleanedPartition:
     tally = done.tally
-    return Cleaned(
+    return CleanedPartition(
         started_ms,
         seconds,
         throttled,

@@ -20,7 +20,7 @@ import pyarrow as pa
 from strandline.changelog.embedded.aborted import AbortedTransactions
 from strandline.changelog.embedded.batches import columns_of
 from strandline.changelog.embedded.cleaning.offset_map import Choice, Offsets
-from strandline.changelog.embedded.format import Attributes, FrameHeader, Kind
+from strandline.changelog.embedded.format import Attributes, FrameHeader, FrameKind
 from strandline.changelog.embedded.manifest import NO_HORIZON
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.producer_state import ProducerEntry
@@ -54,7 +54,7 @@ class LastRecords(Protocol):
 
 
 @dataclass(slots=True)
-class Tally:
+class RemovalTally:
     """What a pass has met and removed: records, but for the markers."""
 
     read: int = 0
@@ -73,7 +73,7 @@ class Tally:
         return self.read - self.kept - self.tombstones - self.aborted - self.keyless
 
 
-class Content(NamedTuple):
+class FrameContent(NamedTuple):
     """The records of a frame."""
 
     columns: pa.RecordBatch
@@ -83,7 +83,7 @@ class Content(NamedTuple):
     """Whether no offset is missing between them."""
 
 
-class Verdict(NamedTuple):
+class FrameFate(NamedTuple):
     """What becomes of a frame."""
 
     header: FrameHeader
@@ -92,7 +92,7 @@ class Verdict(NamedTuple):
     """Indices of the records that stay; None: all of them."""
     stays_apart: bool = False
     """Whether it is not merged with others: the last thing known of its producer, or not cleaned yet."""
-    content: Content | None = None
+    content: FrameContent | None = None
     """Its records, if they were looked at."""
 
     @property
@@ -108,14 +108,14 @@ class Verdict(NamedTuple):
 _NOTHING: Offsets = np.empty(0, np.int64)
 
 
-def content_of(frame: LocatedFrame, schemas: ValueSchemas) -> Content:
+def content_of(frame: LocatedFrame, schemas: ValueSchemas) -> FrameContent:
     """The records of a data frame. Raises CorruptLog."""
     columns, sparse = columns_of(frame, schemas)
     if sparse is not None:
-        return Content(columns, sparse.to_numpy(), dense=False)
+        return FrameContent(columns, sparse.to_numpy(), dense=False)
     header = frame.header
     offsets = np.arange(header.base_offset, header.last_offset + 1, dtype=np.int64)
-    return Content(columns, offsets, dense=True)
+    return FrameContent(columns, offsets, dense=True)
 
 
 @dataclass
@@ -134,7 +134,7 @@ class Survivors:
     aborted: AbortedTransactions
     producers: dict[int, ProducerEntry]
     """As they were when the pass began."""
-    tally: Tally
+    tally: RemovalTally
 
     @classmethod
     def of(
@@ -154,7 +154,7 @@ class Survivors:
                     producer: ProducerEntry(entry.epoch, list(entry.batches), 0)
                     for producer, entry in partition.producers.entries.items()
                 },
-                Tally(),
+                RemovalTally(),
             )
 
     def __post_init__(self) -> None:
@@ -162,14 +162,14 @@ class Survivors:
         self.reach_back = any(one.first_offset < self.start for one in ended)
         """Whether below `start` there is something whose abort marker is found only now."""
 
-    def judge(self, frame: LocatedFrame) -> Verdict:
+    def judge(self, frame: LocatedFrame) -> FrameFate:
         """What becomes of a frame. Raises CorruptLog."""
         header = frame.header
         if header.base_offset >= self.end:
-            return Verdict(header, stays_apart=True)
+            return FrameFate(header, stays_apart=True)
         if header.control:
             return self._marker(header)
-        if header.kind == Kind.EMPTY:
+        if header.kind == FrameKind.EMPTY:
             return self._without_records(header)
         marker = self.aborted.marker_of(header.producer_id, header.base_offset)
         if header.transactional and marker is not None:
@@ -199,30 +199,30 @@ class Survivors:
             return not entry.batches and entry.epoch == header.producer_epoch
         return bool(entry.batches) and entry.batches[-1].last_offset == header.last_offset
 
-    def _marker(self, header: FrameHeader) -> Verdict:
+    def _marker(self, header: FrameHeader) -> FrameFate:
         if self.last_of_producer(header):
-            return Verdict(header, stays_apart=True)
+            return FrameFate(header, stays_apart=True)
         self.tally.markers += 1
-        return Verdict(header, _NOTHING)
+        return FrameFate(header, _NOTHING)
 
-    def _without_records(self, header: FrameHeader) -> Verdict:
+    def _without_records(self, header: FrameHeader) -> FrameFate:
         if self.last_of_producer(header):
-            return Verdict(header, stays_apart=True)
-        return Verdict(header, _NOTHING)
+            return FrameFate(header, stays_apart=True)
+        return FrameFate(header, _NOTHING)
 
-    def _emptied(self, header: FrameHeader) -> Verdict:
+    def _emptied(self, header: FrameHeader) -> FrameFate:
         """A frame of which no record stays; nothing in it waits for a horizon any more."""
         header = header._replace(delete_horizon=NO_HORIZON)
-        return Verdict(header, _NOTHING, stays_apart=self.last_of_producer(header))
+        return FrameFate(header, _NOTHING, stays_apart=self.last_of_producer(header))
 
-    def _aborted(self, header: FrameHeader, marker: int) -> Verdict:
+    def _aborted(self, header: FrameHeader, marker: int) -> FrameFate:
         if marker >= self.end:
-            return Verdict(header, stays_apart=True)  # its marker could not tell where it began
+            return FrameFate(header, stays_apart=True)  # its marker could not tell where it began
         self.tally.read += header.record_count
         self.tally.aborted += header.record_count
-        return Verdict(header, _NOTHING)
+        return FrameFate(header, _NOTHING)
 
-    def _looked_up(self, header: FrameHeader, content: Content) -> Offsets:
+    def _looked_up(self, header: FrameHeader, content: FrameContent) -> Offsets:
         """The records that are not superseded."""
         keys = content.columns.column(1)
         named = keys.fill_null(b"") if keys.null_count else keys
@@ -231,7 +231,7 @@ class Survivors:
             stays &= keys.is_valid().to_numpy(zero_copy_only=False)
         return np.flatnonzero(stays | (content.offsets >= self.end))
 
-    def _data(self, header: FrameHeader, content: Content, kept: Offsets) -> Verdict:
+    def _data(self, header: FrameHeader, content: FrameContent, kept: Offsets) -> FrameFate:
         if content.columns.column(2).null_count:
             kept, horizon = self._tombstones(header, content, kept)
             header = header._replace(delete_horizon=horizon)
@@ -241,10 +241,10 @@ class Survivors:
             header = as_plain(header)
         self.tally.kept += len(kept)
         everything = len(kept) == len(content.offsets)
-        return Verdict(header, None if everything else kept, apart, content)
+        return FrameFate(header, None if everything else kept, apart, content)
 
     def _tombstones(
-        self, header: FrameHeader, content: Content, kept: Offsets
+        self, header: FrameHeader, content: FrameContent, kept: Offsets
     ) -> tuple[Offsets, int]:
         """What stays without the expired tombstones, and until when those that stay are there."""
         horizon = header.delete_horizon

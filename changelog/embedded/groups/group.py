@@ -19,18 +19,18 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import count
 
+from strandline.changelog.copartition import CopartitionGroups
 from strandline.changelog.embedded.groups.assignors import ASSIGNORS, spread_copies
 from strandline.changelog.errors import InvalidConfig, MemberFenced
-from strandline.changelog.groups import Grant, GroupInfo, MemberInfo, Subscription
+from strandline.changelog.groups import Assignment, GroupInfo, MemberInfo, Subscription
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.together import Leads
 
 Partitions = frozenset[TopicPartition]
 _NOTHING: Partitions = frozenset()
 
 
 @dataclass(eq=False)
-class Member:
+class GroupMemberState:
     """One member."""
 
     member_id: str
@@ -80,7 +80,7 @@ class Group:
         self.generation = 0
         self._count = counts
         self._counts: dict[str, int] = {}
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, GroupMemberState] = {}
 
     def __len__(self) -> int:
         return len(self._members)
@@ -94,7 +94,7 @@ class Group:
         taken = {member.slot for member in self._members.values()}
         slot = next(n for n in count() if n not in taken) if before is None else before.slot
         deadline = now + subscription.session_timeout_ms / 1000
-        member = Member(member_id, slot, subscription, deadline)
+        member = GroupMemberState(member_id, slot, subscription, deadline)
         if before is not None:
             member.target, member.standbys = before.target, before.standbys
         self._members[member_id] = member
@@ -115,10 +115,12 @@ class Group:
         member.heard(call, seen, holds)
         self._grant()
 
-    def answer(self, member_id: str) -> Grant:
+    def answer(self, member_id: str) -> Assignment:
         """What a member may hold. Raises MemberFenced."""
         member = self.member(member_id)
-        return Grant(member.last, sorted(member.grants[member.last]), sorted(member.standbys_told))
+        return Assignment(
+            member.last, sorted(member.grants[member.last]), sorted(member.standbys_told)
+        )
 
     def expire(self, now: float) -> list[str]:
         """Put out members that were not heard of in time; return which."""
@@ -148,7 +150,7 @@ class Group:
                 f"{', '.join(map(str, lost))} any more; go on from what is committed"
             )
 
-    def member(self, member_id: str) -> Member:
+    def member(self, member_id: str) -> GroupMemberState:
         """One member. Raises MemberFenced if it is none, or no longer."""
         try:
             return self._members[member_id]
@@ -176,7 +178,7 @@ class Group:
         assignor = next((m.subscription.assignor for m in self._members.values()), "")
         return GroupInfo(self.name, self.generation, assignor, members)
 
-    def _static(self, instance: str | None) -> Member | None:
+    def _static(self, instance: str | None) -> GroupMemberState | None:
         if instance is None:
             return None
         same = (m for m in self._members.values() if m.subscription.instance == instance)
@@ -203,7 +205,9 @@ class Group:
         if self._members:
             members = self._members.values()
             assign = ASSIGNORS[next(iter(members)).subscription.assignor]
-            leads = Leads(together for m in members for together in m.subscription.together)
+            leads = CopartitionGroups(
+                together for m in members for together in m.subscription.together
+            )
             wanted = {m.member_id: frozenset(leads.of(m.subscription.topics)) for m in members}
             had = _NOTHING.union(*(m.target for m in members))
             # Whoever has a copy of what nobody has any more is the first to get it.

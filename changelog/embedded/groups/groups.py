@@ -20,7 +20,7 @@ from strandline.changelog.groups import (
     MAX_SERVERS,
     MAX_STANDBY_REPLICAS,
     MAX_SUBSCRIBED,
-    Grant,
+    Assignment,
     GroupInfo,
     GroupMember,
     Subscription,
@@ -33,7 +33,7 @@ MIN_SESSION_MS, MAX_SESSION_MS = 100, 30 * 60 * 1000
 """Kafka's `group.max.session.timeout.ms`; its minimum is 6 s, for brokers far away."""
 
 
-class Groups:
+class GroupCoordinator:
     """The groups of one log. Thread-safe."""
 
     def __init__(self, clock: Clock, counts: Callable[[str], int]) -> None:
@@ -65,7 +65,7 @@ class Groups:
         seen: int,
         holds: Collection[TopicPartition],
         timeout: float,
-    ) -> Grant:
+    ) -> Assignment:
         """See Broker.beat_group."""
         deadline = self._clock.monotonic() + timeout
         with self._changed:

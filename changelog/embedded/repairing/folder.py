@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from strandline.changelog.clock import Clock
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.checking.folder import Checked
+from strandline.changelog.embedded.checking.folder import CheckedLog
 from strandline.changelog.embedded.checking.rebuilding import partition_numbers
-from strandline.changelog.embedded.checking.transactions import Place, Reach
+from strandline.changelog.embedded.checking.transactions import PartitionReach, Place
 from strandline.changelog.embedded.folder import CONFIG_KIND, FOLDER_KIND, FolderMeta
-from strandline.changelog.embedded.frame import Payload, encode
+from strandline.changelog.embedded.frame import FramePayload, encode
 from strandline.changelog.embedded.names import (
     CATALOG,
     CLEAN,
@@ -28,7 +28,7 @@ from strandline.changelog.embedded.names import (
 )
 from strandline.changelog.embedded.repairing.losses import losses_of
 from strandline.changelog.embedded.repairing.outcomes import outcomes_of, write_ends
-from strandline.changelog.embedded.repairing.plan import Plan, remove
+from strandline.changelog.embedded.repairing.plan import RepairPlan, remove
 from strandline.changelog.embedded.repairing.surgery import Surgery
 from strandline.changelog.embedded.topic import COPY_KIND
 from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
@@ -55,10 +55,13 @@ LEFT = (
 
 
 def plan_of(
-    checked: Checked, storage: Storage, clock: Clock, reaches: Mapping[Place, Reach] | None = None
-) -> Plan:
+    checked: CheckedLog,
+    storage: Storage,
+    clock: Clock,
+    reaches: Mapping[Place, PartitionReach] | None = None,
+) -> RepairPlan:
     """What puts the folder right; `reaches` says how far stores have seen its partitions."""
-    plan = Plan()
+    plan = RepairPlan()
     for place, far in (reaches or {}).items():
         checked.reaches[place] = max(far, checked.reaches.get(place, far))
     _add_folder(plan, checked, storage, clock)
@@ -87,7 +90,7 @@ def plan_of(
     return plan
 
 
-def _add_folder(plan: Plan, checked: Checked, storage: Storage, clock: Clock) -> None:
+def _add_folder(plan: RepairPlan, checked: CheckedLog, storage: Storage, clock: Clock) -> None:
     if checked.meta_lost:
         configured = checked.config_lost or storage.exists(LOG_CONFIG)
         meta = FolderMeta(clock.new_id(), clock.now_ms(), configured)
@@ -131,7 +134,7 @@ def _files_of(storage: Storage, topic_id: str) -> list[str]:
     return files + [f"{folder}/{name}" for folder in folders for name in storage.list_dir(folder)]
 
 
-def _add_side_files(plan: Plan, checked: Checked) -> None:
+def _add_side_files(plan: RepairPlan, checked: CheckedLog) -> None:
     for scanned in checked.partitions.values():
         bad = scanned.bad_side_files
         if bad:
@@ -143,7 +146,7 @@ def _add_side_files(plan: Plan, checked: Checked) -> None:
             )
 
 
-def _producer_ids(checked: Checked, clock: Clock) -> list[Payload]:
+def _producer_ids(checked: CheckedLog, clock: Clock) -> list[FramePayload]:
     """A record that steps over all producer ids that may have been given out."""
     log = checked.named(TRANSACTION_STATE)
     lost = any(finding.kind == "producer ids" for finding in checked.report.findings)

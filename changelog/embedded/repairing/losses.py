@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strandline.changelog.embedded.checking.folder import Checked
-from strandline.changelog.embedded.checking.scanned import Gap, ScannedPartition
+from strandline.changelog.embedded.checking.folder import CheckedLog
+from strandline.changelog.embedded.checking.scanned import RecordGap, ScannedPartition
 from strandline.changelog.embedded.names import CONSUMER_OFFSETS, TRANSACTION_STATE
 from strandline.changelog.embedded.repairing.outcomes import Outcomes
 
@@ -13,7 +13,7 @@ AT_MOST = 20
 """Names that are listed; of more there is only the number."""
 
 
-def losses_of(checked: Checked, outcomes: Outcomes) -> Iterator[str]:
+def losses_of(checked: CheckedLog, outcomes: Outcomes) -> Iterator[str]:
     """Everything that cannot be had again."""
     for place, scanned in checked.partitions.items():
         for gap in scanned.gaps:
@@ -30,7 +30,7 @@ def losses_of(checked: Checked, outcomes: Outcomes) -> Iterator[str]:
     yield from _topics(checked)
 
 
-def _records(checked: Checked, scanned: ScannedPartition, gap: Gap) -> str:
+def _records(checked: CheckedLog, scanned: ScannedPartition, gap: RecordGap) -> str:
     end = "the end of the log" if gap.until is None else f"offset {gap.until - 1}"
     names = {
         checked.transactions.name(header.producer_id)
@@ -41,7 +41,7 @@ def _records(checked: Checked, scanned: ScannedPartition, gap: Gap) -> str:
     return f"{scanned.topic_partition}: the records from offset {gap.first} to {end}{by}"
 
 
-def _transactions(checked: Checked, outcomes: Outcomes) -> Iterator[str]:
+def _transactions(checked: CheckedLog, outcomes: Outcomes) -> Iterator[str]:
     log = checked.named(TRANSACTION_STATE)
     if log is None or not log.gaps:
         return
@@ -61,7 +61,7 @@ def _transactions(checked: Checked, outcomes: Outcomes) -> Iterator[str]:
                 )
 
 
-def _groups(checked: Checked) -> Iterator[str]:
+def _groups(checked: CheckedLog) -> Iterator[str]:
     log = checked.named(CONSUMER_OFFSETS)
     for gap in log.gaps if log is not None else ():
         old = {
@@ -76,7 +76,7 @@ def _groups(checked: Checked) -> Iterator[str]:
         )
 
 
-def _topics(checked: Checked) -> Iterator[str]:
+def _topics(checked: CheckedLog) -> Iterator[str]:
     if checked.config_lost:
         yield (
             "the settings of the log as a whole, if there were any: set them with `strandline config set`; until then "

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from strandline.changelog.embedded.checking.folder import Checked
-from strandline.changelog.embedded.checking.scanned import Gap, LostEnd, ScannedPartition
+from strandline.changelog.embedded.checking.folder import CheckedLog
+from strandline.changelog.embedded.checking.scanned import LostMarker, RecordGap, ScannedPartition
 from strandline.changelog.embedded.format import unpack_marker
 from strandline.changelog.embedded.names import TRANSACTION_STATE
-from strandline.changelog.embedded.repairing.surgery import Marker, Surgery
-from strandline.changelog.embedded.transaction_log import Said, parsed
+from strandline.changelog.embedded.repairing.surgery import RepairMarker, Surgery
+from strandline.changelog.embedded.transaction_log import TransactionalIdRecord, parsed
 from strandline.changelog.records import ProducerIdentity
 
 Transaction = tuple[int, int]
@@ -32,7 +32,7 @@ class Outcomes:
     """Whether one that is not known was certainly not committed."""
 
 
-def outcomes_of(checked: Checked) -> Outcomes:
+def outcomes_of(checked: CheckedLog) -> Outcomes:
     """The outcomes of all transactions of the log that have lost an end."""
     ends = [end for scanned in checked.partitions.values() for end in scanned.lost_ends]
     wanted = {(end.producer_id, end.epoch) for end in ends}
@@ -45,7 +45,7 @@ def outcomes_of(checked: Checked) -> Outcomes:
     return found
 
 
-def write_ends(checked: Checked, surgery: Surgery, outcomes: Outcomes) -> Iterator[str]:
+def write_ends(checked: CheckedLog, surgery: Surgery, outcomes: Outcomes) -> Iterator[str]:
     """Give a partition the ends that it has lost; yield what cannot be known, in words."""
     scanned = surgery.scanned
     place = (scanned.meta.topic_id, scanned.number)
@@ -61,11 +61,11 @@ def write_ends(checked: Checked, surgery: Surgery, outcomes: Outcomes) -> Iterat
         ):
             continue  # opening the log aborts or completes it
         producer = ProducerIdentity(end.producer_id, end.epoch + 1)
-        if not _put(surgery, end, Marker(producer, bool(committed))):
+        if not _put(surgery, end, RepairMarker(producer, bool(committed))):
             yield f"{what} cannot be written, for want of a free offset"
 
 
-def _put(surgery: Surgery, end: LostEnd, marker: Marker) -> bool:
+def _put(surgery: Surgery, end: LostMarker, marker: RepairMarker) -> bool:
     """Find a place for a marker: in the last gap with room, or behind everything."""
     if not end.gaps and surgery.scanned.producers.open_since(end.producer_id) < 0:
         return False
@@ -80,21 +80,21 @@ def _put(surgery: Surgery, end: LostEnd, marker: Marker) -> bool:
     return True
 
 
-def _room(gap: Gap) -> int:
+def _room(gap: RecordGap) -> int:
     return 0 if gap.until is None else gap.until - gap.first
 
 
-def _prepared(checked: Checked) -> Iterator[Transaction]:
+def _prepared(checked: CheckedLog) -> Iterator[Transaction]:
     log = checked.named(TRANSACTION_STATE)
     for batch in log.committed() if log is not None else ():
         for record in batch.records():
             said = parsed(record)
-            state = said.state if isinstance(said, Said) else None
+            state = said.state if isinstance(said, TransactionalIdRecord) else None
             if state is not None and state.state != "empty":
                 yield state.producer_id, state.epoch
 
 
-def _marked(checked: Checked) -> Iterator[tuple[Transaction, bool]]:
+def _marked(checked: CheckedLog) -> Iterator[tuple[Transaction, bool]]:
     for scanned in checked.partitions.values():
         yield from _markers(scanned)
 

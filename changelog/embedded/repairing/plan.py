@@ -22,7 +22,7 @@ Act = Callable[[Storage, str], None]
 
 
 @dataclass(frozen=True)
-class Step:
+class RepairStep:
     """One thing to be done."""
 
     what: str
@@ -32,10 +32,10 @@ class Step:
 
 
 @dataclass
-class Plan:
+class RepairPlan:
     """What a repair is going to do."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[RepairStep] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
     """What cannot be had again, a sentence each."""
     left: list[str] = field(default_factory=list)
@@ -43,10 +43,10 @@ class Plan:
 
     def add(self, what: str, act: Act, touches: Iterable[str] = ()) -> None:
         """One more step."""
-        self.steps.append(Step(what, act, tuple(touches)))
+        self.steps.append(RepairStep(what, act, tuple(touches)))
 
 
-def carry_out(plan: Plan, storage: Storage, clock: Clock) -> str:
+def carry_out(plan: RepairPlan, storage: Storage, clock: Clock) -> str:
     """Copy what is going to change, then do all steps; return the folder of the copies.
 
     Raises StorageFailed, DiskFull: before the first step nothing was changed then.

@@ -16,12 +16,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from strandline.changelog.clock import Clock
-from strandline.changelog.embedded.checking.scanned import Gap, ScannedPartition, ScannedSegment
-from strandline.changelog.embedded.frame import Payload, encode_marker, frame_parts
+from strandline.changelog.embedded.checking.scanned import (
+    RecordGap,
+    ScannedPartition,
+    ScannedSegment,
+)
+from strandline.changelog.embedded.frame import FramePayload, encode_marker, frame_parts
 from strandline.changelog.embedded.manifest import STILL_OPEN, SegmentEntry
 from strandline.changelog.embedded.names import MANIFEST, SegmentName, segment_of
 from strandline.changelog.embedded.partition import RESERVATION
-from strandline.changelog.embedded.repairing.plan import Plan, remove
+from strandline.changelog.embedded.repairing.plan import RepairPlan, remove
 from strandline.changelog.embedded.scanning import CHUNK
 from strandline.changelog.embedded.segment import Segment
 from strandline.changelog.history import LOST, epoch_of, with_epoch
@@ -30,7 +34,7 @@ from strandline.changelog.storage import Storage
 
 
 @dataclass(frozen=True)
-class Marker:
+class RepairMarker:
     """The end of a transaction, to be written in the place of one that is lost."""
 
     producer: ProducerIdentity
@@ -43,10 +47,10 @@ class Surgery:
     """What one partition needs."""
 
     scanned: ScannedPartition
-    in_gaps: dict[Gap, list[Marker]] = field(default_factory=dict)
+    in_gaps: dict[RecordGap, list[RepairMarker]] = field(default_factory=dict)
     """Ends that belong into gaps with frames behind them."""
-    at_end: list[Marker] = field(default_factory=list)
-    records: list[Payload] = field(default_factory=list)
+    at_end: list[RepairMarker] = field(default_factory=list)
+    records: list[FramePayload] = field(default_factory=list)
     """Batches to be added at the end."""
     reach: int = 0
     """An offset below which none may be given again."""
@@ -79,7 +83,7 @@ class Surgery:
         missing = sum(gap.missing_bytes for gap in scanned.gaps if gap.until is None)
         return highest + max(RESERVATION, missing)
 
-    def add_to(self, plan: Plan, clock: Clock) -> None:
+    def add_to(self, plan: RepairPlan, clock: Clock) -> None:
         """Say what is going to be done."""
         scanned = self.scanned
         what = ", ".join(self._in_words()) or "correct the manifest"
@@ -89,7 +93,7 @@ class Surgery:
             self._touched(),
         )
 
-    def markers_of(self, one: ScannedSegment) -> list[tuple[int, Marker]]:
+    def markers_of(self, one: ScannedSegment) -> list[tuple[int, RepairMarker]]:
         """The markers to be written into a segment, each with its offset."""
         return [
             (gap.first + index, marker)
@@ -168,7 +172,7 @@ class _Operation:
         return [self._finished(segment, created, last=last)]
 
     def _copy(
-        self, one: ScannedSegment, target: Segment, markers: Sequence[tuple[int, Marker]]
+        self, one: ScannedSegment, target: Segment, markers: Sequence[tuple[int, RepairMarker]]
     ) -> None:
         waiting = list(markers)
         for start, end in one.pieces:
@@ -183,13 +187,13 @@ class _Operation:
         for offset, marker in waiting:
             self._mark(target, offset, marker)
 
-    def _mark(self, target: Segment, offset: int, marker: Marker) -> None:
+    def _mark(self, target: Segment, offset: int, marker: RepairMarker) -> None:
         timestamp = max(0, target.max_timestamp)
         payload = encode_marker(commit=marker.commit, coordinator_epoch=0, timestamp=timestamp)
         self._write(target, payload, offset, marker.producer)
 
     def _write(
-        self, target: Segment, payload: Payload, offset: int, producer: ProducerIdentity | None
+        self, target: Segment, payload: FramePayload, offset: int, producer: ProducerIdentity | None
     ) -> None:
         epochs = self._manifest.epochs
         header, parts = frame_parts(

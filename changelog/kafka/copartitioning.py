@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from strandline.changelog.copartition import CopartitionGroups
 from strandline.changelog.groups import Subscription
 from strandline.changelog.records import TopicPartition
-from strandline.changelog.together import Leads
 
 SUFFIX = "-members"
 Unit = tuple[str, int]
@@ -33,10 +33,10 @@ def members_topic(group: str) -> str:
 
 
 @dataclass(frozen=True)
-class Units:
+class CopartitionedSubscription:
     """How a subscription is put to Kafka.
 
-    >>> units = Units("app", ("a", "b", "c"), (("a", "b"), ("c",)))
+    >>> units = CopartitionedSubscription("app", ("a", "b", "c"), (("a", "b"), ("c",)))
     >>> units.needed({"a": 2, "b": 2, "c": 1}.get)
     4
     >>> sorted(units.partitions([("app-members", 0), ("app-members", 1)], {"a": 2, "b": 2, "c": 1}.get))
@@ -46,13 +46,13 @@ class Units:
     group: str
     topics: tuple[str, ...]
     together: tuple[tuple[str, ...], ...]
-    _leads: Leads = field(init=False, repr=False, compare=False)
+    _leads: CopartitionGroups = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_leads", Leads(self.together))
+        object.__setattr__(self, "_leads", CopartitionGroups(self.together))
 
     @classmethod
-    def of(cls, group: str, subscription: Subscription) -> Units:
+    def of(cls, group: str, subscription: Subscription) -> CopartitionedSubscription:
         """Those of a member."""
         return cls(group, tuple(subscription.topics), tuple(map(tuple, subscription.together)))
 

@@ -35,7 +35,7 @@ from strandline.changelog.errors import (
     StrandlineError,
 )
 from strandline.changelog.kafka.callbacks import called, in_callback
-from strandline.changelog.kafka.connection import DEADLINE_S, Connection
+from strandline.changelog.kafka.connection import DEADLINE_S, KafkaConnection
 from strandline.changelog.kafka.failures import error_of, failure
 from strandline.changelog.records import Appended, TopicPartition
 
@@ -53,7 +53,7 @@ MAX_BYTES = 900 << 20
 """Likewise, with room for what Kafka adds to each record."""
 
 
-class Outgoing(NamedTuple):
+class KafkaBatch(NamedTuple):
     """A batch for a partition."""
 
     partition: TopicPartition
@@ -64,10 +64,10 @@ Outcome = Appended | StrandlineError
 """Where a batch went, or why it did not, or may not have."""
 
 
-class Sending:
+class KafkaProducer:
     """One producer of librdkafka's. Thread-safe: one call after the other."""
 
-    def __init__(self, connection: Connection, properties: Mapping[str, Any]) -> None:
+    def __init__(self, connection: KafkaConnection, properties: Mapping[str, Any]) -> None:
         self._connection = connection
         self.lock = threading.RLock()
         self.fatal: KafkaError | None = None
@@ -90,7 +90,7 @@ class Sending:
             },
         )
 
-    def send(self, wave: Sequence[Outgoing]) -> list[Outcome]:
+    def send(self, wave: Sequence[KafkaBatch]) -> list[Outcome]:
         """Write batches of different partitions; an outcome for each.
 
         Interrupted, the producer must not be used again: what it had is given up.
@@ -109,9 +109,9 @@ class Sending:
             self._connection.answered()
         return outcomes
 
-    def _enqueue(self, batch: Outgoing) -> _Sent:
+    def _enqueue(self, batch: KafkaBatch) -> _Delivery:
         doing = f"appending to {batch.partition}"
-        sent = _Sent(batch, self._connection.where(doing))
+        sent = _Delivery(batch, self._connection.where(doing))
         if sent.refused is None:
             refusal: Exception | None = None
             try:
@@ -124,7 +124,7 @@ class Sending:
                 sent.refused = self._connection.failure_of(self._reason(refusal), doing)
         return sent
 
-    def _produce(self, batch: Outgoing, sent: _Sent) -> None:
+    def _produce(self, batch: KafkaBatch, sent: _Delivery) -> None:
         try:
             _produce(self.producer, batch, sent)
         except KafkaException as error:
@@ -156,10 +156,10 @@ class Sending:
             return len(self.producer)
 
 
-class _Sent:
+class _Delivery:
     """What becomes of a batch: librdkafka tells of its first and last record."""
 
-    def __init__(self, batch: Outgoing, where: str) -> None:
+    def __init__(self, batch: KafkaBatch, where: str) -> None:
         self._count = batch.columns.num_rows
         self._where = where
         self._ends: list[tuple[KafkaError | None, int]] = []
@@ -196,7 +196,7 @@ class _Sent:
         return Appended(first, last)
 
 
-def _produce(producer: Producer, batch: Outgoing, sent: _Sent) -> None:
+def _produce(producer: Producer, batch: KafkaBatch, sent: _Delivery) -> None:
     """Hand over a batch; librdkafka tells of its first and last record."""
     # Record by record: confluent-kafka's produce_batch knows neither timestamps nor headers. But by
     # position, since by name a call takes half as long again, and without a loop in Python.
@@ -221,7 +221,7 @@ def _pairs(heads: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, bytes]]
     return [(head["key"], head["value"]) for head in heads] if heads else None
 
 
-def _refusal(batch: Outgoing, where: str) -> StrandlineError | None:
+def _refusal(batch: KafkaBatch, where: str) -> StrandlineError | None:
     """Why a batch cannot be handed over at all."""
     columns = batch.columns
     if columns.num_rows > MAX_RECORDS or columns.nbytes > MAX_BYTES:

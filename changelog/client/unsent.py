@@ -15,15 +15,20 @@ from concurrent.futures import Future
 
 import pyarrow as pa
 
-from strandline.changelog.client.accumulator import Accumulator, OpenBatch, RecordMetadata, Waiting
-from strandline.changelog.client.sender import Outcome, Outgoing, Sender
+from strandline.changelog.client.accumulator import (
+    Accumulator,
+    OpenBatch,
+    PendingRecord,
+    RecordMetadata,
+)
+from strandline.changelog.client.sender import Outcome, OutgoingBatch, Sender
 from strandline.changelog.errors import RequestTimedOut
 
 IDLE_S = 1.0
 """How long the sending thread stays when there is nothing to send."""
 
 
-class Outbox:
+class UnsentRecords:
     """What a producer has taken in and not sent yet. Thread-safe.
 
     `check` raises unless records may be taken in; `failed` is told of every failure, before
@@ -57,7 +62,7 @@ class Outbox:
         self.touched = False
         """Whether the log may have got anything since this was last set to False."""
 
-    def put(self, record: Waiting) -> Future[RecordMetadata]:
+    def put(self, record: PendingRecord) -> Future[RecordMetadata]:
         """Take in a record, and send if there is too much waiting. Raises what `check` does."""
         with self.lock:
             self._check()
@@ -104,7 +109,7 @@ class Outbox:
                     self._in_flight = False
                     self.lock.notify_all()
 
-    def transmit(self, outgoing: Sequence[Outgoing]) -> Sequence[Outcome]:
+    def transmit(self, outgoing: Sequence[OutgoingBatch]) -> Sequence[Outcome]:
         """Send batches, telling `failed` of failures. Under `sending`."""
         self.touched = self.touched or bool(outgoing)
         outcomes = self._sender.send(outgoing)
@@ -115,7 +120,7 @@ class Outbox:
 
     def _send(self, batches: Sequence[OpenBatch]) -> None:
         """Build columns, send, and only then complete the futures, whose callbacks may call us."""
-        pieces: list[tuple[OpenBatch, int, Outgoing]] = []
+        pieces: list[tuple[OpenBatch, int, OutgoingBatch]] = []
         broken: list[tuple[OpenBatch, Exception]] = []
         for whole in batches:
             whole.target.sticky.batch_sent(whole.partition)
@@ -160,11 +165,11 @@ class Outbox:
 
 def _pieces(
     batch: OpenBatch, frames: Sequence[pa.RecordBatch]
-) -> Iterator[tuple[OpenBatch, int, Outgoing]]:
+) -> Iterator[tuple[OpenBatch, int, OutgoingBatch]]:
     """Each frame of a batch, with the number of its first record in the batch."""
     first = 0
     for frame in frames:
-        yield batch, first, Outgoing(batch.topic_partition, frame, batch.target.info.schema_id)
+        yield batch, first, OutgoingBatch(batch.topic_partition, frame, batch.target.info.schema_id)
         first += frame.num_rows
 
 

@@ -24,7 +24,7 @@ SILENT_SECONDS = 3.0
 Positions = Mapping[TopicPartition, int | None]
 
 
-class Behind:
+class LagMonitor:
     """Asks until it is closed, of the partitions that `positions` gives; of `probes` if it gives none."""
 
     def __init__(

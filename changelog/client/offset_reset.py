@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from strandline.changelog.broker import Broker
-from strandline.changelog.client.cursor import Cursor
+from strandline.changelog.client.cursor import FetchCursor
 from strandline.changelog.errors import OffsetOutOfRange
 from strandline.changelog.records import (
     CommittedOffset,
@@ -23,10 +23,10 @@ from strandline.changelog.records import (
 _log = logging.getLogger("strandline")
 
 OffsetReset = Literal["earliest", "latest", "none"]
-Cursors = Mapping[TopicPartition, Cursor]
+Cursors = Mapping[TopicPartition, FetchCursor]
 
 
-class Beginning:
+class StartingOffsets:
     """The rules of one consumer."""
 
     def __init__(

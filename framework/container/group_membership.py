@@ -19,7 +19,7 @@ from strandline.framework.options import Options
 from strandline.framework.task import TaskSpec
 
 
-class Place(Protocol):
+class GroupMembership(Protocol):
     """What a worker asks about the others. `Membership` is one."""
 
     @property
@@ -48,11 +48,11 @@ class Place(Protocol):
         ...
 
 
-Join = Callable[[], Place]
+Join = Callable[[], GroupMembership]
 """Takes a place; a worker that has lost it takes another one."""
 
 
-class Alone:
+class SoleMember:
     """The place of a worker that has everything and shares with nobody."""
 
     def __init__(self, group: str, partitions: Collection[TopicPartition]) -> None:

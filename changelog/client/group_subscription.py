@@ -15,7 +15,7 @@ Listener = Callable[[list[TopicPartition]], None]
 Assign = Callable[[Collection[TopicPartition]], None]
 
 
-class Sharing:
+class GroupSubscription:
     """One subscription of a consumer: joins at the first poll, and again whenever it was lost."""
 
     def __init__(

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from strandline.changelog.records import TopicPartition
 
 
-class Leads:
+class CopartitionGroups:
     """For each topic the one that stands for it, itself if it goes alone.
 
-    >>> leads = Leads([("clicks", "users"), ("users", "bills")])
+    >>> leads = CopartitionGroups([("clicks", "users"), ("users", "bills")])
     >>> leads.of(["bills", "clicks", "other"])
     ['bills', 'other']
     """
@@ -32,7 +32,7 @@ class Leads:
         """Those of the partitions that go together, lowest numbers first.
 
         >>> one, two = TopicPartition("clicks", 0), TopicPartition("users", 0)
-        >>> [len(unit) for unit in Leads([("clicks", "users")]).split([one, two, ("clicks", 1)])]
+        >>> [len(unit) for unit in CopartitionGroups([("clicks", "users")]).split([one, two, ("clicks", 1)])]
         [2, 1]
         """
         units: dict[tuple[int, str], set[TopicPartition]] = {}

@@ -6,24 +6,24 @@ import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from strandline.changelog.kafka.connection import Connection
+from strandline.changelog.kafka.connection import KafkaConnection
 
 KEPT = 8
 
 
-class Closing(Protocol):
+class Closable(Protocol):
     """What is closed in the end."""
 
     def close(self) -> None: ...
 
 
-T = TypeVar("T", bound=Closing)
+T = TypeVar("T", bound=Closable)
 
 
-class Idle(Generic[T]):
+class IdlePool(Generic[T]):
     """At most KEPT of one kind; none once the connection is closed. Thread-safe."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self._kept: list[T] = []

@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from strandline.changelog.broker import Broker
 from strandline.changelog.client.producer import Producer
-from strandline.changelog.client.standing import State
+from strandline.changelog.client.transaction_state import ProducerPhase
 from strandline.changelog.clock import Clock
 from strandline.changelog.errors import Fenced, InvalidTxnState, Retriable
 from strandline.changelog.records import TopicInfo
 from strandline.framework.container.commit import COMMITS, Committing
+from strandline.framework.container.group_membership import GroupMembership, Join
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.metrics import WorkerCounters
-from strandline.framework.container.place import Join, Place
 from strandline.framework.options import Options
 from strandline.framework.topic import Topic
 
@@ -31,7 +31,7 @@ _log = logging.getLogger("strandline")
 FRAME_BYTES = 16 << 20
 
 
-class Seat:
+class WorkerSession:
     """Empty until it is taken, and again when it is left. Raises what the broker does."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Seat:
         join: Join,
         counters: WorkerCounters,
     ) -> None:
-        self.place: Place | None = None
+        self.place: GroupMembership | None = None
         self._app = app
         self._topics = topics
         self._infos = infos
@@ -56,7 +56,7 @@ class Seat:
         self._counters = counters
         self._producer: Producer | None = None
 
-    def take(self) -> Place:
+    def take(self) -> GroupMembership:
         """The place; another one, and a new producer, where there is none any more."""
         if self.place is None:
             place = self._join()
@@ -95,9 +95,9 @@ class Seat:
         if self._producer is None:
             return False
         try:
-            if self._producer.state is State.ABORTABLE:
+            if self._producer.state is ProducerPhase.ABORTABLE:
                 self._producer.abort_transaction()
-            return self._producer.state is State.READY
+            return self._producer.state is ProducerPhase.READY
         except (InvalidTxnState, Retriable):
             return False
 
@@ -133,7 +133,7 @@ class Seat:
         if place is not None:
             place.leave()
 
-    def _producer_at(self, place: Place) -> Producer:
+    def _producer_at(self, place: GroupMembership) -> Producer:
         return Producer(
             self._broker,
             transactional_id=f"{self._app}-{place.member.slot}",

@@ -22,7 +22,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Signal:
+class Notifier:
     """Tells waiting readers that some partition has something new."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Signal:
 
 
 @dataclass
-class Environment:
+class LogContext:
     """The world of one open log, passed in."""
 
     storage: Storage
@@ -51,7 +51,7 @@ class Environment:
     """fsync: an acknowledged append survives a power cut; os: it survives `kill -9`."""
     config: LogConfig = field(default_factory=LogConfig)
     """What is set for the log as a whole, at the moment; changed by the catalog."""
-    signal: Signal = field(default_factory=Signal)
+    signal: Notifier = field(default_factory=Notifier)
     counters: LogCounters = field(default_factory=LogCounters)
     traffic: Traffic = field(default_factory=Traffic)
     """Appends and commits; the cleaner gives way to them."""

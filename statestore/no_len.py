@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-class Unsized:
+class NoLen:
     """A store says so, rather than let Python take it for a collection."""
 
     __slots__ = ()

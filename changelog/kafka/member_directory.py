@@ -18,18 +18,18 @@ import pyarrow as pa
 from strandline.changelog.decoding import json_decoder
 from strandline.changelog.depth import check_json
 from strandline.changelog.errors import TopicExists, UnknownTopic
-from strandline.changelog.kafka.connection import Connection
-from strandline.changelog.kafka.fetching import Fetching
-from strandline.changelog.kafka.offsets import Offsets
-from strandline.changelog.kafka.sending import Outcome, Outgoing
-from strandline.changelog.kafka.topics import Topics
-from strandline.changelog.kafka.units import members_topic
+from strandline.changelog.kafka.connection import KafkaConnection
+from strandline.changelog.kafka.copartitioning import members_topic
+from strandline.changelog.kafka.fetching import KafkaConsumers
+from strandline.changelog.kafka.offsets import KafkaOffsets
+from strandline.changelog.kafka.producing import KafkaBatch, Outcome
+from strandline.changelog.kafka.topics import KafkaTopics
 from strandline.changelog.records import Appended, TopicPartition, columns_schema
 
 CONFIG = {"cleanup.policy": "compact"}
 
 
-class Entry(msgspec.Struct, frozen=True):
+class MemberEntry(msgspec.Struct, frozen=True):
     """What a member says of itself."""
 
     slot: int
@@ -41,22 +41,22 @@ class Entry(msgspec.Struct, frozen=True):
     """The name of a static member."""
 
 
-_decode = json_decoder(Entry).decode
+_decode = json_decoder(MemberEntry).decode
 
-Roll = Mapping[str, Entry]
+Roll = Mapping[str, MemberEntry]
 """By member id, in the order in which they came."""
-Write = Callable[[list[Outgoing]], list[Outcome]]
+Write = Callable[[list[KafkaBatch]], list[Outcome]]
 
 
-class Roster:
+class MemberDirectory:
     """Of the groups of one cluster. Thread-safe."""
 
     def __init__(
         self,
-        connection: Connection,
-        topics: Topics,
-        offsets: Offsets,
-        fetching: Fetching,
+        connection: KafkaConnection,
+        topics: KafkaTopics,
+        offsets: KafkaOffsets,
+        fetching: KafkaConsumers,
         write: Write,
     ) -> None:
         self._connection = connection
@@ -81,7 +81,7 @@ class Roster:
     def read(self, group: str) -> Roll:
         """What all have said, the gone ones too; nothing if there is no such topic."""
         where = TopicPartition(members_topic(group), 0)
-        said: dict[str, Entry] = {}
+        said: dict[str, MemberEntry] = {}
         try:
             for key, value in self._records(where):
                 said.pop(key, None)  # whoever says something else goes to the end
@@ -107,7 +107,7 @@ class Roster:
                     yield key.decode(), value
             position = fetched[where].next_offset
 
-    def say(self, group: str, entries: Mapping[str, Entry | None]) -> None:
+    def say(self, group: str, entries: Mapping[str, MemberEntry | None]) -> None:
         """Write for these members; None: it is gone."""
         if not entries:
             return
@@ -121,7 +121,7 @@ class Roster:
             ],
             schema=columns_schema(pa.binary(), headers=False),
         )
-        [outcome] = self._write([Outgoing(TopicPartition(members_topic(group), 0), columns)])
+        [outcome] = self._write([KafkaBatch(TopicPartition(members_topic(group), 0), columns)])
         if not isinstance(outcome, Appended):
             raise outcome
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 from confluent_kafka import Consumer
 
-from strandline.changelog.kafka.connection import Connection
-from strandline.changelog.kafka.idle import Idle
+from strandline.changelog.kafka.connection import KafkaConnection
+from strandline.changelog.kafka.idle_pool import IdlePool
 from strandline.changelog.records import Isolation
 
 NO_GROUP = "strandline"
@@ -25,12 +25,12 @@ REFRESH_MS = 1_000
 """How soon one that waits for a leader learns that it is another."""
 
 
-class Asking:
+class MetadataConsumers:
     """Those of one cluster, kept for the next question. Thread-safe."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
-        self._idle: Idle[_Asker] = Idle(connection)
+        self._idle: IdlePool[_Asker] = IdlePool(connection)
 
     @contextmanager
     def consumer(self, isolation: Isolation, group: str = NO_GROUP) -> Iterator[Consumer]:
@@ -50,7 +50,7 @@ class Asking:
 
 
 class _Asker:
-    def __init__(self, connection: Connection, isolation: Isolation, group: str) -> None:
+    def __init__(self, connection: KafkaConnection, isolation: Isolation, group: str) -> None:
         self.purpose = (isolation, group)
         self.consumer: Consumer = connection.client(
             Consumer,

@@ -12,7 +12,7 @@ from strandline.changelog.errors import (
 )
 
 
-class State(Enum):
+class ProducerPhase(Enum):
     """Where a transactional producer is; a plain one stays READY until it is closed."""
 
     READY = "no transaction is open"
@@ -23,31 +23,34 @@ class State(Enum):
     CLOSED = "the producer is closed"
 
 
-class Standing:
+class TransactionState:
     """The state of one producer; its changes are drawn in `changelog.client.producer`."""
 
     def __init__(self, *, transactional: bool) -> None:
         self.transactional = transactional
-        self.state = State.READY
+        self.state = ProducerPhase.READY
         self.failure: BaseException | None = None
         """Why it is ABORTABLE or FENCED."""
 
-    def become(self, state: State, failure: BaseException | None = None) -> None:
+    def become(self, state: ProducerPhase, failure: BaseException | None = None) -> None:
         """Go on to `state`."""
         self.state, self.failure = state, failure
 
     def fail(self, error: BaseException) -> None:
         """In a transaction: only aborting is left, or nothing."""
-        if self.state is State.OPEN:
+        if self.state is ProducerPhase.OPEN:
             self.become(
-                State.FENCED if isinstance(error, ProducerFenced) else State.ABORTABLE, error
+                ProducerPhase.FENCED
+                if isinstance(error, ProducerFenced)
+                else ProducerPhase.ABORTABLE,
+                error,
             )
 
     def require_sending(self) -> None:
         """Raise unless records may be sent now."""
-        self.require(State.OPEN if self.transactional else State.READY)
+        self.require(ProducerPhase.OPEN if self.transactional else ProducerPhase.READY)
 
-    def require_transaction(self, *allowed: State) -> None:
+    def require_transaction(self, *allowed: ProducerPhase) -> None:
         """Raise unless this producer has transactions and is in one of these states."""
         if not self.transactional:
             raise InvalidTxnState(
@@ -55,18 +58,18 @@ class Standing:
             )
         self.require(*allowed)
 
-    def require(self, *allowed: State) -> None:
+    def require(self, *allowed: ProducerPhase) -> None:
         """Raise InvalidTxnState, TransactionAborted, ProducerFenced unless in one of these states."""
         if self.state in allowed:
             return
-        if self.state is State.FENCED and self.failure is not None:
+        if self.state is ProducerPhase.FENCED and self.failure is not None:
             raise self.failure
-        if self.state is State.ABORTABLE:
+        if self.state is ProducerPhase.ABORTABLE:
             raise TransactionAborted(
                 f"the transaction failed and must be aborted with abort_transaction(): "
                 f"{self.failure}"
             ) from self.failure
-        if self.state is State.CLOSED:
+        if self.state is ProducerPhase.CLOSED:
             raise InvalidRequest("the producer is closed")
-        hint = "; call begin_transaction() first" if self.state is State.READY else ""
+        hint = "; call begin_transaction() first" if self.state is ProducerPhase.READY else ""
         raise InvalidTxnState(f"this call does not fit: {self.state.value}{hint}")

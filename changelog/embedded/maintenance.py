@@ -11,10 +11,10 @@ import logging
 from collections.abc import Sequence
 
 from strandline.changelog.embedded import retention
-from strandline.changelog.embedded.environment import Environment
+from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.segment import Segment
-from strandline.changelog.embedded.topic import Catalog, Topic
+from strandline.changelog.embedded.topic import OpenTopic, TopicCatalog
 from strandline.changelog.errors import StorageFailed, StrandlineError
 
 _log = logging.getLogger("strandline")
@@ -24,17 +24,17 @@ PRODUCER_ID_EXPIRATION_MS = 24 * 60 * 60 * 1000
 """Kafka's `producer.id.expiration.ms`."""
 
 
-class Upkeep:
+class LogMaintenance:
     """Under the lock of the log's administration, all of it."""
 
-    def __init__(self, environment: Environment, catalog: Catalog) -> None:
+    def __init__(self, environment: LogContext, catalog: TopicCatalog) -> None:
         self._environment = environment
         self._catalog = catalog
         self._next_retention_ms = 0
         self.doomed: list[tuple[int, Segment]] = []
         """Segments out of the log, and when (elapsed ms) their files may go."""
 
-    def doom(self, topic: Topic, segments: Sequence[Segment]) -> None:
+    def doom(self, topic: OpenTopic, segments: Sequence[Segment]) -> None:
         """These have left the log: their files go in a while."""
         when = self._environment.steady_ms() + topic.config.file_delete_delay_ms
         self.doomed += [(when, segment) for segment in segments]

@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError
 
 from strandline.changelog.clock import Clock
 from strandline.changelog.kafka.callbacks import in_callback
-from strandline.changelog.rarely import Rarely
+from strandline.changelog.rate_limited_log import RateLimitedLog
 
 EVERY_SECONDS = 30.0
 QUIET_SECONDS = 3.0
@@ -53,7 +53,7 @@ _OLD = re.compile(r"(?:: probably due to|,? or) broker version (?:is )?< 0\.10(?
 """The age of a broker that is only slow: librdkafka guesses, and there are none so old."""
 
 
-class Heard:
+class ClientLogs:
     """Of one connection. Thread-safe: its clients call from threads of their own."""
 
     def __init__(self, name: str, log: logging.Logger, clock: Clock) -> None:
@@ -63,7 +63,7 @@ class Heard:
         self._log = log
         self._clock = clock
         self._lock = threading.Lock()
-        self._by_kind: dict[object, Rarely] = {}
+        self._by_kind: dict[object, RateLimitedLog] = {}
         self._cause = ""
         self._cause_at = 0.0
         self._answered_at = -QUIET_SECONDS
@@ -108,7 +108,7 @@ class Heard:
     def _note(self, kind: object, text: str, level: int, **fields: object) -> None:
         with self._lock:
             if kind not in self._by_kind:
-                self._by_kind[kind] = Rarely(self._log, self._clock, EVERY_SECONDS)
+                self._by_kind[kind] = RateLimitedLog(self._log, self._clock, EVERY_SECONDS)
         self._by_kind[kind].note(text, level=level, **fields)
 
 

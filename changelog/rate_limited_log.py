@@ -10,7 +10,7 @@ from strandline.changelog.clock import Clock
 EVERY_SECONDS = 10.0
 
 
-class Rarely:
+class RateLimitedLog:
     """Logs the first of like messages, and after that at most one in `every` seconds, with their number.
 
     Thread-safe.
@@ -19,7 +19,7 @@ class Rarely:
     >>> clock, said = ManualClock(), []
     >>> log = logging.Logger("doctest")
     >>> log.addFilter(lambda record: said.append(record.getMessage()))
-    >>> rarely = Rarely(log, clock)
+    >>> rarely = RateLimitedLog(log, clock)
     >>> rarely.note("a"); rarely.note("b"); rarely.note("c")
     >>> clock.advance(10_000); rarely.note("d")
     >>> said

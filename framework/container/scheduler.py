@@ -26,7 +26,7 @@ from strandline.framework.container.slices import (
 from strandline.framework.container.trial import Trial
 
 
-class Turns:
+class SliceScheduler:
     """Lets the instances of one worker work. Belongs to its thread, but for `stop`."""
 
     def __init__(self, trial: Trial, loop: EventLoop, clock: Clock, *, guarded: bool) -> None:

@@ -11,7 +11,7 @@ _log = logging.getLogger("strandline")
 TICK_SECONDS = 0.5
 
 
-class Ticking:
+class Ticker:
     """Calls `tick` every half second until it is stopped, whatever that raises."""
 
     def __init__(self, tick: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ from strandline.changelog.kafka.callbacks import called
 T = TypeVar("T")
 
 
-class Caller:
+class DeadlineCaller:
     """Makes one call after the other, until it is closed. A call that hangs is left to itself."""
 
     def __init__(self) -> None:
