@@ -77,7 +77,7 @@ def epoch_before(epochs: Epochs, offset: int) -> HistoryEpoch:
 
     A position before all listed epochs is named by the first one, whose history includes it.
 
-    >>> epochs = (Epoch(0, 0, "a"), HistoryEpoch(1, 40, "b"))
+    >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b"))
     >>> epoch_before(epochs, 40).incarnation, epoch_before(epochs, 41).incarnation
     ('a', 'b')
     """
@@ -94,7 +94,7 @@ def epoch_of(epochs: Epochs, offset: int) -> HistoryEpoch:
 def epochs_within(epochs: Epochs, offset: int, limit: int) -> Epochs:
     """Return the epochs that name the positions from `offset` to `limit`, both included.
 
-    >>> epochs = (Epoch(0, 0, "a"), Epoch(1, 40, "b"), HistoryEpoch(2, 60, "c"))
+    >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b"), HistoryEpoch(2, 60, "c"))
     >>> [epoch.incarnation for epoch in epochs_within(epochs, 40, 60)]
     ['a', 'b']
     """
@@ -110,8 +110,8 @@ def with_epoch(epochs: Epochs, start: int, incarnation: str, oldest: int) -> Epo
     Epochs that turn out to be empty are left out, and so are those that ended before offset
     `oldest`, the first one that the partition still has.
 
-    >>> with_epoch((Epoch(0, 0, "a"), HistoryEpoch(1, 40, "b")), 40, "c", 0)[1:]
-    (Epoch(number=2, start=40, incarnation='c'),)
+    >>> with_epoch((HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b")), 40, "c", 0)[1:]
+    (HistoryEpoch(number=2, start=40, incarnation='c'),)
     """
     kept = [epoch for epoch in epochs if epoch.start < start]
     new = HistoryEpoch(epochs[-1].number + 1, start, incarnation)
@@ -130,7 +130,7 @@ def continues(epochs: Epochs, offset: int, incarnation: str) -> bool:
     `epochs` are those that came with what was read from there (`Fetched.epochs`), so the answer
     is about the very records that were read. They are empty where a log does not list any.
 
-    >>> epochs = (Epoch(0, 0, "a"), HistoryEpoch(1, 40, "b"))
+    >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b"))
     >>> continues(epochs, 40, "a"), continues(epochs, 41, "a")
     (True, False)
     """

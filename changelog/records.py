@@ -224,7 +224,7 @@ class PartitionOffsets:
 
         A reader that got to a higher offset in that epoch has seen records that are gone.
 
-        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=(Epoch(0, 0), HistoryEpoch(2, 40)))
+        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=(HistoryEpoch(0, 0), HistoryEpoch(2, 40)))
         >>> offsets.epoch_end(0), offsets.epoch_end(2)
         (40, 50)
         """
@@ -234,7 +234,7 @@ class PartitionOffsets:
     def epoch_before(self, offset: int) -> HistoryEpoch:
         """Return the epoch that names the position at `offset`.
 
-        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=(Epoch(0, 0, "a"), HistoryEpoch(2, 40, "b")))
+        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=(HistoryEpoch(0, 0, "a"), HistoryEpoch(2, 40, "b")))
         >>> offsets.epoch_before(40).incarnation
         'a'
         """
@@ -258,7 +258,7 @@ class PartitionOffsets:
         What was built up to it must be built anew, and reading must not go on from it. Whoever
         keeps a position asks here before using it again.
 
-        >>> log = PartitionOffsets(0, 90, 90, "t", 1, epochs=(Epoch(0, 0, "a"), HistoryEpoch(1, 40, "b")))
+        >>> log = PartitionOffsets(0, 90, 90, "t", 1, epochs=(HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b")))
         >>> log.divergence(ReadPosition(40, "t", 0, "a")), log.divergence(ReadPosition(60, "t", 1, "b"))
         ('', '')
         >>> log.divergence(ReadPosition(60, "t", 0, "a"))
@@ -291,7 +291,7 @@ class PartitionOffsets:
         Unlike what was built from records, a reader may go on among offsets that a repair found
         lost: it passes over no record there.
 
-        >>> epochs = (Epoch(0, 0, "a"), Epoch(1, 40, LOST), HistoryEpoch(2, 90, "b"))
+        >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, LOST), HistoryEpoch(2, 90, "b"))
         >>> log = PartitionOffsets(0, 95, 95, "t", 2, epochs=epochs)
         >>> log.divergence(ReadPosition(60, "t", 0, "a"))
         'it reaches to offset 60 of leader epoch 0, which the log has only to 40'

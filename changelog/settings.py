@@ -117,7 +117,7 @@ def check_number(
     >>> check_number("poll_ms", 100, 1)
     >>> check_number("poll_ms", 2**63, 1)
     Traceback (most recent call last):
-    changelog.errors.InvalidConfig: poll_ms must be a whole number from 1 to 3155760000000, got 9223372036854775808
+    strandline.changelog.errors.InvalidConfig: poll_ms must be a whole number from 1 to 3155760000000, got 9223372036854775808
     """
     kind = _Number(name, int if whole else float, SettingRange(low, high))
     if not kind.allows(value):

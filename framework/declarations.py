@@ -45,7 +45,7 @@ def check_app_name(app: str) -> None:
 
     >>> check_app_name("..")
     Traceback (most recent call last):
-    changelog.errors.InvalidConfig: '..' cannot be an app's name; use 1 to 100 of A-Z a-z 0-9 . _ -, not beginning with two underscores, nor . or ..
+    strandline.changelog.errors.InvalidConfig: '..' cannot be an app's name; use 1 to 100 of A-Z a-z 0-9 . _ -, not beginning with two underscores, nor . or ..
     """
     plain = re.fullmatch(r"[A-Za-z0-9._-]{1,100}", app)
     if not plain or app.startswith("__") or app in (".", ".."):

@@ -62,7 +62,7 @@ class StorePosition:
     def from_bytes(cls, data: bytes) -> StorePosition:
         """Raises FutureFormat, CorruptLog.
 
-        >>> Position.from_bytes(StorePosition("t1", 0, 7).to_bytes()).offset
+        >>> StorePosition.from_bytes(StorePosition("t1", 0, 7).to_bytes()).offset
         7
         """
         try:

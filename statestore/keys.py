@@ -119,7 +119,7 @@ def key_codec(declared: Any) -> KeyCodec[Any]:
     ('LHR', -3)
     >>> key_codec(int).admit(True)
     Traceback (most recent call last):
-    changelog.errors.InvalidRecord: a key of this store must be int, got True (bool); ...
+    strandline.changelog.errors.InvalidRecord: a key of this store must be int, got True (bool); ...
     """
     declared = getattr(declared, "__supertype__", declared)  # of a NewType
     scalar = _SCALARS.get(declared) if isinstance(declared, Hashable) else None

@@ -126,7 +126,7 @@ def plan_restore(
 
     >>> log = PartitionOffsets(0, 9, 9, "t1", leader_epoch=0)
     >>> plan_restore(StorePosition("t1", 0, 5), log)
-    Plan(action='resume', start=5, reason='')
+    RestorePlan(action='resume', start=5, reason='')
     >>> plan_restore(StorePosition("t0", 0, 5), log).reason
     'the changelog is another topic than the one it was made from'
     """

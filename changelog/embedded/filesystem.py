@@ -59,8 +59,8 @@ def check_local(path: str | os.PathLike[str]) -> None:
 def mount_of(folder: str, mounts: Iterable[MountPoint]) -> MountPoint | None:
     """The mount that holds `folder`: the deepest, and of several on one folder the last.
 
-    >>> mount_of("/a/b/c", [Mount("/", "ext4", "x"), Mount("/a", "nfs", "h:/a"), MountPoint("/a/bc", "xfs", "y")])
-    Mount(folder='/a', kind='nfs', source='h:/a')
+    >>> mount_of("/a/b/c", [MountPoint("/", "ext4", "x"), MountPoint("/a", "nfs", "h:/a"), MountPoint("/a/bc", "xfs", "y")])
+    MountPoint(folder='/a', kind='nfs', source='h:/a')
     """
     best: MountPoint | None = None
     for mount in mounts:
@@ -74,7 +74,7 @@ def parse_mountinfo(text: str) -> list[MountPoint]:
     r"""The mounts in Linux's /proc/self/mountinfo (proc(5)).
 
     >>> parse_mountinfo("36 35 98:0 /r /mnt\\040x rw,noatime master:1 - nfs4 host:/root rw\n")
-    [Mount(folder='/mnt x', kind='nfs4', source='host:/root')]
+    [MountPoint(folder='/mnt x', kind='nfs4', source='host:/root')]
     """
     mounts = []
     for line in text.splitlines():
@@ -89,7 +89,7 @@ def parse_mount_command(text: str) -> list[MountPoint]:
     """The mounts that macOS's `mount` prints.
 
     >>> parse_mount_command("//me@nas/share on /Volumes/my share (smbfs, nodev, nosuid)")
-    [Mount(folder='/Volumes/my share', kind='smbfs', source='//me@nas/share')]
+    [MountPoint(folder='/Volumes/my share', kind='smbfs', source='//me@nas/share')]
     """
     found = re.findall(r"^(.+?) on (/.*) \((\w+)[,)]", text, flags=re.MULTILINE)
     return [MountPoint(folder, kind, source) for source, folder, kind in found]

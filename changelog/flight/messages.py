@@ -186,8 +186,8 @@ def encode(message: Any) -> bytes:
 def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE) -> Any:
     """A message of type `kind`. Raises InvalidRequest for anything else, or too much of it.
 
-    >>> decode(b"\\x92\\xa8DiskFull\\xa4full", Failure)
-    Failure(kind='DiskFull', message='full')
+    >>> decode(b"\\x92\\xa8DiskFull\\xa4full", RemoteFailure)
+    RemoteFailure(kind='DiskFull', message='full')
     """
     view = memoryview(body)
     if view.nbytes > max_bytes:

@@ -32,7 +32,7 @@ class RecordRuns(NamedTuple):
     def of(cls, source: Offsets, target: Offsets) -> RecordRuns:
         """From the two offsets of each record, of which there are some.
 
-        >>> runs = Runs.of(np.array([3, 4, 7, 8]), np.array([0, 1, 2, 9]))
+        >>> runs = RecordRuns.of(np.array([3, 4, 7, 8]), np.array([0, 1, 2, 9]))
         >>> [column.tolist() for column in runs]
         [[3, 7, 8], [0, 2, 9], [2, 1, 1]]
         """
@@ -44,7 +44,7 @@ class RecordRuns(NamedTuple):
     def at(self, position: int) -> int | None:
         """Offset in the target of the first record from `position` of the source on; None behind all.
 
-        >>> runs = Runs.of(np.array([3, 4, 7, 8]), np.array([0, 1, 2, 9]))
+        >>> runs = RecordRuns.of(np.array([3, 4, 7, 8]), np.array([0, 1, 2, 9]))
         >>> [runs.at(position) for position in (0, 4, 5, 7, 8, 9)]
         [0, 1, 2, 2, 9, None]
         """
@@ -64,7 +64,7 @@ class RecordRuns(NamedTuple):
     def decode(cls, data: bytes) -> RecordRuns:
         """What `encode` made. Raises CorruptLog.
 
-        >>> Runs.decode(Runs.of(np.array([3, 4, 9]), np.array([0, 1, 2])).encode()).at(5)
+        >>> RecordRuns.decode(RecordRuns.of(np.array([3, 4, 9]), np.array([0, 1, 2])).encode()).at(5)
         2
         """
         size = int.from_bytes(data[:8], "little")

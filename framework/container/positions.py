@@ -66,9 +66,9 @@ def to_commit(
     `placed` has the stores that are placed, and for how many partitions.
 
     >>> views = TopicPartition("views", 0)
-    >>> to_commit([Progress("a", views, 5), InputProgress("b", views, 7)])[views].metadata
+    >>> to_commit([InputProgress("a", views, 5), InputProgress("b", views, 7)])[views].metadata
     '{"tasks":{"a":5,"b":7}}'
-    >>> to_commit([Progress("a", views, 5), InputProgress("b", views, 5, owes_window=True)])[views].metadata
+    >>> to_commit([InputProgress("a", views, 5), InputProgress("b", views, 5, owes_window=True)])[views].metadata
     '{"windows":["b"]}'
     """
     by_partition: dict[TopicPartition, list[InputProgress]] = {}

@@ -193,7 +193,7 @@ def encode(message: QueryMessage) -> bytes:
 def decode(body: bytes | bytearray, kinds: Any) -> Any:
     """A message of one of `kinds`. Raises InvalidRequest for anything else.
 
-    >>> decode(encode(QueryWelcome(1))[4:], Welcome).version
+    >>> decode(encode(QueryWelcome(1))[4:], QueryWelcome).version
     1
     """
     try:

@@ -183,22 +183,22 @@ ALONE = ["unshare", "--user", "--map-root-user", "--net"]
 VANISHING = """
 import os, subprocess, sys, time
 from strandline.changelog.errors import OwnerUnavailable
-from strandline.changelog.flight.connection import Connection, Target
-from strandline.changelog.flight.requests import (Topics)
+from strandline.changelog.flight.connection import FlightConnection, ConnectionTarget
+from strandline.changelog.flight.requests import (ListTopics)
 from strandline.changelog.flight.serve import serve
 from strandline.changelog.location import is_served
 
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 served = serve(sys.argv[1], listen="127.0.0.1:0")
 location = served.url.replace("strandline", "grpc+tcp")
-connection = Connection(Target(location, served.token, "far"), deadline=1, connect_within=10)
-connection.ask(Topics())
+connection = FlightConnection(ConnectionTarget(location, served.token, "far"), deadline=1, connect_within=10)
+connection.ask(ListTopics())
 subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
 end = time.monotonic() + 40
 while not connection.session.lost and time.monotonic() < end:
     start = time.monotonic()
     try:
-        connection.ask(Topics())
+        connection.ask(ListTopics())
     except OwnerUnavailable as error:
         print(f"{time.monotonic() - start:.0f} {error}")
 print("lost" if connection.session.lost else "not lost", flush=True)

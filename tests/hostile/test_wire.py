@@ -221,4 +221,4 @@ def test_streams_that_are_none(stranger: Stranger, producer: ProducerIdentity) -
 
 def test_a_message_that_is_too_large(stranger: Stranger) -> None:
     with pytest.raises(InvalidRequest, match="over the limit"):
-        stranger.act("Topic", b"\x91\xdb\x01\x10\x00\x00" + b"x" * (17 << 20))
+        stranger.act("DescribeTopic", b"\x91\xdb\x01\x10\x00\x00" + b"x" * (17 << 20))

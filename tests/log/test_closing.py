@@ -74,10 +74,10 @@ def test_a_log_that_is_garbage_can_be_opened_again(tmp_path: Path) -> None:
 
 def test_what_is_open_at_exit_is_closed_then() -> None:
     program = """
-from strandline.changelog.closing import Closing
+from strandline.changelog.closing import CloseOnce
 class Thing: ...
 thing = Thing()
-Closing(thing, lambda: print("closed"))
+CloseOnce(thing, lambda: print("closed"))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True

@@ -226,14 +226,14 @@ def test_damage_met_while_reading_leads_to_a_rebuild_at_the_next_open(tmp_path: 
 
 WRITER = """
 import sys
-from strandline.statestore.engine import Position
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.rocksdb import RocksEngine
 
 engine = RocksEngine(sys.argv[1], sst_from=50)
-for offset in range((engine.position() or Position("t1", 0, 0)).offset + 1, 1_000_000):
+for offset in range((engine.position() or StorePosition("t1", 0, 0)).offset + 1, 1_000_000):
     keys = [b"\\x02%04d" % key for key in range(100 if offset % 3 else 10)]
     values = [None if key and offset % 2 else b"%d" % offset for key in range(len(keys))]
-    engine.write(keys, values, Position("t1", 0, offset))
+    engine.write(keys, values, StorePosition("t1", 0, offset))
     print(offset, flush=True)
 """
 

@@ -252,7 +252,7 @@ OPENING = """
 import json, logging, sys
 from pathlib import Path
 from strandline.changelog.clock import SystemClock
-from strandline.statestore.engine import Position
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.folders import open_beside, open_when_free
 
 class Said(logging.Handler):
@@ -270,7 +270,7 @@ for number in range(rounds):
             engine = open_beside(folder, SystemClock())
         reached = engine.position()
         offset = reached.offset + 1 if reached else 1
-        engine.write([b"\\x02a"], [b"%d" % offset], Position("t1", 0, offset))
+        engine.write([b"\\x02a"], [b"%d" % offset], StorePosition("t1", 0, offset))
         if engine.get(b"\\x02a") != b"%d" % offset:
             wrong.append("another value")
         engine.close()
@@ -304,7 +304,7 @@ def test_processes_that_come_and_go_take_nothing_from_each_other(
 STOPPING = """
 import os, signal, sys
 from strandline.changelog.storage import LocalStorage
-from strandline.statestore.engine import Position
+from strandline.statestore.engine import StorePosition
 from strandline.statestore.engines.folders import open_when_free
 
 folder, act, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -318,7 +318,7 @@ def acting(*arguments):
 
 setattr(LocalStorage, act, acting)
 engine = open_when_free(folder)
-engine.write([b"\\x02a"], [b"8"], Position("t1", 0, 8))
+engine.write([b"\\x02a"], [b"8"], StorePosition("t1", 0, 8))
 print(engine.folder.name, engine.get(b"\\x02a").decode())
 engine.close()
 """

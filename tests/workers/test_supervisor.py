@@ -404,12 +404,12 @@ def test_what_it_knows_of_its_workers_is_told() -> None:
 FAILING = """
 import os, sys
 from strandline.changelog.errors import InvalidConfig
-from strandline.framework.supervisor.report import Report, encoded
+from strandline.framework.supervisor.report import WorkerReport, encoded
 from strandline.framework.supervisor.reporter import Reporter
 with Reporter(int(sys.argv[-1])) as reporter:
     if FIRST and not os.path.exists(FIRST):
         open(FIRST, 'x').close()
-        reporter._send(Report('running'))
+        reporter._send(WorkerReport('running'))
         sys.exit(3)
     reporter.failed(InvalidConfig('no such setting'))
     sys.exit(1)
