@@ -9,8 +9,9 @@ import sys
 import pytest
 
 import changelog
+from changelog.credentials import TOKEN_VARIABLE
 from changelog.errors import InvalidConfig, OwnerUnavailable, StrandlineError, Unauthenticated
-from changelog.flight.address import TOKEN_VARIABLE, connect, parse_url
+from changelog.flight.address import connect, parse_url
 from changelog.flight.attach import attach_or_own
 from changelog.flight.serve import serve
 from changelog.location import is_served
