@@ -158,7 +158,8 @@ def code_lines(node: ast.AST, source: str) -> int:
     """Number of lines of `node`, without docstrings, comments and empty lines."""
     documented: set[int] = set()
     for inner in ast.walk(node):
-        for statement in getattr(inner, "body", None) or []:
+        body = getattr(inner, "body", None)
+        for statement in body if isinstance(body, list) else []:
             match statement:
                 case ast.Expr(value=ast.Constant(value=str())):
                     documented |= set(range(statement.lineno, statement.end_lineno + 1))

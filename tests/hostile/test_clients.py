@@ -374,7 +374,7 @@ __all__ = ["process"]
 def a_large_message(url: str) -> None:
     stranger = Stranger(parse_url(url))
     with pytest.raises(OwnerUnavailable):
-        stranger.act("Topics", bytes(300 * MIB))
+        stranger.act("ListTopics", bytes(300 * MIB))
     stranger.connection.close()
 
 
