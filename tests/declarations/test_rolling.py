@@ -94,15 +94,14 @@ def test_of_two_that_start_at_once_one_begins(system: System, log: Log) -> None:
         gate.wait(30)
         try:
             return shop.app.run(until="idle", progress=False)
-        except sl.InvalidConfig as error:
-            return error
-        except sl.TaskFailed as error:  # its own handler puts str keys
+        except (sl.InvalidConfig, sl.TaskFailed) as error:
+            # TaskFailed: the store of bytes came first, and the handler puts str keys. Nothing is in the
+            # store then, so the other one may begin as soon as this one has left.
             return error
 
     with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(start, shops.values()))
-    refused = [one for one in outcomes if isinstance(one, sl.InvalidConfig)]
-    assert refused, "both passed"
+    assert [one for one in outcomes if isinstance(one, Exception)], "both passed"
     [stored] = shops["str"].recorded().read().stores.values()
     if stored.key == "str":
         shops["str"].app.run(until="idle", progress=False)
