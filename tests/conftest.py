@@ -12,6 +12,7 @@ from strandline.changelog.clock import ManualClock
 from strandline.changelog.storage import MemoryStorage
 from tests.checked import OpenedLogs
 from tests.cleaning import ignore
+from tests.forms import LONG
 from tests.kafka.brokers import kafka, name, now, running
 from tests.systems import is_on_kafka, system
 
@@ -19,7 +20,11 @@ __all__ = ["kafka", "name", "now", "running", "system"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where tests run in several processes, each file is of one, and so is what shares a server."""
+    """Leave out long forms unless they are asked for, and say which tests share a process."""
+    if not LONG:
+        longer = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=longer)
+        items[:] = [item for item in items if item not in longer]
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             item.add_marker(pytest.mark.xdist_group(_group(item)))

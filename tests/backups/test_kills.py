@@ -17,8 +17,9 @@ from strandline.changelog import backups
 from strandline.changelog.backups.store import BackupStore
 from strandline.changelog.storage import LocalStorage
 from tests.backups.test_backups import check_moment
+from tests.forms import by_form
 
-ROUNDS = 4
+ROUNDS = by_form(2, 8)
 BOUND_S = 60
 
 

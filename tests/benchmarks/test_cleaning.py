@@ -83,6 +83,7 @@ def test_a_pass_of_kafkas_over_anything_else_is_no_figure() -> None:
         rates(said, KeyedRecords(COUNT, 101))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc, and pins processes to a core")
 def test_it_runs() -> None:

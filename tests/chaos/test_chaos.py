@@ -59,6 +59,7 @@ def test_nothing_is_lost_and_nothing_doubled_on_kafka(repository: Path, running:
         assert f"× {blow}" in said, said
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_keys_come_back_to_workers_that_overlook_that_their_deletions_were_removed(
     repository: Path,
@@ -72,6 +73,7 @@ def test_keys_come_back_to_workers_that_overlook_that_their_deletions_were_remov
     pytest.fail(f"no key came back: {said}")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_at_least_once_the_same_run_doubles_records_and_loses_none(repository: Path) -> None:
     """It can find what it looks for."""

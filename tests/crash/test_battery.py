@@ -28,14 +28,14 @@ from tests.crash.tally import SnapshotEngine
 from tests.crash.twin import PowerStorage
 
 SHORT = {
-    "stops": 97,
-    "stops, os": 83,
-    "torn": 5_003,
-    "failures": 211,
-    "recoveries": 127,
-    "recoveries, os": 61,
-    "recoveries, all points": 151,
-    "pairs": 97,
+    "stops": 193,
+    "stops, os": 167,
+    "torn": 10_007,
+    "failures": 421,
+    "recoveries": 251,
+    "recoveries, os": 127,
+    "recoveries, all points": 307,
+    "pairs": 193,
 }
 """By part, which share of it runs here."""
 

@@ -158,6 +158,7 @@ def test_a_folder_of_somebody_else_is_left_alone(repository: Path, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 def test_all_flights_are_counted_right_and_spark_sees_it(repository: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from strandline.changelog.errors import CorruptLog
 from tests.fuzz.fuzzing import CORPUS, attempt, changed, seeds
 from tests.fuzz.targets import Target, targets
 
-SECONDS = float(os.environ.get("STRANDLINE_FUZZ_SECONDS", "20"))
+SECONDS = float(os.environ.get("STRANDLINE_FUZZ_SECONDS", "8"))
 SEED = os.environ.get("STRANDLINE_FUZZ_SEED", "1")
 FUZZED = targets()
 IN_A_MOMENT = sorted(name for name in FUZZED if not name.startswith("opening"))

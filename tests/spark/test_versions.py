@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.forms import by_form
+
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 OLDEST = "4.1.1"
+SOME = ["-k", "typed_topics or latest_state or goes_on_where"]
+"""A batch, a store and a stream."""
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +37,7 @@ def oldest_python(repository: Path) -> Path:
 
 @pytest.mark.timeout(1200)
 def test_the_oldest_spark_reads_the_same(oldest_python: Path, repository: Path) -> None:
-    tests = ["tests/spark/test_spark.py", "-q", "-p", "no:cacheprovider"]
+    tests = ["tests/spark/test_spark.py", "-q", "-p", "no:cacheprovider", *by_form(SOME, [])]
     said = command([str(oldest_python), "-m", "pytest", *tests], cwd=repository)
     assert " passed" in said
 
