@@ -65,7 +65,7 @@ def _append_formed(topic: Topic[Any, Any], producer: Producer, data: Any, now: i
             arrays[1] = keys.slice(total, len(columns))
         schema = columns_schema(topic.values.arrow, headers=len(arrays) > 3)
         formed = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        producer.append_batches(outgoing(formed, info))
+        producer.append_batches(outgoing(formed, info, producer))
         total += len(columns)
     return total
 
@@ -102,7 +102,7 @@ def _append_records(topic: Topic[Any, Any], records: Any, now: int) -> int:
         info = topic.app.broker.topic(topic.name)
         while piece := [_items(topic, record, now) for record in islice(records, PIECE)]:
             columns = _columns(topic, piece)
-            producer.append_batches(outgoing(columns, info))
+            producer.append_batches(outgoing(columns, info, producer))
             total += len(piece)
     return total
 

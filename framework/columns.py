@@ -1,14 +1,13 @@
-"""Columns as the log takes them: built, brought to the topic's schema, and split by partition."""
+"""Columns as the log takes them: built, brought to the topic's schema, and cut up by partition."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from strandline.changelog.client.partitioner import partitions_for
+from strandline.changelog.client.producer import Producer
 from strandline.changelog.errors import InvalidRecord, SchemaMismatch
 from strandline.changelog.records import (
     HEADERS_TYPE,
@@ -56,35 +55,14 @@ def one_record(
         ) from error
 
 
-def outgoing(columns: pa.RecordBatch, info: TopicInfo) -> Iterator[Outgoing]:
-    """Columns of an app as appends to the topic as it is.
+def outgoing(columns: pa.RecordBatch, info: TopicInfo, producer: Producer) -> Iterator[Outgoing]:
+    """Yield columns of an app as appends by `producer` to the topic as it is.
 
-    Of a typed topic whose schema has been extended since, what the app does not know is null.
+    Where a typed topic's schema has been extended since, what the app does not know is null.
     """
     upgraded = upgrade(columns, value_type(info.schema))
-    for partition, part in split(upgraded, info.partitions):
-        yield TopicPartition(info.name, partition), part, info.schema_id
-
-
-def split(columns: pa.RecordBatch, partitions: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The records of each partition, in order; those without a key go to each in turn."""
-    if partitions == 1:
-        yield 0, columns
-        return
-    chosen = partitions_for(columns.column("key"), partitions)
-    keyless = np.flatnonzero(chosen < 0)
-    chosen[keyless] = np.arange(len(keyless)) % partitions
-    counts = np.bincount(chosen, minlength=partitions)
-    if counts.max() == len(chosen):
-        yield int(chosen[0]), columns
-        return
-    order = pa.array(np.argsort(chosen, kind="stable"))
-    ordered = columns.take(order)
-    start = 0
-    for partition, count in enumerate(counts.tolist()):
-        if count:
-            yield partition, ordered.slice(start, count)
-            start += count
+    for partition, part in producer.partitioned(info.name, upgraded):
+        yield partition, part, info.schema_id
 
 
 def _headers_column(headers: dict[int, Headers], length: int) -> pa.Array:

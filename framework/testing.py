@@ -212,7 +212,7 @@ class TestDriver:
             columns = batch_of(
                 topic, topic.keys.encode([record[0]]), topic.values.encode([record[1]]), [record[2]]
             )
-            producer.append_batches(outgoing(columns, self._infos[topic.name]))
+            producer.append_batches(outgoing(columns, self._infos[topic.name], producer))
         for _ in range(MAX_CYCLES):
             if not self.worker.cycle():
                 return

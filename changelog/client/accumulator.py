@@ -183,9 +183,9 @@ class TopicTarget:
         chosen = partitions_for(columns.column(1), self.info.partitions)
         keyless = chosen < 0
         if keyless.any():
-            average = columns.nbytes // len(chosen) + 1
-            sizes = np.full(int(keyless.sum()), average, dtype=np.int64)
-            chosen[keyless] = self.sticky.take_array(sizes)
+            count = int(keyless.sum())
+            total_bytes = columns.nbytes * count // len(chosen)
+            chosen[keyless] = self.sticky.take_many(count, total_bytes)
         return _by_partition(columns, chosen)
 
     def frames(self, columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -99,22 +99,22 @@ class StickyPartitioner:
         self._room -= size
         return self._current
 
-    def take_array(self, sizes: npt.NDArray[np.int64]) -> Partitions:
-        """The partitions for the next records, in order, of these sizes."""
-        ends = np.cumsum(sizes)
-        chosen = np.empty(len(sizes), dtype=np.int32)
-        done = 0
-        while done < len(sizes):
-            before = int(ends[done - 1]) if done else 0
-            if self._room <= 0:
-                self._move_on()
-            # As `take` would: records go here until one of them has used up the room.
-            until = int(np.searchsorted(ends, before + self._room)) + 1
-            until = min(until, len(sizes))
-            chosen[done:until] = self._current
-            self._room -= int(ends[until - 1]) - before
-            done = until
-        return chosen
+    def take_many(self, count: int, total_bytes: int) -> Partitions:
+        """Return the partitions of records that come at once, in order: runs of about equal length.
+
+        A run has a batch's bytes where the records suffice for that in every partition. Of fewer
+        records each partition gets its share, as long as a run has LEAST_RUN_BYTES.
+        """
+        share = total_bytes // self._partitions
+        run_bytes = max(min(share, self._batch_bytes), min(LEAST_RUN_BYTES, self._batch_bytes))
+        runs = min(count, max(1, round(total_bytes / run_bytes)))
+        if self._room <= 0:
+            self._move_on()
+        chosen = (self._current + np.arange(count) * runs // count) % self._partitions
+        if runs > 1:
+            self._current, self._room = int(chosen[-1]), self._batch_bytes
+        self._room -= total_bytes // runs
+        return chosen.astype(np.int32)
 
     def batch_sent(self, partition: int) -> None:
         """Go to another partition if `partition` is the one in use."""
@@ -132,6 +132,9 @@ class StickyPartitioner:
         self._moves += 1
         return partition_for(f"{self._seed}/{self._moves}".encode(), below)
 
+
+LEAST_RUN_BYTES = 1 << 14
+"""Bytes of keyless records that stay together: Kafka's default for `batch.size`."""
 
 _PIECE = 16_384
 _FEW = 32

@@ -264,6 +264,17 @@ class Producer:
         """Append a batch in the log's own columns (`changelog.records`) to one partition."""
         return self.append_batches([(TopicPartition(topic, partition), columns, schema_id)])
 
+    def partitioned(
+        self, topic: str, columns: pa.RecordBatch
+    ) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
+        """Cut a batch up by the partition of each record, as `append` and `send` choose it.
+
+        A key decides by its hash. Records without one stay at a partition for about a batch, then go to
+        another one (KIP-480), over all calls of this producer; many that come at once go to all.
+        """
+        for partition, part in self._target(topic).partitioned(columns):
+            yield TopicPartition(topic, partition), part
+
     def append_batches(
         self, batches: Iterable[tuple[TopicPartition, pa.RecordBatch, int]]
     ) -> list[BatchMetadata]:

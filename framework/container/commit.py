@@ -106,7 +106,7 @@ def _outputs(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoi
     for topic in work.topics:
         columns = columns_of(topic, (instance.outboxes[topic] for instance in instances))
         if columns is not None:
-            batches += outgoing(columns, work.infos[topic.name])
+            batches += outgoing(columns, work.infos[topic.name], work.producer)
     return batches
 
 

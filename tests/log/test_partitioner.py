@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from strandline.changelog.client.keys import encode_key, encode_keys
 from strandline.changelog.client.partitioner import (
+    LEAST_RUN_BYTES,
     StickyPartitioner,
     murmur2,
     murmur2_array,
@@ -121,10 +122,29 @@ def test_a_batch_that_was_sent_makes_its_partition_be_left() -> None:
     assert sticky.take(1) != before
 
 
-@given(st.lists(st.integers(1, 60), max_size=60), st.integers(1, 5))
-def test_many_keyless_records_at_once_go_where_they_would_one_by_one(
-    sizes: list[int], partitions: int
+@given(st.integers(1, 5_000), st.integers(1, 1_000), st.integers(1, 7))
+def test_many_keyless_records_at_once_go_to_all_partitions_in_runs(
+    count: int, size: int, partitions: int
 ) -> None:
-    one, many = (StickyPartitioner(partitions, batch_bytes=100, seed="s") for _ in range(2))
-    at_once = many.take_array(np.array(sizes, dtype=np.int64)).tolist()
-    assert at_once == [one.take(size) for size in sizes]
+    sticky = StickyPartitioner(partitions, batch_bytes=1 << 20, seed="s")
+    first = sticky._current
+    chosen = sticky.take_many(count, count * size).tolist()
+    assert len(chosen) == count
+    assert chosen[0] == first
+    runs = [len(list(run)) for _, run in itertools.groupby(chosen)]
+    assert max(runs) - min(runs) <= 1
+    assert len(runs) == 1 or min(runs) * size >= LEAST_RUN_BYTES // 2
+    if count * size >= 2 * partitions * LEAST_RUN_BYTES:
+        assert set(chosen) == set(range(partitions))
+
+
+def test_few_keyless_records_at_a_time_go_where_they_would_one_by_one() -> None:
+    one, few = (StickyPartitioner(4, batch_bytes=1000, seed="s") for _ in range(2))
+    at_once = [int(number) for _ in range(50) for number in few.take_many(10, 100)]
+    assert at_once == [one.take(10) for _ in range(500)]
+
+
+def test_large_keyless_records_make_batches_of_a_batch_s_size() -> None:
+    sticky = StickyPartitioner(2, batch_bytes=1 << 20, seed="s")
+    chosen = sticky.take_many(64, 64 << 18).tolist()
+    assert {len(list(run)) for _, run in itertools.groupby(chosen)} == {4}
