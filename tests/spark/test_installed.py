@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -34,6 +35,8 @@ print("package", list(framework.__path__)[0])
 print("java", spark.sparkContext._jvm.System.getProperty("java.home"))
 print("rows", sorted(int(row.value) for row in frame.collect()))
 """
+
+HELLO = "{'sea': 1, 'shore': 1, 'strandline': 1, 'the': 3}\n"
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +100,21 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     assert not [name for name in names if "__pycache__" in name]
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "strandline = strandline.framework.cli:main" in points
+
+
+def test_hello_runs_from_an_installed_wheel(python: Path, repository: Path, tmp_path: Path) -> None:
+    hello = shutil.copy(repository / "examples" / "hello.py", tmp_path)
+    assert run(str(python), "-P", str(hello), cwd=tmp_path) == HELLO
+
+
+@pytest.mark.long
+def test_hello_runs_in_an_empty_environment(wheel: Path, repository: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "venv", str(tmp_path / "empty"))
+    python = str(tmp_path / "empty" / "bin" / "python")
+    run(python, "-m", "pip", "--quiet", "install", str(wheel))
+    hello = shutil.copy(repository / "examples" / "hello.py", tmp_path)
+    assert run(python, str(hello), cwd=tmp_path) == HELLO
+    assert "strandline" in run(python, "-m", "strandline", "--version", cwd=tmp_path)
 
 
 def programs_without_java(folder: Path) -> Path:
