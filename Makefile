@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock audit lint format types bench bench-clean bench-kafka wheel clean
+.PHONY: help demo wow cast pictures test quick matrix battery chaos lowest lock audit docs api lint format types bench bench-clean bench-kafka wheel clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,12 @@ lock: $(STAMP)  ## Write requirements/dev.lock anew, with the newest versions th
 audit: $(STAMP)  ## Look the locked versions up in the databases of known vulnerabilities
 	$(BIN)/uvx pip-audit --requirement requirements/dev.lock --require-hashes --disable-pip
 
+docs: .venv-docs/.installed  ## Build the documentation as a site, in site/, and check its links (BROWSER=chromium opens it too)
+	.venv-docs/bin/python docs/build.py $(if $(BROWSER),--browser $(BROWSER))
+
+api: .venv-docs/.installed  ## What breaks programs that were written for AGAINST (a tag or commit)
+	.venv-docs/bin/python docs/api_changes.py $(AGAINST)
+
 lint: $(STAMP)  ## Style, likely mistakes, banned calls, formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -101,7 +107,7 @@ wheel: $(STAMP)  ## Build dist/strandline-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## Remove environments, caches and what the demo left
-	rm -rf $(VENV) $(addprefix .venv-,$(VERSIONS)) .cache build dist data/flights data/hello .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
+	rm -rf $(VENV) .venv-docs site $(addprefix .venv-,$(VERSIONS)) .cache build dist data/flights data/hello .hypothesis .mypy_cache .pytest_cache .ruff_cache spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment ---------------------------------------------------------------------------------
@@ -117,6 +123,10 @@ $(BIN)/python:
 	echo "Strandline needs Python 3.11 or later, with its venv module." >&2; \
 	echo "Tried: $(or $(PYTHON),python3 python3.13 python3.12 python3.11). Install one, or say: make PYTHON=/path/to/python3.11 …" >&2; \
 	exit 1
+
+.venv-docs/.installed: requirements/docs.txt | $(BIN)/python
+	$(BIN)/python -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --requirement $< && touch $@
 
 # The lock names each package with its version and hashes. A package index may fail for a moment.
 INSTALL := $(BIN)/python -m pip install --quiet
