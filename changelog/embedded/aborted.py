@@ -24,7 +24,7 @@ class AbortedTransactions:
     def __init__(self, transactions: Iterable[EndedTransaction] = ()) -> None:
         self._by_producer: dict[int, list[tuple[int, int]]] = {}
         self._by_marker: list[EndedTransaction] = []
-        self._least_first: list[int] = []
+        self._min_first_offsets: list[int] = []
         """For each block of `_by_marker` the smallest first offset in it."""
         for transaction in sorted(transactions, key=_marker_offset):
             self.add(transaction)
@@ -75,34 +75,36 @@ class AbortedTransactions:
     def among(self, start: int, end: int) -> AbortedTransactions:
         """Those that a batch with offsets in [start, end) can belong to."""
         ended = self.ending_in(start, end)
-        return AbortedTransactions([*ended, *self._reaching_over(end, max(start, end))])
+        return AbortedTransactions([*ended, *self._spanning(end, max(start, end))])
 
-    def _reaching_over(self, offset: int, marker: int) -> Iterator[EndedTransaction]:
+    def _spanning(self, offset: int, marker: int) -> Iterator[EndedTransaction]:
         """Those that begin before `offset` and end at `marker` or after it.
 
         Whole blocks in which none begins so early are passed over.
         """
         at = bisect_left(self._by_marker, marker, key=_marker_offset)
-        for block in range(at // BLOCK, len(self._least_first)):
-            if self._least_first[block] < offset:
-                for one in self._by_marker[max(at, block * BLOCK) : (block + 1) * BLOCK]:
+        for block in range(at // BLOCK_TRANSACTIONS, len(self._min_first_offsets)):
+            if self._min_first_offsets[block] < offset:
+                for one in self._by_marker[
+                    max(at, block * BLOCK_TRANSACTIONS) : (block + 1) * BLOCK_TRANSACTIONS
+                ]:
                     if one.first_offset < offset:
                         yield one
 
     def _note_first(self, at: int) -> None:
-        """Keep `_least_first` right after a transaction was put in at an index."""
-        block = at // BLOCK
-        if at == len(self._by_marker) - 1 and block < len(self._least_first):
+        """Keep `_min_first_offsets` right after a transaction was put in at an index."""
+        block = at // BLOCK_TRANSACTIONS
+        if at == len(self._by_marker) - 1 and block < len(self._min_first_offsets):
             first = self._by_marker[at].first_offset
-            self._least_first[block] = min(self._least_first[block], first)
+            self._min_first_offsets[block] = min(self._min_first_offsets[block], first)
             return
-        del self._least_first[block:]  # all those after it have moved
-        for begin in range(block * BLOCK, len(self._by_marker), BLOCK):
-            stretch = self._by_marker[begin : begin + BLOCK]
-            self._least_first.append(min(one.first_offset for one in stretch))
+        del self._min_first_offsets[block:]  # all those after it have moved
+        for begin in range(block * BLOCK_TRANSACTIONS, len(self._by_marker), BLOCK_TRANSACTIONS):
+            stretch = self._by_marker[begin : begin + BLOCK_TRANSACTIONS]
+            self._min_first_offsets.append(min(one.first_offset for one in stretch))
 
 
-BLOCK = 256
+BLOCK_TRANSACTIONS = 256
 """Transactions in a block."""
 _FOREVER = 1 << 62
 _marker_offset = attrgetter("marker_offset")

@@ -29,7 +29,7 @@ class Notifier:
         self._changed = threading.Condition()
         self.version = 0
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Something is new."""
         with self._changed:
             self.version += 1
@@ -51,7 +51,7 @@ class LogContext:
     """fsync: an acknowledged append survives a power cut; os: it survives `kill -9`."""
     config: LogConfig = field(default_factory=LogConfig)
     """What is set for the log as a whole, at the moment; changed by the catalog."""
-    signal: Notifier = field(default_factory=Notifier)
+    notifier: Notifier = field(default_factory=Notifier)
     counters: LogCounters = field(default_factory=LogCounters)
     traffic: Traffic = field(default_factory=Traffic)
     """Appends and commits; the cleaner gives way to them."""
@@ -79,7 +79,7 @@ class LogContext:
         """
         return self._begun_ms + int(self.clock.monotonic() * 1000)
 
-    def at_once(self, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    def in_parallel(self, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """`call` of each item, side by side where that is possible."""
         if len(items) > 1:
             try:
@@ -88,13 +88,13 @@ class LogContext:
                 pass  # no new threads while the interpreter shuts down
         return [call(item) for item in items]
 
-    def waited(self, look: Callable[[], R], is_new: Callable[[R], bool], seconds: float) -> R:
+    def poll_until(self, look: Callable[[], R], is_new: Callable[[R], bool], seconds: float) -> R:
         """What `look` finds, as soon as something in it is new, at the latest after `seconds`."""
         deadline = self.clock.monotonic() + seconds
         while True:
-            seen = self.signal.version
+            seen = self.notifier.version
             found = look()
             remaining = deadline - self.clock.monotonic()
             if remaining <= 0 or is_new(found):
                 return found
-            self.signal.wait(seen, remaining)
+            self.notifier.wait(seen, remaining)

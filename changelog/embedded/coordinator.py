@@ -80,7 +80,7 @@ class Transaction:
         """The identity whose transaction ended last, and whether it was committed."""
         self.refusal: BaseException | None = None
         """Why that was refused its commit; None if it was not."""
-        self.owed: dict[Partition, ProducerIdentity] = {}
+        self.pending_markers: dict[Partition, ProducerIdentity] = {}
         """Partitions without room for the marker of an abort, and whose marker it is."""
 
     def overdue(self, now: float) -> bool:
@@ -103,7 +103,7 @@ class Coordinator:
         self._by_producer: dict[int, Transaction] = {}
         self._before_opening: dict[str, TransactionRecord] = {}
         """Ids that have not called init_producer since the log was opened."""
-        self._awaited: dict[int, TransactionRecord] = {}
+        self._before_opening_by_producer: dict[int, TransactionRecord] = {}
         """The same by producer id."""
 
     # Producers ------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Coordinator:
                 self._by_producer[producer.producer_id] = transaction
                 old = self._before_opening.pop(transactional_id, None)
                 if old is not None:
-                    self._awaited.pop(old.producer_id, None)
+                    self._before_opening_by_producer.pop(old.producer_id, None)
             transaction.used_ms = self._environment.steady_ms()
             return transaction
 
@@ -149,9 +149,9 @@ class Coordinator:
         record = TransactionRecord(
             "empty", producer.producer_id, producer.epoch, producer.epoch, transaction.timeout_ms
         )
-        self._commits.pay(transaction.transactional_id)
-        self._commits.settle()  # or this record would supersede a Prepare that is still needed
-        if not self._commits.is_settled(transaction.transactional_id):
+        self._commits.write_pending_markers(transaction.transactional_id)
+        self._commits.finalize()  # or this record would supersede a Prepare that is still needed
+        if not self._commits.is_finalized(transaction.transactional_id):
             raise StorageFailed(
                 f"the last transaction of {transaction.transactional_id!r} is committed, but not "
                 f"all its markers could be written; reopen the log, which writes them"
@@ -175,7 +175,9 @@ class Coordinator:
         with transaction.lock:
             self._check_current(transaction, producer)
             if transaction.state is TransactionPhase.EMPTY:
-                self._pay(transaction)  # or the marker, written later, would end this one
+                self._write_pending_markers(
+                    transaction
+                )  # or the marker, written later, would end this one
                 transaction.state = TransactionPhase.ONGOING
                 timeout = transaction.timeout_ms / 1000
                 transaction.deadline = self._environment.clock.monotonic() + timeout
@@ -194,7 +196,7 @@ class Coordinator:
         transaction = self._find(producer)
         with transaction.lock:
             if transaction.last_ended is not None and transaction.last_ended[0] == producer:
-                return self._answer_again(transaction, commit)
+                return self._repeat_outcome(transaction, commit)
             self._check_current(transaction, producer)
             if not commit:  # also if nothing of it is here yet: what comes late is too late then
                 self._abort(transaction)
@@ -204,10 +206,10 @@ class Coordinator:
             if self._environment.clock.monotonic() > transaction.deadline:
                 self._abort(transaction)
                 raise self._timed_out(transaction)
-            self._check_once_more(transaction)
+            self._recheck(transaction)
             return self._commit(transaction)
 
-    def _check_once_more(self, transaction: Transaction) -> None:
+    def _recheck(self, transaction: Transaction) -> None:
         """What was true when the transaction grew must be so at its end, or it is aborted."""
         try:
             for check in transaction.checks:
@@ -229,10 +231,10 @@ class Coordinator:
         try:
             self._commits.commit(ticket)
         finally:
-            self._settle_outcome(transaction, ticket)
+            self._apply_outcome(transaction, ticket)
         return transaction.producer
 
-    def _settle_outcome(self, transaction: Transaction, ticket: CommitTicket) -> None:
+    def _apply_outcome(self, transaction: Transaction, ticket: CommitTicket) -> None:
         """What a commit, failed or not, has made of the transaction."""
         if ticket.stage is CommitStage.COMMITTED:
             self._finish(transaction, ticket.successor, committed=True)
@@ -250,21 +252,21 @@ class Coordinator:
                 try:
                     partition.append_marker(successor, commit=False)
                 except UNDONE:
-                    transaction.owed[partition] = successor
+                    transaction.pending_markers[partition] = successor
                 except StrandlineError:
                     continue  # that partition cannot be written until recovery aborts the rest
         # Not for safety, but so that readers get past the marker without waiting for others.
         sync_all(self._environment, transaction.partitions)
         self._finish(transaction, successor, committed=False)
 
-    def _pay(self, transaction: Transaction) -> None:
+    def _write_pending_markers(self, transaction: Transaction) -> None:
         """Write the markers for which there was no room. Raises DiskFull if there still is none."""
-        self._commits.pay(transaction.transactional_id)
-        for partition, successor in list(transaction.owed.items()):
+        self._commits.write_pending_markers(transaction.transactional_id)
+        for partition, successor in list(transaction.pending_markers.items()):
             if partition.usable:
                 with contextlib.suppress(UnknownTopic):  # deleted this moment
                     partition.append_marker(successor, commit=False)
-            del transaction.owed[partition]
+            del transaction.pending_markers[partition]
 
     def _finish(
         self, transaction: Transaction, successor: ProducerIdentity, *, committed: bool
@@ -303,8 +305,8 @@ class Coordinator:
         transaction = self._by_producer.get(producer.producer_id)
         if transaction is not None:
             return transaction
-        awaited = self._awaited.get(producer.producer_id)
-        if awaited is not None and producer.epoch >= awaited.next_epoch:
+        earlier = self._before_opening_by_producer.get(producer.producer_id)
+        if earlier is not None and producer.epoch >= earlier.next_epoch:
             raise TransactionAborted(
                 f"producer {producer.producer_id}: the log was reopened, which aborted what was "
                 f"open; call init_producer and go on from the last commit"
@@ -316,7 +318,7 @@ class Coordinator:
 
     def _committed_before_opening(self, producer: ProducerIdentity) -> bool:
         """Whether this is a commit whose answer was lost with the owner before us."""
-        record = self._awaited.get(producer.producer_id)
+        record = self._before_opening_by_producer.get(producer.producer_id)
         return record is not None and record.state != "empty" and record.epoch == producer.epoch
 
     def _check_current(self, transaction: Transaction, producer: ProducerIdentity) -> None:
@@ -352,11 +354,11 @@ class Coordinator:
             f"init_producer and go on from the last commit"
         )
 
-    def _answer_again(self, transaction: Transaction, commit: bool) -> ProducerIdentity:
+    def _repeat_outcome(self, transaction: Transaction, commit: bool) -> ProducerIdentity:
         _, committed = transaction.last_ended or (None, False)
         if commit == committed:
             if commit:
-                self._commits.pay(transaction.transactional_id)
+                self._commits.write_pending_markers(transaction.transactional_id)
             return transaction.producer
         if commit:
             raise self._timed_out(transaction)
@@ -378,13 +380,13 @@ class Coordinator:
         with self._lock:
             transactions = list(self._by_id.values())
         for transaction in transactions:
-            if transaction.overdue(now) or transaction.owed:
+            if transaction.overdue(now) or transaction.pending_markers:
                 with transaction.lock, contextlib.suppress(StorageFailed):
                     if transaction.overdue(now):
                         self._abort(transaction)
-                    self._pay(transaction)
+                    self._write_pending_markers(transaction)
         with contextlib.suppress(*UNDONE):  # the next tick may find room
-            self._commits.settle()
+            self._commits.finalize()
             self._expire(self._environment.steady_ms() - EXPIRATION_MS)
 
     def _expire(self, older_than: int) -> None:
@@ -395,8 +397,8 @@ class Coordinator:
                 for transaction in self._by_id.values()
                 if transaction.used_ms < older_than
                 and transaction.state is TransactionPhase.EMPTY
-                and not transaction.owed
-                and self._commits.is_settled(transaction.transactional_id)
+                and not transaction.pending_markers
+                and self._commits.is_finalized(transaction.transactional_id)
             ]
             for transaction in idle:
                 del self._by_id[transaction.transactional_id]
@@ -406,7 +408,7 @@ class Coordinator:
 
     def close(self) -> None:
         """Write down which transactions are complete."""
-        self._commits.settle()
+        self._commits.finalize()
 
     def recover(
         self,
@@ -435,7 +437,9 @@ class Coordinator:
         if completed:
             self._log.write(completed, sync=True)
         self._before_opening = records
-        self._awaited = {record.producer_id: record for record in records.values()}
+        self._before_opening_by_producer = {
+            record.producer_id: record for record in records.values()
+        }
 
 
 def _complete(
@@ -454,7 +458,7 @@ def _complete(
                 f"{partition.log_end}, but a committed transaction reaches to {prepared.end}; {REPAIR}"
             )
         if partition.producers.epoch(record.producer_id) < record.next_epoch:
-            partition.append_marker(successor, commit=True, again=True)
+            partition.append_marker(successor, commit=True, recovery=True)
             touched.add(partition)
     return touched
 

@@ -31,7 +31,7 @@ PLACED = frozenset({"index", "aborted", "producers"})
 """Kinds of documents whose checksum covers their place, from version 2 on."""
 MAX_SIZE = 1 << 30
 """Bytes; a longer file is damage, not a document."""
-_MAX_LINE = 200
+_MAX_LINE_BYTES = 200
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def _checksum(kind: str, version: int, body: bytes, path: str) -> int:
 def unpack(kind: str, content: bytes, where: str) -> bytes:
     """The body of a document. Raises CorruptLog or FutureFormat, naming the file `where`."""
     line, newline, body = content.partition(b"\n")
-    words = line[:_MAX_LINE].decode("ascii", "replace").split(" ")
+    words = line[:_MAX_LINE_BYTES].decode("ascii", "replace").split(" ")
     if not newline or len(words) != 4 or words[:2] != ["strandline", kind]:
         raise CorruptLog(
             f"{where}: not a {kind} file, it begins with {bytes(line[:40])!r}; {REPAIR}"

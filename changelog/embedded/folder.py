@@ -26,7 +26,7 @@ FOLDER_KIND = "log"
 CLEAN_KIND = "clean"
 CONFIG_KIND = "config"
 
-MOST_ANCESTORS = 32
+MAX_ANCESTORS = 32
 """Of which a log knows; a copy of a copy begins to forget the first."""
 
 _log = logging.getLogger("strandline")
@@ -69,7 +69,7 @@ class FolderMeta(msgspec.Struct):
 
     def of_copy(self, new_id: str, now_ms: int) -> FolderMeta:
         """What a copy of this log is."""
-        ancestors = [*self.ancestors, Ancestor(self.log_id, now_ms)][-MOST_ANCESTORS:]
+        ancestors = [*self.ancestors, Ancestor(self.log_id, now_ms)][-MAX_ANCESTORS:]
         return msgspec.structs.replace(self, log_id=new_id, ancestors=ancestors)
 
 
@@ -97,9 +97,9 @@ def _in_its_folder(environment: LogContext, meta: FolderMeta) -> FolderMeta:
         _refuse_shared_files(storage)
         original = meta.log_id
         meta = meta.of_copy(clock.new_id(), clock.now_ms())
-        said = {"log_id": meta.log_id, "original": original}
+        fields = {"log_id": meta.log_id, "original": original}
         _log.warning(
-            "this log is a copy of %(original)s; its id is %(log_id)s now", said, extra=said
+            "this log is a copy of %(original)s; its id is %(log_id)s now", fields, extra=fields
         )
     elif meta.folder is not None or here is None:
         return meta
@@ -149,7 +149,7 @@ def _is_configured(storage: Storage) -> bool:
     except FutureFormat:
         raise
     except (FileNotFoundError, CorruptLog):
-        return False  # which is said by whoever needs the document
+        return False  # reported by the code that needs the document
 
 
 def closed_sizes(storage: Storage) -> ClosedSizes | None:

@@ -34,5 +34,5 @@ class FolderWatch:
                 _log.error("the log stops: %s", error, extra={"error": error})
                 for partition in partitions:
                     partition.poison(error)
-                self._environment.signal.ring()
+                self._environment.notifier.notify()
         return self._lost is not None

@@ -21,7 +21,7 @@ MAGIC = b"SLF1"
 VERSION = 2
 """Of the frames that are written. Version 1 did not say where a frame belongs."""
 ALIGNMENT = 64
-MAX_FRAME = 1 << 30
+MAX_FRAME_BYTES = 1 << 30
 """Bytes; a longer length in a header is damage, not a frame."""
 
 
@@ -146,7 +146,7 @@ def placed(header: FrameHeader, place: int) -> FrameHeader:
 
 def _check_lengths(header: FrameHeader, where: str) -> None:
     inside = HEADER_SIZE <= header.payload_start <= header.length - header.payload_size
-    if not inside or header.length % ALIGNMENT or header.length > MAX_FRAME:
+    if not inside or header.length % ALIGNMENT or header.length > MAX_FRAME_BYTES:
         raise CorruptLog(f"{where}: impossible lengths in the frame header ({header}); {REPAIR}")
 
 

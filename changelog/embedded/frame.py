@@ -40,7 +40,7 @@ from strandline.changelog.errors import (
 from strandline.changelog.ipc import check_unpacked_size, read_batch
 from strandline.changelog.records import HEADERS_TYPE, columns_schema
 
-ROWS_BELOW = 32
+ARROW_MIN_RECORDS = 32
 """Batches with fewer records are kept as rows: an Arrow message of one record costs 560 bytes."""
 
 _ZEROS = bytes(64)
@@ -96,7 +96,7 @@ def encode(
     if log_append_time:
         attributes |= Attributes.LOG_APPEND_TIME
     timestamps = columns.column(0)
-    if schema_id == 0 and columns.num_rows < ROWS_BELOW and offsets is None:
+    if schema_id == 0 and columns.num_rows < ARROW_MIN_RECORDS and offsets is None:
         kind, start = FrameKind.ROWS, HEADER_SIZE
         message: Any = _rows_message(columns)
     else:

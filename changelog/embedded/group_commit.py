@@ -65,11 +65,11 @@ class CommitTicket:
         return all(p in self.markers or p.retired for p in self.partitions)
 
     @property
-    def owed(self) -> list[Partition]:
+    def pending_markers(self) -> list[Partition]:
         """Partitions that have no marker, though one can be written there as soon as there is room."""
         return [p for p in self.partitions if p not in self.markers and p.usable]
 
-    def is_settled(self, *, fsync: bool) -> bool:
+    def is_finalized(self, *, fsync: bool) -> bool:
         """Whether every marker is as safe as it should be, so that the Prepare can go."""
         return all(
             p.retired or (p in self.markers and (not fsync or self.markers[p] < p.synced_end))
@@ -107,7 +107,7 @@ class GroupCommit:
     _waiting: list[CommitTicket] = field(default_factory=list)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _round: threading.Lock = field(default_factory=threading.Lock)
-    _unsettled: list[CommitTicket] = field(default_factory=list)
+    _unfinalized: list[CommitTicket] = field(default_factory=list)
     """Committed, but their markers are not known to be durable yet."""
 
     def commit(self, ticket: CommitTicket) -> None:
@@ -132,44 +132,44 @@ class GroupCommit:
         if ticket.error is not None:
             raise ticket.error
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Make the markers of committed transactions durable, and write that they are."""
         with self._round:
-            if self._unsettled:
-                self._pay(self._unsettled)
-                sync_all(self.environment, self._partitions(self._unsettled))
-                self._write([], self._take_settled())
+            if self._unfinalized:
+                self._write_pending(self._unfinalized)
+                sync_all(self.environment, self._partitions(self._unfinalized))
+                self._write([], self._take_finalized())
 
-    def pay(self, transactional_id: str) -> None:
+    def write_pending_markers(self, transactional_id: str) -> None:
         """Write the markers that an id's last transaction is owed, and make them visible.
 
         Raises DiskFull, TooManyFiles if there is still no room.
         """
-        if self._owing(transactional_id):
+        if self._tickets_with_pending(transactional_id):
             with self._round:
-                owing = self._owing(transactional_id)
-                self._pay(owing)
-                for ticket in owing:
+                pending = self._tickets_with_pending(transactional_id)
+                self._write_pending(pending)
+                for ticket in pending:
                     if ticket.error is not None:
                         raise ticket.error
 
-    def is_settled(self, transactional_id: str) -> bool:
+    def is_finalized(self, transactional_id: str) -> bool:
         """Whether no Prepare of that id is still needed."""
-        return all(ticket.transactional_id != transactional_id for ticket in self._unsettled)
+        return all(ticket.transactional_id != transactional_id for ticket in self._unfinalized)
 
     def _run(self, tickets: list[CommitTicket]) -> None:
         self.environment.counters.rounds.add()
         try:
             # 1. All data and offsets of these transactions, and earlier ones' markers.
-            failed = sync_all(self.environment, self._partitions([*tickets, *self._unsettled]))
+            failed = sync_all(self.environment, self._partitions([*tickets, *self._unfinalized]))
             # 2. Earlier transactions whose markers are durable now are complete.
-            settled = self._take_settled()
+            finalized = self._take_finalized()
             ready = self._ready(tickets, failed)
             # 3. Prepare: the commit point.
-            self._write(ready, settled)
+            self._write(ready, finalized)
             # 4. Markers, which make the transactions visible.
-            self._unsettled += ready
-            self._mark(ready)
+            self._unfinalized += ready
+            self._write_markers(ready)
         except BaseException as error:
             for ticket in tickets:
                 ticket.error = ticket.error or error
@@ -178,9 +178,9 @@ class GroupCommit:
             for ticket in tickets:
                 ticket.done = True
 
-    def _write(self, ready: list[CommitTicket], settled: list[CommitTicket]) -> None:
+    def _write(self, ready: list[CommitTicket], finalized: list[CommitTicket]) -> None:
         """Prepare some transactions, durably, and note that others are complete."""
-        records = [*map(_completed, settled), *map(_prepared, ready)]
+        records = [*map(_completed, finalized), *map(_prepared, ready)]
         if not records:
             return
         _enter(CommitStage.UNKNOWN, ready)
@@ -188,7 +188,7 @@ class GroupCommit:
             self.log.write(records)
         except UNDONE:
             _enter(CommitStage.REFUSED, ready)
-            self._unsettled += settled
+            self._unfinalized += finalized
             raise
         if ready:
             self.log.sync()
@@ -200,14 +200,14 @@ class GroupCommit:
         """Those that may be prepared; the others get their error."""
         for ticket in tickets:
             ticket.error = next((failed[p] for p in ticket.partitions if p in failed), None)
-            if ticket.error is None and not self.is_settled(ticket.transactional_id):
+            if ticket.error is None and not self.is_finalized(ticket.transactional_id):
                 ticket.error = StorageFailed(
                     f"the last transaction of {ticket.transactional_id!r} is committed, but not "
                     f"all its markers could be written; reopen the log, which writes them"
                 )
         return [ticket for ticket in tickets if ticket.error is None]
 
-    def _mark(self, tickets: list[CommitTicket]) -> None:
+    def _write_markers(self, tickets: list[CommitTicket]) -> None:
         """Write the markers that are not there yet; each ticket gets its error, or none."""
         errors: dict[CommitTicket, StrandlineError] = {}
         hidden: set[Partition] = set()
@@ -225,31 +225,35 @@ class GroupCommit:
                 if not visible:
                     hidden.add(partition)
         failed = sync_all(self.environment, hidden)
-        self._tell(tickets)
+        self._report_ended(tickets)
         for ticket in tickets:
             found = next((failed[p] for p in ticket.partitions if p in failed), None)
             ticket.error = errors.get(ticket, found)
 
-    def _pay(self, tickets: list[CommitTicket]) -> None:
-        owing = [ticket for ticket in tickets if ticket.owed]
-        if owing:
-            self._mark(owing)
+    def _write_pending(self, tickets: list[CommitTicket]) -> None:
+        pending = [ticket for ticket in tickets if ticket.pending_markers]
+        if pending:
+            self._write_markers(pending)
 
-    def _tell(self, tickets: list[CommitTicket]) -> None:
+    def _report_ended(self, tickets: list[CommitTicket]) -> None:
         for ticket in tickets:
             if ticket.is_marked:
                 self.ended(ticket.producer, commit=True)
 
-    def _owing(self, transactional_id: str) -> list[CommitTicket]:
-        return [t for t in self._unsettled if t.transactional_id == transactional_id and t.owed]
+    def _tickets_with_pending(self, transactional_id: str) -> list[CommitTicket]:
+        return [
+            t
+            for t in self._unfinalized
+            if t.transactional_id == transactional_id and t.pending_markers
+        ]
 
-    def _take_settled(self) -> list[CommitTicket]:
+    def _take_finalized(self) -> list[CommitTicket]:
         fsync = self.environment.durability == "fsync"
         # Again: whoever marked them may have been interrupted, or a partition that was owed one be gone.
-        self._tell(self._unsettled)
-        settled = [ticket for ticket in self._unsettled if ticket.is_settled(fsync=fsync)]
-        self._unsettled = [ticket for ticket in self._unsettled if ticket not in settled]
-        return settled
+        self._report_ended(self._unfinalized)
+        finalized = [ticket for ticket in self._unfinalized if ticket.is_finalized(fsync=fsync)]
+        self._unfinalized = [ticket for ticket in self._unfinalized if ticket not in finalized]
+        return finalized
 
     @staticmethod
     def _partitions(tickets: list[CommitTicket]) -> list[Partition]:

@@ -31,13 +31,13 @@ class LogMaintenance:
         self._environment = environment
         self._catalog = catalog
         self._next_retention_ms = 0
-        self.doomed: list[tuple[int, Segment]] = []
+        self.pending_deletes: list[tuple[int, Segment]] = []
         """Segments out of the log, and when (elapsed ms) their files may go."""
 
-    def doom(self, topic: OpenTopic, segments: Sequence[Segment]) -> None:
+    def schedule_delete(self, topic: OpenTopic, segments: Sequence[Segment]) -> None:
         """These have left the log: their files go in a while."""
         when = self._environment.steady_ms() + topic.config.file_delete_delay_ms
-        self.doomed += [(when, segment) for segment in segments]
+        self.pending_deletes += [(when, segment) for segment in segments]
 
     def tick(self) -> None:
         """What is due by now."""
@@ -45,11 +45,11 @@ class LogMaintenance:
         if now >= self._next_retention_ms:
             self._next_retention_ms = now + RETENTION_CHECK_MS
             self._retain(now)
-        self._remove_doomed(now)
+        self._delete_due(now)
 
-    def remove_all(self) -> None:
+    def delete_all(self) -> None:
         """The log is being closed: nobody reads any more. Raises StorageFailed."""
-        for _, segment in self.doomed:
+        for _, segment in self.pending_deletes:
             segment.remove()
 
     def _retain(self, steady: int) -> None:
@@ -57,26 +57,26 @@ class LogMaintenance:
         for topic in self._catalog:
             for partition in topic.partitions:
                 try:
-                    self.doom(topic, retention.retain(partition, now))
+                    self.schedule_delete(topic, retention.retain(partition, now))
                 except StrandlineError as error:
-                    said = {"partition": str(partition.topic_partition), "error": error}
-                    _log.warning("retention of %s: %s", *said.values(), extra=said)
+                    fields = {"partition": str(partition.topic_partition), "error": error}
+                    _log.warning("retention of %s: %s", *fields.values(), extra=fields)
                 with partition.lock:
                     partition.producers.expire(steady - PRODUCER_ID_EXPIRATION_MS)
 
-    def _remove_doomed(self, now: int) -> None:
+    def _delete_due(self, now: int) -> None:
         kept = []
-        for when, segment in self.doomed:
+        for when, segment in self.pending_deletes:
             if when > now:
                 kept.append((when, segment))
                 continue
             try:
                 segment.remove()
             except StorageFailed as error:
-                said = {"file": segment.path, "error": error}
-                _log.warning("removing %s: %s", *said.values(), extra=said)
+                fields = {"file": segment.path, "error": error}
+                _log.warning("removing %s: %s", *fields.values(), extra=fields)
                 kept.append((when + RETENTION_CHECK_MS, segment))
-        self.doomed = kept
+        self.pending_deletes = kept
 
 
 def sync_quietly(partition: Partition) -> bool:

@@ -114,8 +114,10 @@ class Owner:
         storage.sync_dir("")  # the names found are durable before anything is built on them
         environment.config = folder.log_config(storage)
         self._catalog = TopicCatalog(environment, closed)
-        self._upkeep = LogMaintenance(environment, self._catalog)
-        self._cleaners = Cleaners(environment, self._catalog, self._doom, self._background)
+        self._maintenance = LogMaintenance(environment, self._catalog)
+        self._cleaners = Cleaners(
+            environment, self._catalog, self._schedule_delete, self._background
+        )
         self.pins = KeptPins(environment, self._partition, self._admin)
         self.snapshots = KeptSnapshots(environment, self.meta, self._partitions, self._admin)
         storage.unlink(CLEAN)
@@ -152,20 +154,20 @@ class Owner:
             if not self._watch.finds_loss(self._partitions()):
                 self._close_in_order()
         except (*UNDONE, FolderLost) as error:
-            said = "the log is closed, and looked through at the next opening: %s"
-            _log.warning(said, error, extra={"error": error})
+            message = "the log is closed, and looked through at the next opening: %s"
+            _log.warning(message, error, extra={"error": error})
         finally:
             self._environment.pool.shutdown()
-            self._environment.signal.ring()
+            self._environment.notifier.notify()
             self._lock.release()
 
     def _close_in_order(self) -> None:
         written = [partition for partition in self._partitions() if partition.segments]
         try:
             self._coordinator.close()
-            self._upkeep.remove_all()
+            self._maintenance.delete_all()
         finally:
-            synced = self._environment.at_once(sync_quietly, written)
+            synced = self._environment.in_parallel(sync_quietly, written)
             # The next opening takes the names it finds for durable, and removes what they leave out.
             known = all(partition.is_known for partition in self._partitions())
             for partition in self._partitions():
@@ -183,14 +185,14 @@ class Owner:
         # What open transactions have written so far, for those who read uncommitted.
         sync_all(self._environment, [p for p in self._partitions() if p.synced_end < p.log_end])
         with self._admin_lock:
-            self._upkeep.tick()
+            self._maintenance.tick()
             self.pins.tick()
             self.snapshots.tick()
         self._cleaners.tick()
 
-    def _doom(self, topic: OpenTopic, segments: Sequence[Segment]) -> None:
+    def _schedule_delete(self, topic: OpenTopic, segments: Sequence[Segment]) -> None:
         with self._admin_lock:
-            self._upkeep.doom(topic, segments)
+            self._maintenance.schedule_delete(topic, segments)
 
     # Topics ---------------------------------------------------------------------------
 
@@ -303,7 +305,7 @@ class Owner:
             partition = self._partition(tp)
             return reading.fetch(partition, offset, max_bytes=max_bytes, isolation=isolation)
 
-        return self._waited(positions, fetch, lambda one: bool(one.batches), timeout)
+        return self._poll(positions, fetch, lambda one: bool(one.batches), timeout)
 
     def locate(
         self,
@@ -322,9 +324,9 @@ class Owner:
             partition = self._partition(tp)
             return reading.view(partition, offset, max_bytes=max_bytes, isolation=isolation)
 
-        return self._waited(positions, locate, lambda view: bool(view.pieces), timeout)
+        return self._poll(positions, locate, lambda view: bool(view.pieces), timeout)
 
-    def _waited(
+    def _poll(
         self,
         positions: Mapping[TopicPartition, int],
         look: Callable[[TopicPartition, int], T],
@@ -338,7 +340,7 @@ class Owner:
             return {tp: look(tp, offset) for tp, offset in positions.items()}
 
         seconds = timeout if self._ticking else 0.0
-        return self._environment.waited(
+        return self._environment.poll_until(
             look_at_all, lambda found: any(map(is_new, found.values())), seconds
         )
 
@@ -362,7 +364,7 @@ class Owner:
         with self._admin():
             self._refuse_system(partition.topic, "delete records of")
             log = self._partition(partition)
-            self._upkeep.doom(
+            self._maintenance.schedule_delete(
                 self._catalog.get(partition.topic), retention.delete_records(log, before)
             )
             return log.log_start

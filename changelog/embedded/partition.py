@@ -59,7 +59,7 @@ from strandline.changelog.records import (
 from strandline.changelog.schema import ValueSchemas
 from strandline.changelog.storage import File
 
-MOST_FRAMES = 10_000
+MAX_SEGMENT_FRAMES = 10_000
 """Of a segment. After a kill the last one of a partition is walked frame by frame, and small ones
 are many to the megabyte: without a bound taking over would last the longer the longer it went well."""
 RESERVATION = 1 << 20
@@ -178,7 +178,7 @@ class Partition:
                 if known is not None:
                     epoch = epoch_of(self.manifest.epochs, known.base_offset)
                     return known._replace(leader_epoch=epoch.number, incarnation=epoch.incarnation)
-            with self._whole_or_refused():
+            with self._atomic_or_poisoned():
                 header = self._write(payload, producer, base_sequence, transactional=transactional)
                 self._note_producer(header)
                 self.written.add(header)
@@ -193,11 +193,11 @@ class Partition:
         )
 
     def append_marker(
-        self, producer: ProducerIdentity, *, commit: bool, again: bool = False
+        self, producer: ProducerIdentity, *, commit: bool, recovery: bool = False
     ) -> tuple[int, bool]:
         """Write a transaction's end, with the producer's *next* epoch. Raises what `append` does.
 
-        `again` is for the recovery of a committed transaction: its marker may have been seen and
+        `recovery` is for the recovery of a committed transaction: its marker may have been seen and
         lost, so it is written once more in the epoch that it was in.
 
         Returns its offset, and whether it is visible already. A commit marker may be seen before its fsync,
@@ -210,8 +210,8 @@ class Partition:
             self.check_usable()
             nothing_waits = self.high_watermark == self.log_end
             opened = self.producers.open_since(producer.producer_id)
-            with self._whole_or_refused():
-                header = self._write(payload, producer, -1, transactional=True, again=again)
+            with self._atomic_or_poisoned():
+                header = self._write(payload, producer, -1, transactional=True, recovery=recovery)
                 if not commit and opened >= 0:
                     # Before the marker can be seen, or a reader takes the data for committed.
                     ended = EndedTransaction(producer.producer_id, opened, header.base_offset)
@@ -223,7 +223,7 @@ class Partition:
                         self.high_watermark = self.log_end
                 self._publish_unsynced()
             visible = self.high_watermark == self.log_end
-        self.environment.signal.ring()
+        self.environment.notifier.notify()
         return header.base_offset, visible
 
     def _write(
@@ -233,9 +233,9 @@ class Partition:
         base_sequence: int,
         *,
         transactional: bool,
-        again: bool = False,
+        recovery: bool = False,
     ) -> FrameHeader:
-        if not (self.epoch_begun or again):
+        if not (self.epoch_begun or recovery):
             self._begin_epoch_by_append()
         segment = self._segment_for(payload)
         header, parts = frame_parts(
@@ -252,13 +252,13 @@ class Partition:
         try:
             segment.append(header, parts, self.config.index_interval_bytes)
         except UNDONE:
-            segment.take_back()
+            segment.undo_append()
             raise
         self.log_end = header.last_offset + 1
         return header
 
     @contextlib.contextmanager
-    def _whole_or_refused(self) -> Iterator[None]:
+    def _atomic_or_poisoned(self) -> Iterator[None]:
         """What changes the end of the log is done whole, or undone, or the log ends here."""
         try:
             yield
@@ -285,7 +285,7 @@ class Partition:
     def _publish_unsynced(self) -> None:
         if self.environment.durability == "os":
             self.high_watermark = self.log_end
-            self.environment.signal.ring()
+            self.environment.notifier.notify()
 
     # Durability -----------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Partition:
     def _publish(self, durable_end: int) -> None:
         self.synced_end = max(self.synced_end, durable_end)
         self.high_watermark = max(self.high_watermark, self.synced_end)
-        self.environment.signal.ring()
+        self.environment.notifier.notify()
 
     def poison(self, error: StorageFailed) -> None:
         """A write or fsync failed: what is on disk is not known until recovery looks."""
@@ -354,7 +354,7 @@ class Partition:
             return False
         too_large = (
             active.size + payload.frame_size > self.config.segment_bytes
-            or active.frames_noted >= MOST_FRAMES
+            or active.frames_noted >= MAX_SEGMENT_FRAMES
         )
         age = payload.max_timestamp - active.first_timestamp
         oldest = self.config.segment_ms
@@ -370,7 +370,7 @@ class Partition:
         If there is no room, the next attempt writes all of these files anew.
         """
         self.check_usable()
-        with self._whole_or_refused():
+        with self._atomic_or_poisoned():
             self._roll(self.log_end if start is None else start)
 
     def _roll(self, start: int) -> None:
@@ -430,7 +430,7 @@ class Partition:
             )
             dropped, self.segments = self.segments[:count], self.segments[count:]
             self.aborted = self.aborted.since(self.log_start)
-        self.environment.signal.ring()
+        self.environment.notifier.notify()
         return list(dropped)
 
     def new_segment_name(self, base_offset: int) -> SegmentName:
@@ -456,18 +456,18 @@ class Partition:
         with self.lock:
             self.check_usable()
             at = next((i for i, one in enumerate(self.segments) if one is old[0]), 0)
-            behind = at + len(old)
-            if self.segments[at:behind] != tuple(old):
+            after = at + len(old)
+            if self.segments[at:after] != tuple(old):
                 return False
             entries = list(self.manifest.segments)
-            entries[at:behind] = [segment.entry() for segment in new]
+            entries[at:after] = [segment.entry() for segment in new]
             self._change_manifest(
                 segments=entries,
                 superseding_end=max(self.manifest.superseding_end, superseding_end),
                 purged_end=max(self.manifest.purged_end, purged_end),
             )
-            self.segments = (*self.segments[:at], *new, *self.segments[behind:])
-        self.environment.signal.ring()
+            self.segments = (*self.segments[:at], *new, *self.segments[after:])
+        self.environment.notifier.notify()
         return True
 
     def note_cleaned(self, end: int) -> None:
@@ -495,7 +495,7 @@ class Partition:
         """The topic was deleted: nothing more is written."""
         with self.lock:
             self._refused = UnknownTopic(f"topic {self.topic_partition.topic!r} was deleted")
-        self.environment.signal.ring()
+        self.environment.notifier.notify()
 
     def shut(self) -> None:
         """The log is being closed: nothing more is written, whoever is about to."""

@@ -77,10 +77,10 @@ class KeptPins:
         self._deadlines: dict[PinName, int] = {}
         """By the time that goes on whatever becomes of the clock (ms)."""
         for name in list(pins_in(self._storage)):
-            self._found(name)
+            self._restore(name)
         for holder in self._storage.list_dir(PINS):
             if re.fullmatch(NAME_PATTERN, holder):
-                self._leave(holder)
+                self._remove_empty_holder(holder)
 
     def hold(
         self, name: PinName, ranges: PinnedRanges, *, timeout_ms: int
@@ -89,16 +89,16 @@ class KeptPins:
             _check(name, timeout_ms)
             if name in self._deadlines:
                 with contextlib.suppress(UnknownPin):
-                    return self._used(name).ranges()
-            pin = self._make(name, ranges, timeout_ms)
-            for other in self._of(name.holder):
+                    return self._renew(name).ranges()
+            pin = self._create(name, ranges, timeout_ms)
+            for other in self._pins_of(name.holder):
                 if other.since != name.since:
-                    self._let_go(other)
+                    self._release(other)
             return pin.ranges()
 
     def use(self, name: PinName) -> dict[TopicPartition, PinnedRange]:
         with self._admin():
-            return self._used(name).ranges()
+            return self._renew(name).ranges()
 
     def fetch(
         self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
@@ -112,19 +112,19 @@ class KeptPins:
 
     def release(self, holder: str, until: str) -> None:
         with self._admin():
-            for name in self._of(holder):
+            for name in self._pins_of(holder):
                 if name.until == until:
-                    self._let_go(name)
+                    self._release(name)
 
     def tick(self) -> None:
         """Let go of what was not used for its time. Under the lock of administration."""
         now = self._environment.steady_ms()
         for name in [name for name, deadline in self._deadlines.items() if deadline <= now]:
-            self._let_go(name)
+            self._release(name)
 
     # What is there --------------------------------------------------------------------
 
-    def _found(self, name: PinName) -> None:
+    def _restore(self, name: PinName) -> None:
         """A folder, at opening: a pin, or what a crash has left of one."""
         left = timeout = 0
         try:
@@ -137,19 +137,19 @@ class KeptPins:
         # No longer than when it was last used: the clock may have been set.
         self._deadlines[name] = self._environment.steady_ms() + min(left, timeout)
         if left <= 0:
-            self._let_go(name)
+            self._release(name)
 
-    def _of(self, holder: str) -> list[PinName]:
+    def _pins_of(self, holder: str) -> list[PinName]:
         return [name for name in self._deadlines if name.holder == holder]
 
-    def _used(self, name: PinName) -> Pin:
+    def _renew(self, name: PinName) -> Pin:
         """A pin, whose time begins anew; on the disk once half of it is over."""
         if name not in self._deadlines:
             raise _unknown(name)
         try:
             pin = Pin.load(self._storage, name)
         except (FileNotFoundError, CorruptLog) as error:
-            self._let_go(name)
+            self._release(name)
             raise _unknown(name) from error
         now = self._environment.clock.now_ms()
         if not now + pin.timeout_ms // 2 <= pin.expires_ms <= now + pin.timeout_ms:
@@ -160,21 +160,21 @@ class KeptPins:
 
     # Making and removing --------------------------------------------------------------
 
-    def _make(self, name: PinName, ranges: PinnedRanges, timeout_ms: int) -> Pin:
+    def _create(self, name: PinName, ranges: PinnedRanges, timeout_ms: int) -> Pin:
         folder, now = pin_folder(name), self._environment.clock.now_ms()
         partitions = {tp: self._partition(tp, wanted) for tp, wanted in sorted(ranges.items())}
         schemas = {p.topic_id: encode_schemas(p.schemas.versions) for p in partitions.values()}
         self._remove_folder(folder)  # left by an attempt that failed
         try:
             self._storage.make_dir(folder)
-            held = [_held(p, ranges[tp], folder) for tp, p in partitions.items()]
-            pin = Pin(now, now + timeout_ms, timeout_ms, schemas, held)
+            pinned = [_pin_partition(p, ranges[tp], folder) for tp, p in partitions.items()]
+            pin = Pin(now, now + timeout_ms, timeout_ms, schemas, pinned)
             self._storage.sync_dir(folder)
             pin.save(self._storage, name)
         except BaseException:
             with contextlib.suppress(StorageFailed):
                 self._remove_folder(folder)
-                self._leave(name.holder)
+                self._remove_empty_holder(name.holder)
             raise
         self._deadlines[name] = self._environment.steady_ms() + timeout_ms
         return pin
@@ -190,16 +190,16 @@ class KeptPins:
             partition.sync()
         return partition
 
-    def _let_go(self, name: PinName) -> None:
+    def _release(self, name: PinName) -> None:
         """Nobody needs the pin; if its files cannot be removed now, then later."""
         self._reader.forget()
         try:
             self._remove_folder(pin_folder(name))
-            self._leave(name.holder)
+            self._remove_empty_holder(name.holder)
             del self._deadlines[name]
         except StorageFailed as error:
-            said = {"pin": str(name), "error": error}
-            _log.warning("removing pin %s: %s", *said.values(), extra=said)
+            fields = {"pin": str(name), "error": error}
+            _log.warning("removing pin %s: %s", *fields.values(), extra=fields)
             self._deadlines[name] = self._environment.steady_ms() + RETRY_MS
 
     def _remove_folder(self, folder: str) -> None:
@@ -211,7 +211,7 @@ class KeptPins:
         storage.sync_dir(folder)
         storage.remove_tree(folder)
 
-    def _leave(self, holder: str) -> None:
+    def _remove_empty_holder(self, holder: str) -> None:
         if not self._storage.list_dir(holder_folder(holder)):
             self._storage.remove_tree(holder_folder(holder))
 
@@ -248,7 +248,7 @@ def _unknown(name: PinName) -> UnknownPin:
 # What a pin holds -------------------------------------------------------------------------
 
 
-def _held(partition: Partition, wanted: PinnedRange, folder: str) -> PinnedPartition:
+def _pin_partition(partition: Partition, wanted: PinnedRange, folder: str) -> PinnedPartition:
     """Link the files of a range into the pin's folder, and say where its records are in them."""
     storage, (topic, number) = partition.environment.storage, partition.topic_partition
     start, end = wanted.start, wanted.end

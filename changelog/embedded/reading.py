@@ -21,7 +21,7 @@ from strandline.changelog.errors import REPAIR, CorruptLog, OffsetOutOfRange
 from strandline.changelog.history import epochs_within
 from strandline.changelog.records import Fetched, Isolation
 
-SEARCHED = 64 << 10
+SEARCH_BYTES = 64 << 10
 """Bytes read at a time in search of a timestamp."""
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ def _view_from_time(
                 start = segment.index.offset_of_time(timestamp)
                 break
         start = max(start, offset, partition.log_start)
-        return view(partition, start, max_bytes=SEARCHED, isolation=isolation)
+        return view(partition, start, max_bytes=SEARCH_BYTES, isolation=isolation)
 
 
 def _read(

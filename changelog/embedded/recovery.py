@@ -65,7 +65,7 @@ def open_partition(
         _recover_state(partition)
         if closed_size is None:
             partition.segments[-1].file.sync()
-            _step_over_reserved(partition)
+            _skip_reserved_offsets(partition)
     partition.log_end = max(partition.log_end, partition.log_start)
     partition.synced_end = partition.high_watermark = partition.log_end
     return partition
@@ -155,7 +155,7 @@ def _recover_tail(partition: Partition, closed_size: int | None) -> None:
         active.file.truncate(position)
         active.file.sync()
     if closed_size is None:
-        _write_again(active, durable_end)
+        _rewrite_unsynced(active, durable_end)
     partition.log_end = active.end_offset
 
 
@@ -179,7 +179,7 @@ def _check_never_durable(segment: Segment, position: int, failure: str | None) -
         )
 
 
-def _write_again(segment: Segment, durable_end: int) -> None:
+def _rewrite_unsynced(segment: Segment, durable_end: int) -> None:
     """Write the frames from offset `durable_end` on once more, as they are; closed segments were synced."""
     for found in scan(segment, segment.size, segment.index.position_of(durable_end)):
         if isinstance(found, BrokenFrame):  # a moment ago it was whole
@@ -262,7 +262,7 @@ def replay(
     )
 
 
-def _step_over_reserved(partition: Partition) -> None:
+def _skip_reserved_offsets(partition: Partition) -> None:
     """Offsets up to the reserved end may have been seen and then lost."""
     if partition.manifest.reserved_end > partition.log_end:
         partition.begin_epoch(partition.log_end)

@@ -79,8 +79,8 @@ def delete_records(partition: Partition, before: int) -> list[Segment]:
         if before <= partition.log_start:
             return []
         # Not its own end: behind the last record that cleaning has left there are offsets as well.
-        behind = [segment.base_offset for segment in partition.segments[1:]]
-        count = sum(end <= before for end in [*behind, partition.log_end])
+        next_bases = [segment.base_offset for segment in partition.segments[1:]]
+        count = sum(end <= before for end in [*next_bases, partition.log_end])
         if count == len(partition.segments) and partition.segments[-1].size == 0:
             count -= 1
         return _drop(partition, count, before)

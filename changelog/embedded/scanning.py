@@ -76,7 +76,7 @@ def scan(
         if isinstance(found, WholeFrame):
             position, bounds = found.end, (found.frame.header.last_offset + 1, limit)
         else:
-            position = _behind(segment, found, end, bounds)
+            position = _next_position(segment, found, end, bounds)
 
 
 def durable_end_behind(segment: Segment, position: int) -> int:
@@ -126,7 +126,7 @@ def _check_follows(header: FrameHeader, bounds: Bounds, where: str) -> None:
         )
 
 
-def _behind(segment: Segment, broken: BrokenFrame, end: int, bounds: Bounds) -> int:
+def _next_position(segment: Segment, broken: BrokenFrame, end: int, bounds: Bounds) -> int:
     """Where to go on; `end` if there is nothing more."""
     if broken.header is not None:
         return min(end, broken.position + broken.header.length)

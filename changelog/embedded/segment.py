@@ -183,7 +183,7 @@ class Segment:
         file = self._file
         return file if file is not None else self._storage.open(self.path)
 
-    def take_back(self) -> None:
+    def undo_append(self) -> None:
         """Remove, durably, what an append that failed may have left behind the end."""
         self.file.truncate(self.size)
         self.file.sync()  # or a power cut could bring it back, behind what is appended next

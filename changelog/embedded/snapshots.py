@@ -40,7 +40,7 @@ from strandline.changelog.errors import REPAIR, UNDONE, CorruptLog, InvalidReque
 from strandline.changelog.storage import Storage
 
 KIND = "snapshot"
-LASTS_MS = 24 * 60 * 60 * 1000
+LIFETIME_MS = 24 * 60 * 60 * 1000
 NAME = "[0-9a-f]{32}"
 
 _log = logging.getLogger("strandline")
@@ -103,7 +103,7 @@ class KeptSnapshots:
                 with contextlib.suppress(StorageFailed):
                     self._remove(name)
                 raise
-            self._deadlines[name] = self._environment.steady_ms() + LASTS_MS
+            self._deadlines[name] = self._environment.steady_ms() + LIFETIME_MS
             return name
 
     def release(self, name: str) -> None:
@@ -121,9 +121,9 @@ class KeptSnapshots:
                 self._remove(name)
                 del self._deadlines[name]
             except StorageFailed as error:
-                said = {"snapshot": name, "error": error}
-                _log.warning("removing snapshot %s: %s", *said.values(), extra=said)
-                self._deadlines[name] = now + LASTS_MS
+                fields = {"snapshot": name, "error": error}
+                _log.warning("removing snapshot %s: %s", *fields.values(), extra=fields)
+                self._deadlines[name] = now + LIFETIME_MS
 
     def _remove(self, name: str) -> None:
         self._storage.remove_tree(snapshot_folder(name))

@@ -21,7 +21,7 @@ def sync_all(
     if environment.durability == "os":
         return {}
     waiting = [partition for partition in partitions if not partition.retired]
-    results = environment.at_once(_sync, waiting)
+    results = environment.in_parallel(_sync, waiting)
     return {p: error for p, error in zip(waiting, results, strict=True) if error is not None}
 
 
@@ -46,7 +46,7 @@ def begin_epochs(
     with contextlib.suppress(InvalidRequest):
         found = {find(TopicPartition(one.topic, one.partition)): None for one in appends}
         waiting = [one for one in found if one.segments and not one.epoch_begun]
-        environment.at_once(_begin_epoch, waiting)
+        environment.in_parallel(_begin_epoch, waiting)
 
 
 def _begin_epoch(partition: Partition) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 _log = logging.getLogger("strandline")
 
-TICK_SECONDS = 0.5
+TICK_S = 0.5
 
 
 class Ticker:
@@ -26,7 +26,7 @@ class Ticker:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(TICK_SECONDS):
+        while not self._stop.wait(TICK_S):
             try:
                 self._tick()
             except Exception:

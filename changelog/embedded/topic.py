@@ -100,7 +100,7 @@ class OpenTopic:
             return partition
 
         missing = range(len(self.partitions), self.meta.partitions)
-        self.partitions += self._environment.at_once(open_one, missing)
+        self.partitions += self._environment.in_parallel(open_one, missing)
 
     def partition(self, number: int) -> Partition:
         """One partition. Raises UnknownPartition."""

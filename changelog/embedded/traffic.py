@@ -14,7 +14,7 @@ from strandline.changelog.clock import Clock
 
 SLICE_S = 0.001
 """Work of less than this is not interrupted."""
-PATIENCE = 3
+MAX_WAIT_RATIO = 3
 """How many times as long as it has worked who gives way waits at most: it has a quarter of the time."""
 LOOK_S = 0.001
 """Who gives way looks so often whether it still has to; so it does not slip between two calls."""
@@ -30,7 +30,7 @@ class Traffic:
         """Of all time."""
 
     @property
-    def flows(self) -> bool:
+    def active(self) -> bool:
         """Whether anything is under way."""
         return self._open > 0
 
@@ -57,20 +57,20 @@ class BackgroundThrottle:
         self._clock = clock
         self._stopping = stopping
         self._since = clock.monotonic()
-        self._met = traffic.begun
+        self._seen_begun = traffic.begun
 
     def give_way(self) -> None:
         """Call it often. Return when nothing is under way, or it has waited long enough, or shall stop."""
         now = self._clock.monotonic()
         if now - self._since < SLICE_S:
             return
-        until = now + PATIENCE * (now - self._since)
-        while now < until and self._somebody() and not self._stopping.is_set():
+        until = now + MAX_WAIT_RATIO * (now - self._since)
+        while now < until and self._seen_traffic() and not self._stopping.is_set():
             self._stopping.wait(min(until - now, LOOK_S))
             now = self._clock.monotonic()
         self._since = now
 
-    def _somebody(self) -> bool:
+    def _seen_traffic(self) -> bool:
         """Whether anything is under way, or has been since the last look."""
-        met, self._met = self._met, self._traffic.begun
-        return self._traffic.flows or met != self._met
+        seen, self._seen_begun = self._seen_begun, self._traffic.begun
+        return self._traffic.active or seen != self._seen_begun

@@ -18,7 +18,7 @@ from strandline.changelog.errors import REPAIR, UNREADABLE, CorruptLog
 from strandline.changelog.records import ConsumerRecord
 
 PRODUCER_IDS_KEY = b"\x00producer-ids"
-BLOCK = 1000
+PRODUCER_ID_BLOCK = 1000
 """Producer ids are set aside, durably, so many at a time (Kafka's ProducerIdsBlock)."""
 
 
@@ -72,13 +72,13 @@ class TransactionLog:
         """The last record of each transactional id. Raises CorruptLog."""
         states: dict[str, TransactionRecord] = {}
         for record in read_records(self.partition):
-            said = parsed(record)
-            if isinstance(said, int):
-                self._next_producer_id = self._block_end = said
-            elif said is not None and said.state is None:
-                states.pop(said.transactional_id, None)
-            elif said is not None and said.state is not None:
-                states[said.transactional_id] = said.state
+            entry = parsed(record)
+            if isinstance(entry, int):
+                self._next_producer_id = self._block_end = entry
+            elif entry is not None and entry.state is None:
+                states.pop(entry.transactional_id, None)
+            elif entry is not None and entry.state is not None:
+                states[entry.transactional_id] = entry.state
         return states
 
     def write(
@@ -104,9 +104,9 @@ class TransactionLog:
     def new_producer_id(self) -> int:
         """A producer id never given before, and never to be given again."""
         if self._next_producer_id == self._block_end:
-            self._append([(PRODUCER_IDS_KEY, _encode(self._block_end + BLOCK))])
+            self._append([(PRODUCER_IDS_KEY, _encode(self._block_end + PRODUCER_ID_BLOCK))])
             self.partition.sync()  # whatever the durability: a number given twice loses data
-            self._block_end += BLOCK
+            self._block_end += PRODUCER_ID_BLOCK
         self._next_producer_id += 1
         return self._next_producer_id - 1
 
