@@ -1,12 +1,14 @@
-"""The transaction coordinator: who may write in which transaction, and how each ends.
+"""The transaction coordinator: the state of each transactional id, and the end of each transaction.
 
     EMPTY ──first append──▶ ONGOING ──▶ COMMITTING ──▶ EMPTY, with the next epoch
                                └──────▶ aborted ─────▶ EMPTY, with the next epoch
 
-There is one for a log. The epoch rises with every transaction (KIP-890), so that a late
-append or marker of an ended one can never hit the next. Producer ids are not handed on from
-one opening of the log to the next: `init_producer` of a known transactional id gives a new
-one, so an identity that a power cut forgot cannot be given out again.
+A log has one coordinator. The producer epoch rises with every transaction (KIP-890), so a late
+append or marker of an ended transaction can never affect the next one.
+
+Producer ids are not kept across openings of the log. The first `init_producer` of a transactional
+id after an opening assigns a new producer id. An epoch that a power cut lost therefore cannot be
+assigned twice.
 """
 
 from __future__ import annotations
@@ -43,18 +45,23 @@ from strandline.changelog.errors import (
 from strandline.changelog.records import ProducerIdentity
 
 MAX_EPOCH = (1 << 31) - 2
+"""Producer epoch at which a transactional id gets a new producer id."""
 MAX_TIMEOUT_MS = 15 * 60 * 1000
-"""Kafka's `transaction.max.timeout.ms`."""
+"""Maximum transaction timeout in milliseconds.
+
+The value is the default of Kafka's `transaction.max.timeout.ms`."""
 EXPIRATION_MS = 7 * 24 * 60 * 60 * 1000
-"""Kafka's `transactional.id.expiration.ms`."""
+"""Milliseconds of idleness after which a transactional id expires.
+
+The value is the default of Kafka's `transactional.id.expiration.ms`."""
 
 
 Check = Callable[[], None]
-"""Raises Fenced if a transaction may not be committed."""
+"""A function that raises Fenced if a transaction may not be committed."""
 
 
 class TransactionPhase(Enum):
-    """Where a transactional id is."""
+    """The phase of a transactional id."""
 
     EMPTY = "no transaction open"
     ONGOING = "a transaction open"
@@ -73,23 +80,26 @@ class Transaction:
         self.state = TransactionPhase.EMPTY
         self.partitions: dict[Partition, None] = {}
         self.checks: list[Check] = []
-        """What must hold when it is to be committed."""
+        """Checks to repeat when the transaction is committed."""
         self.deadline = 0.0
+        """Monotonic time in seconds after which the open transaction is aborted."""
         self.used_ms = 0
+        """Steady time in milliseconds of the last use, for expiry."""
         self.last_ended: tuple[ProducerIdentity, bool] | None = None
-        """The identity whose transaction ended last, and whether it was committed."""
+        """The identity of the transaction that ended last, and True if it was committed."""
         self.refusal: BaseException | None = None
-        """Why that was refused its commit; None if it was not."""
+        """The error that refused the last transaction's commit; None if it was not refused."""
         self.pending_markers: dict[Partition, ProducerIdentity] = {}
-        """Partitions without room for the marker of an abort, and whose marker it is."""
+        """Abort markers that there was no room for: partition → identity that the marker
+        carries."""
 
     def overdue(self, now: float) -> bool:
-        """Whether its transaction has been open for too long."""
+        """Return True if the transaction has been open for longer than its timeout."""
         return self.state is TransactionPhase.ONGOING and now > self.deadline
 
 
 class Coordinator:
-    """The transactions of one log."""
+    """Coordinates the transactions of one log."""
 
     def __init__(
         self, environment: LogContext, log: TransactionLog, ended: TransactionEnded
@@ -102,14 +112,14 @@ class Coordinator:
         self._by_id: dict[str, Transaction] = {}
         self._by_producer: dict[int, Transaction] = {}
         self._before_opening: dict[str, TransactionRecord] = {}
-        """Ids that have not called init_producer since the log was opened."""
+        """Records of transactional ids that have not called init_producer since the opening."""
         self._before_opening_by_producer: dict[int, TransactionRecord] = {}
-        """The same by producer id."""
+        """The same records by producer id."""
 
     # Producers ------------------------------------------------------------------------
 
     def init_producer(self, transactional_id: str | None, timeout_ms: int) -> ProducerIdentity:
-        """See Broker.init_producer."""
+        """Assign a producer identity. See Broker.init_producer."""
         if transactional_id is None:
             with self._lock:
                 return ProducerIdentity(self._log.new_producer_id(), 0)
@@ -150,7 +160,9 @@ class Coordinator:
             "empty", producer.producer_id, producer.epoch, producer.epoch, transaction.timeout_ms
         )
         self._commits.write_pending_markers(transaction.transactional_id)
-        self._commits.finalize()  # or this record would supersede a Prepare that is still needed
+        # This record replaces the id's last one, and that may be a Prepare. Recovery needs the
+        # Prepare until all markers are durable, so they are made durable first.
+        self._commits.finalize()
         if not self._commits.is_finalized(transaction.transactional_id):
             raise StorageFailed(
                 f"the last transaction of {transaction.transactional_id!r} is committed, but not "
@@ -164,20 +176,23 @@ class Coordinator:
     def joined(
         self, producer: ProducerIdentity, partition: Partition, check: Check | None = None
     ) -> Iterator[None]:
-        """Hold the producer's transaction open while something is appended to `partition`.
+        """Keep the producer's transaction open while the block appends to `partition`.
 
-        The partition is registered first, so the end of the transaction reaches it whatever
-        happens. `check` must hold now, and once more when the transaction is to be committed. Raises
-        ProducerFenced, TransactionAborted, InvalidTxnState; and DiskFull while there is no room
-        for the markers of the transaction before.
+        The partition is registered before the append, so the end of the transaction writes a marker
+        there even if the append fails halfway.
+
+        `check` is called now, and once more when the transaction is committed.
+
+        Raises ProducerFenced, TransactionAborted, InvalidTxnState, and DiskFull while there is no
+        room for the markers of the previous transaction.
         """
         transaction = self._find(producer)
         with transaction.lock:
             self._check_current(transaction, producer)
             if transaction.state is TransactionPhase.EMPTY:
-                self._write_pending_markers(
-                    transaction
-                )  # or the marker, written later, would end this one
+                # Before the new transaction begins, because a pending marker that is written
+                # later would end the new one.
+                self._write_pending_markers(transaction)
                 transaction.state = TransactionPhase.ONGOING
                 timeout = transaction.timeout_ms / 1000
                 transaction.deadline = self._environment.clock.monotonic() + timeout
@@ -190,7 +205,7 @@ class Coordinator:
                 transaction.checks.append(check)
 
     def end(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
-        """See Broker.end_transaction."""
+        """Commit or abort a transaction. See Broker.end_transaction."""
         if commit and self._committed_before_opening(producer):
             return producer._replace(epoch=producer.epoch + 1)
         transaction = self._find(producer)
@@ -198,7 +213,8 @@ class Coordinator:
             if transaction.last_ended is not None and transaction.last_ended[0] == producer:
                 return self._repeat_outcome(transaction, commit)
             self._check_current(transaction, producer)
-            if not commit:  # also if nothing of it is here yet: what comes late is too late then
+            if not commit:
+                # Even with no partition yet: the new epoch fences appends that arrive late.
                 self._abort(transaction)
                 return transaction.producer
             if transaction.state is TransactionPhase.EMPTY:
@@ -210,7 +226,7 @@ class Coordinator:
             return self._commit(transaction)
 
     def _recheck(self, transaction: Transaction) -> None:
-        """What was true when the transaction grew must be so at its end, or it is aborted."""
+        """Repeat the checks of the transaction. If one fails, abort the transaction and raise."""
         try:
             for check in transaction.checks:
                 check()
@@ -235,7 +251,7 @@ class Coordinator:
         return transaction.producer
 
     def _apply_outcome(self, transaction: Transaction, ticket: CommitTicket) -> None:
-        """What a commit, failed or not, has made of the transaction."""
+        """Update the transaction after its commit has succeeded or failed."""
         if ticket.stage is CommitStage.COMMITTED:
             self._finish(transaction, ticket.successor, committed=True)
         elif ticket.stage is CommitStage.REFUSED:
@@ -245,7 +261,10 @@ class Coordinator:
             transaction.state = TransactionPhase.FAILED
 
     def _abort(self, transaction: Transaction) -> None:
-        """Markers to all partitions; no Prepare, since what is not prepared is aborted."""
+        """Write abort markers to all partitions of the transaction.
+
+        No Prepare is needed, because recovery aborts every transaction that is not prepared.
+        """
         successor = self._successor(transaction)
         for partition in transaction.partitions:
             if not partition.retired:
@@ -254,17 +273,18 @@ class Coordinator:
                 except UNDONE:
                     transaction.pending_markers[partition] = successor
                 except StrandlineError:
-                    continue  # that partition cannot be written until recovery aborts the rest
-        # Not for safety, but so that readers get past the marker without waiting for others.
+                    continue  # the partition is poisoned; recovery aborts the transaction there
+        # Correctness does not need this fsync. It makes the markers visible now, rather than with
+        # the next fsync of another writer.
         sync_all(self._environment, transaction.partitions)
         self._finish(transaction, successor, committed=False)
 
     def _write_pending_markers(self, transaction: Transaction) -> None:
-        """Write the markers for which there was no room. Raises DiskFull if there still is none."""
+        """Write the markers that there was no room for. Raises DiskFull if there still is none."""
         self._commits.write_pending_markers(transaction.transactional_id)
         for partition, successor in list(transaction.pending_markers.items()):
             if partition.usable:
-                with contextlib.suppress(UnknownTopic):  # deleted this moment
+                with contextlib.suppress(UnknownTopic):  # the topic was deleted meanwhile
                     partition.append_marker(successor, commit=False)
             del transaction.pending_markers[partition]
 
@@ -279,13 +299,14 @@ class Coordinator:
         transaction.state = TransactionPhase.EMPTY
         transaction.producer = successor
         self._environment.counters.ended(committed=committed)
-        if not committed:  # of a commit GroupCommit tells, when the last marker is there
+        # GroupCommit reports commits itself, once the last marker is written.
+        if not committed:
             self._ended(ended, commit=False)
         if successor.epoch >= MAX_EPOCH:
             self._renew(transaction)
 
     def _renew(self, transaction: Transaction) -> None:
-        """The epochs are used up: a new producer id takes their place."""
+        """Assign a new producer id, because the epochs of the old one are used up."""
         with self._lock:
             transaction.producer = ProducerIdentity(self._log.new_producer_id(), 0)
             self._by_producer[transaction.producer.producer_id] = transaction
@@ -317,7 +338,10 @@ class Coordinator:
         )
 
     def _committed_before_opening(self, producer: ProducerIdentity) -> bool:
-        """Whether this is a commit whose answer was lost with the owner before us."""
+        """Return True if the producer asks for a commit that took effect before this opening.
+
+        Its answer was lost with the previous owner.
+        """
         record = self._before_opening_by_producer.get(producer.producer_id)
         return record is not None and record.state != "empty" and record.epoch == producer.epoch
 
@@ -368,14 +392,14 @@ class Coordinator:
 
     @property
     def open_transactions(self) -> int:
-        """How many have not ended."""
+        """Number of transactions that have not ended."""
         with self._lock:
             return sum(t.state is not TransactionPhase.EMPTY for t in self._by_id.values())
 
     # Time and recovery ----------------------------------------------------------------
 
     def tick(self) -> None:
-        """Abort what is open for too long; note which markers are durable by now."""
+        """Abort transactions past their timeout, and finalize those whose markers are durable."""
         now = self._environment.clock.monotonic()
         with self._lock:
             transactions = list(self._by_id.values())
@@ -385,12 +409,15 @@ class Coordinator:
                     if transaction.overdue(now):
                         self._abort(transaction)
                     self._write_pending_markers(transaction)
-        with contextlib.suppress(*UNDONE):  # the next tick may find room
+        with contextlib.suppress(*UNDONE):  # the next tick tries again
             self._commits.finalize()
             self._expire(self._environment.steady_ms() - EXPIRATION_MS)
 
     def _expire(self, older_than: int) -> None:
-        """Forget transactional ids idle for a week; a producer that comes back begins anew."""
+        """Forget transactional ids that were not used since `older_than` (steady milliseconds).
+
+        A producer that calls init_producer afterwards starts with a new producer id.
+        """
         with self._lock:
             idle = [
                 transaction
@@ -407,7 +434,7 @@ class Coordinator:
             self._log.forget([transaction.transactional_id for transaction in idle])
 
     def close(self) -> None:
-        """Write down which transactions are complete."""
+        """Record which transactions are complete."""
         self._commits.finalize()
 
     def recover(
@@ -415,10 +442,10 @@ class Coordinator:
         find: Callable[[str, int], Partition | None],
         partitions: Callable[[], Iterator[Partition]],
     ) -> None:
-        """After opening: complete what was prepared, abort the rest, make both durable.
+        """Complete the prepared transactions and abort all others, durably.
 
-        `find` gives a partition by topic id and number. Raises CorruptLog if a partition holds
-        less than a Prepare says was durable.
+        Called once, at the opening. `find` returns a partition by topic id and number. Raises
+        CorruptLog if a partition ends before the offset that a Prepare recorded as durable.
         """
         records = self._log.load()
         highest = max((max(p.producers.entries, default=-1) for p in partitions()), default=-1)
@@ -445,7 +472,7 @@ class Coordinator:
 def _complete(
     record: TransactionRecord, find: Callable[[str, int], Partition | None]
 ) -> set[Partition]:
-    """Write the commit markers that a crash left out."""
+    """Write the commit markers of a prepared transaction that are missing after a crash."""
     successor = ProducerIdentity(record.producer_id, record.next_epoch)
     touched = set()
     for prepared in record.partitions:
@@ -464,7 +491,7 @@ def _complete(
 
 
 def _abort_open(partition: Partition) -> set[Partition]:
-    """Write abort markers for every transaction still open in a partition."""
+    """Write abort markers for all transactions that are open in a partition."""
     touched = set()
     for producer_id in partition.producers.open_producers:
         epoch = partition.producers.epoch(producer_id) + 1

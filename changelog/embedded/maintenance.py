@@ -1,8 +1,10 @@
-"""What an open log does to itself from time to time: retention, and the files that it dooms.
+"""Periodic maintenance of an open log: retention, and the deletion of replaced segment files.
 
-A segment that leaves the log stays on the disk for `file.delete.delay.ms`, for those who read it
-still; then its files go. When it is time for all this counts by elapsed time, since clocks are set;
-how old records are, by their timestamps.
+A segment that has left the log stays on the disk for `file.delete.delay.ms`, because readers may
+still be reading it. Then its files are deleted.
+
+Delays and intervals count elapsed time, because the wall clock may be changed. The age of records
+counts by their timestamps.
 """
 
 from __future__ import annotations
@@ -20,27 +22,30 @@ from strandline.changelog.errors import StorageFailed, StrandlineError
 _log = logging.getLogger("strandline")
 
 RETENTION_CHECK_MS = 10_000
+"""Milliseconds between two retention checks."""
 PRODUCER_ID_EXPIRATION_MS = 24 * 60 * 60 * 1000
-"""Kafka's `producer.id.expiration.ms`."""
+"""Milliseconds of idleness after which a partition forgets a producer id.
+
+The value is the default of Kafka's `producer.id.expiration.ms`."""
 
 
 class LogMaintenance:
-    """Under the lock of the log's administration, all of it."""
+    """Runs retention and deletes files. The caller holds the owner's administration lock."""
 
     def __init__(self, environment: LogContext, catalog: TopicCatalog) -> None:
         self._environment = environment
         self._catalog = catalog
         self._next_retention_ms = 0
         self.pending_deletes: list[tuple[int, Segment]] = []
-        """Segments out of the log, and when (elapsed ms) their files may go."""
+        """Segments that have left the log, each with the steady time (ms) of its deletion."""
 
     def schedule_delete(self, topic: OpenTopic, segments: Sequence[Segment]) -> None:
-        """These have left the log: their files go in a while."""
+        """Delete the files of segments that have left the log, after `file.delete.delay.ms`."""
         when = self._environment.steady_ms() + topic.config.file_delete_delay_ms
         self.pending_deletes += [(when, segment) for segment in segments]
 
     def tick(self) -> None:
-        """What is due by now."""
+        """Apply retention and delete files, as far as they are due."""
         now = self._environment.steady_ms()
         if now >= self._next_retention_ms:
             self._next_retention_ms = now + RETENTION_CHECK_MS
@@ -48,7 +53,7 @@ class LogMaintenance:
         self._delete_due(now)
 
     def delete_all(self) -> None:
-        """The log is being closed: nobody reads any more. Raises StorageFailed."""
+        """Delete all pending files at once, because the log is being closed. Raises StorageFailed."""
         for _, segment in self.pending_deletes:
             segment.remove()
 
@@ -80,7 +85,10 @@ class LogMaintenance:
 
 
 def sync_quietly(partition: Partition) -> bool:
-    """Whether all of a partition is durable; whatever keeps it from that is for the next opening."""
+    """Return True if all of the partition is durable, False if its sync failed.
+
+    An error is not raised, because the next opening recovers the partition.
+    """
     try:
         partition.sync()
     except StrandlineError:

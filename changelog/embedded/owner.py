@@ -1,7 +1,8 @@
-"""The owner of a log folder: the one process that appends to it.
+"""The owner of a log folder: the one process that appends to the log.
 
-It holds the lock, the catalog, the coordinator and the offsets, each single and simple, and
-answers `Broker` calls directly; `changelog.flight` passes on those of other processes.
+The owner has the folder's lock, the topic catalog, the transaction coordinator and the committed
+offsets. It serves `Broker` calls directly. `changelog.flight` forwards the calls of attached
+processes.
 """
 
 from __future__ import annotations
@@ -72,11 +73,22 @@ T = TypeVar("T")
 
 
 class Owner:
-    """An open log. Implements Broker.
+    """An open log in a folder. Implements Broker.
 
-    `background=False` starts no thread: `tick` is called by hand, and a fetch does not wait.
-    `role` is what the lock file calls this process.
-    Raises LogLocked, CorruptLog, FutureFormat, StorageFailed.
+    Args:
+        storage: The log folder. It is created if it does not exist.
+        clock: Source of time and random identifiers; by default the system's.
+        durability: "fsync": an acknowledged append survives a power cut. "os": it survives `kill
+            -9`.
+        background: With False no thread is started: the caller calls `tick`, and a fetch does not
+            wait.
+        role: Name of this process in the lock file.
+
+    Raises:
+        LogLocked: Another process owns the folder.
+        CorruptLog: A file does not hold what was written to it.
+        FutureFormat: A later version of Strandline wrote the folder.
+        StorageFailed: The file system refused an operation.
     """
 
     def __init__(
@@ -111,7 +123,7 @@ class Owner:
         environment, storage = self._environment, self._environment.storage
         self.meta = folder.folder_meta(environment)
         closed = folder.closed_sizes(storage)
-        storage.sync_dir("")  # the names found are durable before anything is built on them
+        storage.sync_dir("")  # make the names found durable before anything depends on them
         environment.config = folder.log_config(storage)
         self._catalog = TopicCatalog(environment, closed)
         self._maintenance = LogMaintenance(environment, self._catalog)
@@ -120,6 +132,8 @@ class Owner:
         )
         self.pins = KeptPins(environment, self._partition, self._admin)
         self.snapshots = KeptSnapshots(environment, self.meta, self._partitions, self._admin)
+        # Removed before the first append, because a stale record of an orderly close would vouch
+        # for segment sizes that are no longer right.
         storage.unlink(CLEAN)
         storage.sync_dir("")
         offsets = GroupOffsets(self._system_partition(CONSUMER_OFFSETS), self._catalog.has_id)
@@ -143,7 +157,7 @@ class Owner:
         return (partition for topic in self._catalog for partition in topic.partitions)
 
     def close(self) -> None:
-        """Make everything durable, note that the log was closed in order, let go of the folder."""
+        """Make everything durable, record the orderly close, and release the folder's lock."""
         if self._closed:
             return
         self._closed = True
@@ -154,7 +168,7 @@ class Owner:
             if not self._watch.finds_loss(self._partitions()):
                 self._close_in_order()
         except (*UNDONE, FolderLost) as error:
-            message = "the log is closed, and looked through at the next opening: %s"
+            message = "the log is closed, and the next opening runs recovery: %s"
             _log.warning(message, error, extra={"error": error})
         finally:
             self._environment.pool.shutdown()
@@ -168,7 +182,8 @@ class Owner:
             self._maintenance.delete_all()
         finally:
             synced = self._environment.in_parallel(sync_quietly, written)
-            # The next opening takes the names it finds for durable, and removes what they leave out.
+            # After an orderly close the next opening takes the manifests as durable, and removes
+            # files that they do not list. If a save has failed, the close must not be recorded.
             known = all(partition.is_known for partition in self._partitions())
             for partition in self._partitions():
                 partition.shut()
@@ -177,12 +192,16 @@ class Owner:
             folder.save_closed_sizes(self._environment.storage, sizes)
 
     def tick(self) -> None:
-        """The periodic work: transaction timeouts, markers to disk, retention, expiry."""
+        """Do the periodic work that is due.
+
+        It covers transaction timeouts, durable markers, group members, retention, pins, snapshots
+        and cleaning.
+        """
         if self._watch.finds_loss(self._partitions()):
             return
         self._coordinator.tick()
         self._groups.tick()
-        # What open transactions have written so far, for those who read uncommitted.
+        # Makes the records of open transactions durable, so that read_uncommitted readers see them.
         sync_all(self._environment, [p for p in self._partitions() if p.synced_end < p.log_end])
         with self._admin_lock:
             self._maintenance.tick()
@@ -315,9 +334,10 @@ class Owner:
         isolation: Isolation,
         timeout: float,
     ) -> dict[TopicPartition, RecordView]:
-        """Where a fetch would find what it asks for, for those who read the files themselves.
+        """Return views of the records that a fetch would return.
 
-        With nothing new in any partition it waits up to `timeout` seconds. Raises as `fetch` does.
+        Attached processes read the files themselves by these views. If no partition has anything
+        new, the call waits up to `timeout` seconds. Raises what `fetch` raises.
         """
 
         def locate(tp: TopicPartition, offset: int) -> RecordView:
@@ -333,7 +353,10 @@ class Owner:
         is_new: Callable[[T], bool],
         timeout: float,
     ) -> dict[TopicPartition, T]:
-        """What `look` finds in each partition; waits until something in it is new."""
+        """Return what `look` finds in each partition, once something new is found.
+
+        It waits up to `timeout` seconds, and not at all without a background thread.
+        """
 
         def look_at_all() -> dict[TopicPartition, T]:
             self._check_open()
@@ -474,7 +497,7 @@ class Owner:
         self._groups.leave(member)
 
     def metrics(self) -> list[MetricReading]:
-        """What it has counted since it was opened, and how things stand."""
+        """Return counters since the opening, and gauges of the present state."""
         counters, open_ = self._environment.counters, self._coordinator.open_transactions
         return [*log_readings(self._catalog, counters, open_), *self._cleaners.readings()]
 
