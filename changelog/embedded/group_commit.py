@@ -1,12 +1,12 @@
 """Group commit: transactions that are committed at the same time share one round of fsyncs.
 
-The order of the steps in `_run` makes a commit atomic over partitions. Without any one of them a
+The order of the steps in `_run` makes a commit atomic over partitions. If a step were left out, a
 power cut could lose a transaction or apply only part of it.
 
 A marker that there is no room for is *pending*. The Prepare is durable, so the transaction is
 committed. Until its marker is written, a partition shows no records from the transaction's first
-one on. Pending markers are written as soon as there is room: every tick tries, and every call of
-the producer. Until then:
+one on. Every tick retries the pending markers, and so does the producer's next transaction. Until
+they are written:
 
 - The producer cannot begin its next transaction, because a late marker would end that one.
 - The transaction's offsets are not visible, because a reader that sees the offsets may assume that

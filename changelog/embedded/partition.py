@@ -397,9 +397,9 @@ class Partition:
     def roll(self, start: int | None = None) -> None:
         """Close the active segment and create another one, at `start` or the log's end.
 
-        The caller holds the lock. Data, index and producer snapshot of the closed segment are on
-        disk before the manifest lists its successor, so only the active segment ever needs a scan.
-        If there is no room, the next attempt writes all of these files anew.
+        The caller holds the lock. The records and the producer snapshot of the closed segment are
+        durable before the manifest lists its successor, so only the active segment ever needs a
+        full walk. If there is no room, the next attempt writes all of these files anew.
         """
         self.check_usable()
         with self._atomic_or_poisoned():
