@@ -50,8 +50,7 @@ class Attributes(IntFlag):
     away."""
     LOG_APPEND_TIME = 8
     CLEANED = 16
-    """The records came from several frames. Their producers and transactions are no longer
-    known."""
+    """The cleaner wrote the records anew. Their producer and transaction are no longer known."""
 
 
 _TRANSACTIONAL = int(Attributes.TRANSACTIONAL)  # an enum's own `&` takes 3 µs
