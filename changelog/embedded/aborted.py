@@ -55,8 +55,9 @@ class AbortedTransactions:
         return self.marker_of(producer_id, base_offset) is not None
 
     def marker_of(self, producer_id: int, base_offset: int) -> int | None:
-        """Return the offset of the marker that aborted the producer's batch at `base_offset`, or
-        None.
+        """Return the offset of the marker that aborted the batch, or None if it was not aborted.
+
+        The batch is the one of `producer_id` at `base_offset`.
         """
         spans = self._by_producer.get(producer_id)
         if not spans:
