@@ -58,8 +58,7 @@ class FolderMeta(msgspec.Struct):
     """Most recent ancestors, the nearest one last."""
 
     def is_of(self, folder: Identity | None) -> bool:
-        """Return True if this document was written in `folder`, and not in one that it was copied
-        from.
+        """Return True if this document was written for `folder`, and not copied into it.
 
         A device number may change with every boot, so it is compared only if a birth time is
         unknown.

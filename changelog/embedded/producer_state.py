@@ -41,7 +41,7 @@ class ProducerEntry(msgspec.Struct, array_like=True):
     batches: list[BatchMeta]
     """The last five batches, oldest first."""
     last_timestamp: int
-    """Milliseconds since the epoch of the last append, for expiry."""
+    """Milliseconds since the epoch of the last append (`LogContext.steady_ms`), for expiry."""
     open_since: int = -1
     """First offset of the open transaction; -1 if there is none."""
 
@@ -181,9 +181,7 @@ class ProducerStates:
         return EndedTransaction(producer_id, first, marker_offset) if first >= 0 else None
 
     def expire(self, older_than: int) -> None:
-        """Forget producers that were idle since `older_than` (ms), unless they have an open
-        transaction.
-        """
+        """Forget producers idle since `older_than` (ms), except those with an open transaction."""
         idle = [
             producer
             for producer, entry in self.entries.items()
