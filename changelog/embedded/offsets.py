@@ -202,8 +202,8 @@ class GroupOffsets:
             for owner, tp in changes:
                 if owner == group and (wanted is None or tp in wanted):
                     raise CoordinatorLoading(
-                        f"the offset of {tp} in group {group!r} is not stable: a transaction that "
-                        f"may change it has not ended in every partition; try again"
+                        f"the offset of {tp} in group {group!r} is not stable: a transaction of its "
+                        f"owner, or one that changes it, has not ended in every partition; try again"
                     )
 
     def _check_loaded(self) -> None:

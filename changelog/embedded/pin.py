@@ -36,7 +36,7 @@ class PinnedPiece(msgspec.Struct, array_like=True):
     """Lower bound of the offsets in the piece."""
     start: Count
     end: Count
-    """End (exclusive) of the piece in the file, as `start` a position in bytes."""
+    """End (exclusive) of the piece; as `start`, a position in bytes in the file."""
 
 
 class PinnedPartition(msgspec.Struct):

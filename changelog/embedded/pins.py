@@ -307,8 +307,9 @@ def _pieces(partition: Partition, start: int, end: int) -> Iterator[tuple[Segmen
 
 
 def _cut_at(end: int, segment: Segment, piece: SegmentPiece, storage: Storage) -> SegmentPiece:
-    """Return the piece without its frames from offset `end` on, because they may not be durable
-    yet.
+    """Return the piece without its frames from offset `end` on.
+
+    These frames may not be durable yet.
     """
     near = max(piece.start, segment.index.position_of(end))
     for frame in piece._replace(start=near).frames(storage):

@@ -22,7 +22,7 @@ from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.errors import REPAIR, CorruptLog, FutureFormat
 
 CHUNK = 4 << 20
-"""Bytes read at a time; a larger frame is read whole."""
+"""Number of bytes read at a time. A larger frame is read whole."""
 NO_LIMIT = 1 << 63
 """Offset above all others, for a segment without a successor."""
 
@@ -108,7 +108,7 @@ def _found_at(
         if header.length > len(data) - at:
             return header.length
         frame = LocatedFrame(header, data, at, where, segment.place)
-        _ = frame.payload
+        _ = frame.payload  # verifies the checksum
         _check_follows(header, bounds, where)
     except FutureFormat:
         raise

@@ -1,4 +1,4 @@
-"""What is done to several partitions at once, because each waits for the disk."""
+"""Operations on several partitions in parallel, because each waits for the disk."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from strandline.changelog.records import Append, TopicPartition
 def sync_all(
     environment: LogContext, partitions: Collection[Partition]
 ) -> dict[Partition, StrandlineError]:
-    """Sync several partitions at once; those that failed, with the reason.
+    """Sync several partitions in parallel. Return the errors of those that failed.
 
-    With durability "os" there is nothing to wait for.
+    With durability "os" nothing is synced. Deleted partitions are not errors.
     """
     if environment.durability == "os":
         return {}
@@ -36,10 +36,10 @@ def _sync(partition: Partition) -> StrandlineError | None:
 def begin_epochs(
     environment: LogContext, find: Callable[[TopicPartition], Partition], appends: Sequence[Append]
 ) -> None:
-    """Begin the epochs of partitions that are about to get their first append since the opening.
+    """Begin leader epochs in the partitions that get their first append since the opening.
 
-    Each replaces a manifest, and one after another they would take as many times as long. What
-    fails is tried again by the append itself, which raises it.
+    Each epoch replaces a manifest, so doing it in parallel saves time. Errors are ignored, because
+    the append itself tries again and raises them.
     """
     if len(appends) < 2:
         return
