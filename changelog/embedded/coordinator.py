@@ -329,8 +329,8 @@ class Coordinator:
         earlier = self._before_opening_by_producer.get(producer.producer_id)
         if earlier is not None and producer.epoch >= earlier.next_epoch:
             raise TransactionAborted(
-                f"producer {producer.producer_id}: the log was reopened, which aborted what was "
-                f"open; call init_producer and go on from the last commit"
+                f"producer {producer.producer_id}: the log was reopened, which aborted the "
+                f"open transaction; call init_producer and continue from the last commit"
             )
         raise ProducerFenced(
             f"producer {producer.producer_id} is not known here; another instance with its "
@@ -361,21 +361,21 @@ class Coordinator:
     def _check_not_failed(transaction: Transaction) -> None:
         if transaction.state is TransactionPhase.FAILED:
             raise StorageFailed(
-                f"the last commit of {transaction.transactional_id!r} failed on the way to the "
-                f"disk; reopen the log to learn whether it took effect"
+                f"the last commit of {transaction.transactional_id!r} failed, and may be "
+                f"durable or not; reopen the log to find out whether it took effect"
             )
 
     @staticmethod
     def _timed_out(transaction: Transaction) -> TransactionAborted:
         if transaction.refusal is not None:
             return TransactionAborted(
-                f"the transaction of {transaction.transactional_id!r} was aborted, since it could "
-                f"not be committed: {transaction.refusal}"
+                f"the transaction of {transaction.transactional_id!r} was aborted, because its "
+                f"commit failed: {transaction.refusal}"
             )
         return TransactionAborted(
-            f"the transaction of {transaction.transactional_id!r} was aborted, as a rule because "
-            f"it was open for more than transaction.timeout.ms = {transaction.timeout_ms}; call "
-            f"init_producer and go on from the last commit"
+            f"the transaction of {transaction.transactional_id!r} was aborted, probably because "
+            f"it was open for longer than transaction.timeout.ms = {transaction.timeout_ms}; call "
+            f"init_producer and continue from the last commit"
         )
 
     def _repeat_outcome(self, transaction: Transaction, commit: bool) -> ProducerIdentity:

@@ -61,23 +61,23 @@ class FrameHeader(NamedTuple):
 
     # magic         4s   "SLF1"
     # header_crc    u32  CRC-32C of the header's bytes 8 … 103
-    payload_crc: int  # u32  CRC-32C of the bytes 104 … length-1, XOR the place's (see `placed`)
+    payload_crc: int  # u32  CRC-32C of the bytes 104 … length-1, XOR the place (see `placed`)
     length: int  # u32  of the whole frame, a multiple of 64
     version: int  # u8   2; 1 in frames of earlier versions
-    kind: int  # u8   see Kind
+    kind: int  # u8   see FrameKind
     attributes: int  # u16  see Attributes
     record_count: int  # u32  records in the payload
     base_offset: int  # i64  offset of the first record when it was written
     last_offset: int  # i64  offset of the last record when it was written
     base_timestamp: int  # i64  ms, of the first record
     max_timestamp: int  # i64  ms, the largest
-    delete_horizon: int  # i64  ms after which tombstones or marker may go; -1 not yet set
+    delete_horizon: int  # i64  ms after which tombstones or marker may be removed; -1 not set
     producer_id: int  # i64  -1 none
     producer_epoch: int  # i32  -1 none
     base_sequence: int  # i32  -1 none
-    leader_epoch: int  # u32  raised at each unclean start
-    schema_id: int  # u32  of a typed topic's values; 0 bytes
-    durable_end: int  # i64  offset up to which the log was known durable at that time
+    leader_epoch: int  # u32  raised by the first append after each opening
+    schema_id: int  # u32  schema of a typed topic's values; 0 for untyped bytes
+    durable_end: int  # i64  end (exclusive) of the records known durable when it was written
     payload_start: int  # u32  from the frame's first byte
     payload_size: int  # u32  without padding
 
@@ -103,7 +103,7 @@ _BODY = struct.Struct("<IIBBHIqqqqqqiiIIqII")
 _MARKER = struct.Struct("<hhi")
 HEADER_SIZE = _HEADER.size
 """Bytes of a frame header."""
-_PROTECTED = 8  # magic and header_crc are not under header_crc
+_PROTECTED = 8  # bytes of magic and header_crc, which header_crc does not cover
 
 
 def pack_header(header: FrameHeader) -> bytes:

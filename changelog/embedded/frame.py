@@ -285,7 +285,7 @@ def decode_pairs(
     with _decoding(header, where):
         rows = _decode_rows(payload)
         if rows.headers is not None:
-            raise ValueError("there are headers where the frame says that there are none")
+            raise ValueError("headers found, but the frame's attributes say that it has none")
     for column in (rows.timestamps, rows.keys, rows.values):
         _check_count(len(column), header, where)
     return rows.timestamps, rows.keys, rows.values

@@ -293,7 +293,7 @@ class Partition:
             self.poison(error)
             raise
         except BaseException as error:  # MemoryError or an interrupt, between any two steps
-            self.poison(StorageFailed(f"a write was cut short: {type(error).__name__}: {error}"))
+            self.poison(StorageFailed(f"a write was interrupted: {type(error).__name__}: {error}"))
             raise
 
     def _note_producer(self, header: FrameHeader) -> None:
@@ -365,8 +365,8 @@ class Partition:
         # only one of several concurrent fsyncs.
         if isinstance(self._refused, StorageFailed):
             raise PartitionPoisoned(
-                f"{self.topic_partition} cannot be written since an earlier failure "
-                f"({self._refused}); reopen the log once the cause is gone"
+                f"{self.topic_partition} cannot be written after an earlier failure "
+                f"({self._refused}); reopen the log once the cause is fixed"
             )
 
     # Segments -------------------------------------------------------------------------

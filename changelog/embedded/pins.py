@@ -192,7 +192,7 @@ class KeptPins:
         if partition.topic_id != wanted.topic_id:
             raise UnknownTopic(
                 f"topic {tp.topic!r} has the id {partition.topic_id}, not {wanted.topic_id}: it was "
-                "deleted and made anew"
+                "deleted and created again"
             )
         # Visible records may not be durable yet: commit markers, and with durability "os" all.
         if partition.synced_end < wanted.end:
@@ -257,7 +257,7 @@ def _check(name: PinName, timeout_ms: int) -> None:
 
 
 def _unknown(name: PinName) -> UnknownPin:
-    return UnknownPin(f"there is no pin {name}: it was released, or not used for its time")
+    return UnknownPin(f"there is no pin {name}: it was released, or it timed out")
 
 
 # Pinned ranges ----------------------------------------------------------------------------
@@ -271,13 +271,13 @@ def _pin_partition(partition: Partition, wanted: PinnedRange, folder: str) -> Pi
         ends = partition.offsets()
         if not ends.log_start <= start <= end <= ends.last_stable_offset:
             raise OffsetOutOfRange(
-                f"{topic}-{number} has committed records from {ends.log_start} to "
-                f"{ends.last_stable_offset}, {start} to {end} are to be pinned"
+                f"{topic}-{number}: cannot pin offsets {start} to {end}, because committed records "
+                f"are at {ends.log_start} to {ends.last_stable_offset}"
             )
         named = ReadPosition(end, wanted.topic_id, wanted.leader_epoch, wanted.incarnation)
         if wanted.incarnation and (problem := ends.divergence(named)):
             raise OffsetOutOfRange(
-                f"{topic}-{number}: {start} to {end} are to be pinned, but {problem}"
+                f"{topic}-{number}: cannot pin offsets {start} to {end}: {problem}"
             )
         found = list(_pieces(partition, start, end))
         aborted = partition.aborted.among(start, end)

@@ -131,7 +131,7 @@ class ProducerStates:
         expected = advance(entry.batches[-1].last_sequence, 1)
         if base_sequence != expected:
             raise OutOfOrderSequence(
-                f"{where}: producer {producer.producer_id} (epoch {producer.epoch}) must go on at "
+                f"{where}: producer {producer.producer_id} (epoch {producer.epoch}) must continue at "
                 f"sequence {expected}, got {base_sequence} to {last_sequence}"
             )
         if entry.open_since >= 0 and not transactional:

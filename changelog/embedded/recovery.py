@@ -186,8 +186,8 @@ def _check_never_durable(segment: Segment, position: int, failure: str | None) -
     durable_end = durable_end_behind(segment, position)
     if durable_end > segment.end_offset:
         raise CorruptLog(
-            f"{segment.path}: damaged at byte {position} ({failure}), below the offset "
-            f"{durable_end} that was durable; {REPAIR}"
+            f"{segment.path}: damaged at byte {position} ({failure}), although the offsets "
+            f"below {durable_end} were durable; {REPAIR}"
         )
 
 
