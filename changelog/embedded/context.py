@@ -90,7 +90,7 @@ class LogContext:
         return [call(item) for item in items]
 
     def poll_until(self, look: Callable[[], R], is_new: Callable[[R], bool], seconds: float) -> R:
-        """Call `look` until `is_new` accepts its result, at most for `seconds`; return that result."""
+        """Call `look` until `is_new` accepts its result, at most for `seconds`, and return it."""
         deadline = self.clock.monotonic() + seconds
         while True:
             seen = self.notifier.version  # before `look`, so that no change in between is missed

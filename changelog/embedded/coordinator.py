@@ -77,6 +77,7 @@ class Transaction:
         self.producer = producer
         self.timeout_ms = timeout_ms
         self.lock = threading.RLock()
+        """Held during each call of the transaction's producer, the append or commit included."""
         self.state = TransactionPhase.EMPTY
         self.partitions: dict[Partition, None] = {}
         self.checks: list[Check] = []
@@ -109,6 +110,8 @@ class Coordinator:
         self._ended = ended
         self._commits = GroupCommit(environment, log, ended)
         self._lock = threading.Lock()
+        """Guards the maps below. A transaction's lock is taken before it, never while it is
+        held."""
         self._by_id: dict[str, Transaction] = {}
         self._by_producer: dict[int, Transaction] = {}
         self._before_opening: dict[str, TransactionRecord] = {}
@@ -141,6 +144,7 @@ class Coordinator:
             return transaction.producer
 
     def _transaction_of(self, transactional_id: str, timeout_ms: int) -> Transaction:
+        """Return the state of a transactional id, and create it with a new producer id if unknown."""
         with self._lock:
             transaction = self._by_id.get(transactional_id)
             if transaction is None:
@@ -155,6 +159,7 @@ class Coordinator:
             return transaction
 
     def _write_empty(self, transaction: Transaction) -> None:
+        """Write an `empty` record for the transactional id, durably."""
         producer = transaction.producer
         record = TransactionRecord(
             "empty", producer.producer_id, producer.epoch, producer.epoch, transaction.timeout_ms
@@ -235,6 +240,7 @@ class Coordinator:
             raise
 
     def _commit(self, transaction: Transaction) -> ProducerIdentity:
+        """Commit the transaction. Return the producer's identity for the next one."""
         transaction.state = TransactionPhase.COMMITTING
         successor = self._successor(transaction)
         ticket = CommitTicket(
@@ -291,6 +297,7 @@ class Coordinator:
     def _finish(
         self, transaction: Transaction, successor: ProducerIdentity, *, committed: bool
     ) -> None:
+        """Reset the transaction after its end, and give the producer its next epoch."""
         ended = transaction.producer
         transaction.last_ended = (ended, committed)
         transaction.refusal = None
@@ -323,6 +330,10 @@ class Coordinator:
     # Checks ---------------------------------------------------------------------------
 
     def _find(self, producer: ProducerIdentity) -> Transaction:
+        """Return the transaction of a producer id.
+
+        Raises TransactionAborted if the producer is from before this opening, else ProducerFenced.
+        """
         transaction = self._by_producer.get(producer.producer_id)
         if transaction is not None:
             return transaction
@@ -346,6 +357,7 @@ class Coordinator:
         return record is not None and record.state != "empty" and record.epoch == producer.epoch
 
     def _check_current(self, transaction: Transaction, producer: ProducerIdentity) -> None:
+        """Raise unless `producer` is the present identity of the transactional id."""
         self._check_not_failed(transaction)
         current = transaction.producer
         if producer != current:
@@ -367,6 +379,7 @@ class Coordinator:
 
     @staticmethod
     def _timed_out(transaction: Transaction) -> TransactionAborted:
+        """Return the error for a transaction that was aborted without its producer's request."""
         if transaction.refusal is not None:
             return TransactionAborted(
                 f"the transaction of {transaction.transactional_id!r} was aborted, because its "
@@ -379,6 +392,7 @@ class Coordinator:
         )
 
     def _repeat_outcome(self, transaction: Transaction, commit: bool) -> ProducerIdentity:
+        """Answer a repeated call to end a transaction that has ended already."""
         _, committed = transaction.last_ended or (None, False)
         if commit == committed:
             if commit:

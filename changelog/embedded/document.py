@@ -87,7 +87,10 @@ def save(storage: Storage, path: str, kind: str, value: Any) -> None:
 
 
 def read(storage: Storage, path: str, kind: str) -> bytes:
-    """Read the body of the document at `path`. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+    """Return the body of the document at `path`.
+
+    Raises FileNotFoundError, CorruptLog, FutureFormat.
+    """
     with contextlib.closing(storage.open(path)) as file:
         if file.size() > MAX_SIZE:
             raise CorruptLog(
@@ -97,7 +100,10 @@ def read(storage: Storage, path: str, kind: str) -> bytes:
 
 
 def load(storage: Storage, path: str, kind: str, type_: type[T]) -> T:
-    """Read and decode the document at `path`. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+    """Read and decode the document at `path`.
+
+    Raises FileNotFoundError, CorruptLog, FutureFormat.
+    """
     body = read(storage, path, kind)
     try:
         return cast("T", known_json_decoder(cast("Hashable", type_)).decode(body))

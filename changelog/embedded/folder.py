@@ -1,4 +1,4 @@
-"""Documents about the log folder itself: its identity, its settings, its orderly close, its lock."""
+"""Documents about the log folder itself: identity, settings, orderly close, lock."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def folder_meta(environment: LogContext) -> FolderMeta:
 
 
 def _in_its_folder(environment: LogContext, meta: FolderMeta) -> FolderMeta:
-    """Return the identity of the log in this folder, with a new id if it is a copy of another one."""
+    """Return the identity of the log in this folder. A copy of another log gets a new id."""
     storage, clock = environment.storage, environment.clock
     here = storage.identity()
     if not meta.is_of(here):

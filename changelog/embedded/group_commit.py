@@ -117,6 +117,7 @@ class GroupCommit:
     log: TransactionLog
     ended: TransactionEnded
     _waiting: list[CommitTicket] = field(default_factory=list)
+    """Tickets that wait for the next round."""
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     """Guards `_waiting`."""
     _round: threading.Lock = field(default_factory=threading.Lock)

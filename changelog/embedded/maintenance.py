@@ -53,7 +53,7 @@ class LogMaintenance:
         self._delete_due(now)
 
     def delete_all(self) -> None:
-        """Delete all pending files at once, because the log is being closed. Raises StorageFailed."""
+        """Delete all pending files, because the log is being closed. Raises StorageFailed."""
         for _, segment in self.pending_deletes:
             segment.remove()
 

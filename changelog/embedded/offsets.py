@@ -112,11 +112,11 @@ class GroupOffsets:
         producer: ProducerIdentity,
         group: str,
         offsets: Mapping[TopicPartition, CommittedOffset],
-        held: Collection[TopicPartition] = (),
+        owned: Collection[TopicPartition] = (),
     ) -> None:
         """Write offsets in the producer's transaction. They become visible when it commits.
 
-        The partitions in `held` keep their offsets, but these are not stable before the transaction
+        The partitions in `owned` keep their offsets, but these are not stable before the transaction
         has ended. The next owner of such a partition must see the records that the transaction
         wrote.
         """
@@ -125,7 +125,7 @@ class GroupOffsets:
         with self._lock:
             pending = self._pending.setdefault(producer, {})
             pending.update(changes)
-            for tp in held:
+            for tp in owned:
                 pending.setdefault((group, tp), None)
 
     def ended(self, producer: ProducerIdentity, *, commit: bool) -> None:

@@ -107,7 +107,10 @@ class Owner:
         self._background = background
         self._closed = False
         self._pid = os.getpid()
+        """Process that opened the log. A forked child must not use it."""
         self._admin_lock = threading.RLock()
+        """Administration lock: serializes changes of topics and settings, and the deletion of
+        files."""
         storage.make_dir("")
         self._lock = storage.lock(LOCK, folder.lock_note(role), whole=True)
         try:
@@ -140,7 +143,7 @@ class Owner:
         log = TransactionLog(self._system_partition(TRANSACTION_STATE))
         self._coordinator = Coordinator(environment, log, offsets.ended)
         self._coordinator.recover(self._catalog.partition_by_id, self._partitions)
-        offsets.load()
+        offsets.load()  # after recovery, which has ended all open transactions
         self._offsets = offsets
         self._groups = GroupCoordinator(environment.clock, self._partition_count)
 
@@ -148,6 +151,7 @@ class Owner:
         return len(self._catalog.get(topic).partitions) if self._catalog.has(topic) else 0
 
     def _system_partition(self, name: str) -> Partition:
+        """Return the partition of an internal topic, which the first opening creates."""
         if not self._catalog.has(name):
             config = {"cleanup.policy": "compact"}
             self._catalog.create(name, 1, config, None, internal=True)
@@ -176,6 +180,7 @@ class Owner:
             self._lock.release()
 
     def _close_in_order(self) -> None:
+        """Make all partitions durable, and record their sizes if nothing has failed."""
         written = [partition for partition in self._partitions() if partition.segments]
         try:
             self._coordinator.close()
@@ -267,6 +272,7 @@ class Owner:
 
     @contextlib.contextmanager
     def _admin(self) -> Iterator[None]:
+        """Hold the administration lock. Raises OwnerUnavailable if the log is closed."""
         self._check_open()
         with self._admin_lock:
             yield
@@ -291,7 +297,7 @@ class Owner:
                     appended.append(self._append(topic, partition, request))
                     if not request.transactional:
                         plain[partition] = None
-            finally:
+            finally:  # even after an error, because earlier requests are in the log already
                 self._sync(plain)
         return appended
 
@@ -426,8 +432,8 @@ class Owner:
         located = {tp: self._located(tp, offset) for tp, offset in offsets.items()}
         check = partial(self._groups.check_commit, group, member_id, located)
         with self._coordinator.joined(producer, self._offsets.partition, check):
-            held = () if located else self._groups.held(group, member_id)
-            self._offsets.add(producer, group, located, held)
+            owned = () if located else self._groups.held(group, member_id)
+            self._offsets.add(producer, group, located, owned)
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         self._check_open()
@@ -456,7 +462,7 @@ class Owner:
         with self._environment.traffic:
             changes = self._offsets.write(group, offsets)
             self._sync([self._offsets.partition])
-            self._offsets.apply(changes)
+            self._offsets.apply(changes)  # after the fsync: an offset that clients see is durable
 
     def committed(
         self,
@@ -505,6 +511,7 @@ class Owner:
         return located(tp, offset, self._partition(tp).offsets())
 
     def _check_open(self) -> None:
+        """Raise OwnerUnavailable if the log is closed or this process was forked, or FolderLost."""
         if os.getpid() != self._pid:
             raise OwnerUnavailable(
                 "this process was forked from the log's owner, which alone may use it; open the "

@@ -94,17 +94,21 @@ class Partition:
         self.topic_id = manifest.topic_id
         self.segments: tuple[Segment, ...] = ()
         self.written = AppendCounters()
+        """Counters for metrics."""
         self.producers = ProducerStates()
         self.aborted = AbortedTransactions()
         self.log_end = 0
         self.high_watermark = 0
         self.synced_end = 0
+        """End (exclusive) of the records known to be durable."""
         self.committed_end = 0
         """End (exclusive) of the last plain batch or commit marker; 0 after opening.
 
         It does not depend on the outcome of the transactions that are still open."""
         self.lock = threading.RLock()
+        """Guards the end of the log, the manifest, the segment tuple and the producer state."""
         self._sync_lock = threading.Lock()
+        """Serializes fsyncs. It is taken before `lock`, never while `lock` is held."""
         self.epoch_begun = False
         """True after this opening of the log has begun its leader epoch in the partition."""
         self.schemas = ValueSchemas()
@@ -260,6 +264,7 @@ class Partition:
         transactional: bool,
         recovery: bool = False,
     ) -> FrameHeader:
+        """Append one frame to the active segment, after a roll if that is full."""
         if not (self.epoch_begun or recovery):
             self._begin_epoch_by_append()
         segment = self._segment_for(payload)
@@ -308,6 +313,7 @@ class Partition:
         )
 
     def _publish_unsynced(self) -> None:
+        """Make appended records visible at once, with durability "os" only."""
         if self.environment.durability == "os":
             self.high_watermark = self.log_end
             self.environment.notifier.notify()
@@ -372,6 +378,7 @@ class Partition:
     # Segments -------------------------------------------------------------------------
 
     def _segment_for(self, payload: FramePayload) -> Segment:
+        """Return the active segment with room for the payload; create or roll it if needed."""
         if not self.segments:
             self.environment.storage.make_dir(self.folder)
             self.roll()
@@ -382,6 +389,7 @@ class Partition:
         return self.segments[-1]
 
     def _is_full(self, active: Segment, payload: FramePayload) -> bool:
+        """Return True if the active segment must be closed before the payload is appended."""
         if active.size == 0:
             return False
         too_large = (
@@ -474,7 +482,7 @@ class Partition:
         return list(dropped)
 
     def new_segment_name(self, base_offset: int) -> SegmentName:
-        """Return the name for a segment that is to replace others. Its number is never used again."""
+        """Return the name for a segment that is to replace others. Its number is used once."""
         with self.lock:
             generation = self.manifest.next_generation
             self.manifest = msgspec.structs.replace(self.manifest, next_generation=generation + 1)

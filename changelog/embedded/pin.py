@@ -98,7 +98,10 @@ class PinReader:
     def fetch(
         self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
     ) -> Fetched:
-        """Implement `Pins.fetch`. Raises FileNotFoundError if the pin or one of its files is gone."""
+        """Implement `Pins.fetch`.
+
+        Raises FileNotFoundError if the pin or one of its files is gone.
+        """
         return _view(self._pin(name), name, partition, offset).fetch(self._storage, max_bytes)
 
     def forget(self) -> None:

@@ -174,7 +174,7 @@ class ProducerStates:
     def ended(
         self, producer: ProducerIdentity, marker_offset: int, timestamp: int
     ) -> EndedTransaction | None:
-        """Record a marker. Return the transaction that it ended, None if that had no records here."""
+        """Record a marker. Return the ended transaction, or None if it has no records here."""
         producer_id, epoch = producer
         first = self._open.pop(producer_id, -1)
         self.entries[producer_id] = ProducerEntry(epoch, [], timestamp)

@@ -99,7 +99,7 @@ def _check_never_written(environment: LogContext, folder: str, closed_size: int 
 
 
 def holds_records(storage: Storage, folder: str) -> bool:
-    """Return True if a partition's folder holds more than a crash before the first manifest leaves."""
+    """Return True if a partition's folder holds records, or files that only follow records."""
     for name in storage.list_dir(folder):
         if segment_of(name) is not None:
             with contextlib.closing(storage.open(f"{folder}/{name}")) as file:

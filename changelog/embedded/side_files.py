@@ -38,7 +38,10 @@ def save_producers(
 
 
 def load_producers(storage: Storage, folder: str, offset: int) -> ProducerStates:
-    """Load the producer state as of `offset`. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+    """Load the producer state as of `offset`.
+
+    Raises FileNotFoundError, CorruptLog, FutureFormat.
+    """
     path = f"{folder}/{producer_snapshot(offset)}"
     entries = document.load(storage, path, SNAPSHOT_KIND, list[tuple[int, ProducerEntry]])
     return ProducerStates(dict(entries))

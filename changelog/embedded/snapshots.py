@@ -180,7 +180,7 @@ class _Cut:
                 self._files.append(self._link(name))
 
     def linked(self) -> list[SnapshotFile]:
-        """Link the segments' files into the snapshot's folder. Return all files of the partition."""
+        """Link the segments' files into the snapshot's folder. Return all of its files."""
         *closed, active = self._segments
         for segment, size in closed:
             self._files.append(self._link(segment.log_file, size, closed=True))

@@ -68,7 +68,10 @@ class TopicMeta(msgspec.Struct, kw_only=True):
 
     @staticmethod
     def load_copy(storage: Storage, topic_id: str) -> TopicMeta:
-        """Load the copy in the topic's folder. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+        """Load the copy in the topic's folder.
+
+        Raises FileNotFoundError, CorruptLog, FutureFormat.
+        """
         return document.load(storage, topic_copy(topic_id), COPY_KIND, TopicMeta)
 
 

@@ -24,7 +24,7 @@ PRODUCER_ID_BLOCK = 1000
 
 
 class PreparedPartition(msgspec.Struct, array_like=True, frozen=True):
-    """A partition in a prepared transaction, and the end (exclusive) of its durable records there."""
+    """A partition of a prepared transaction. Its `end` (exclusive) was durable at the Prepare."""
 
     topic: str
     topic_id: str
