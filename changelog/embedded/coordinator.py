@@ -144,7 +144,7 @@ class Coordinator:
             return transaction.producer
 
     def _transaction_of(self, transactional_id: str, timeout_ms: int) -> Transaction:
-        """Return the state of a transactional id, and create it with a new producer id if unknown."""
+        """Return the state of a transactional id. An unknown one gets a new producer id."""
         with self._lock:
             transaction = self._by_id.get(transactional_id)
             if transaction is None:

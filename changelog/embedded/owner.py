@@ -109,8 +109,7 @@ class Owner:
         self._pid = os.getpid()
         """Process that opened the log. A forked child must not use it."""
         self._admin_lock = threading.RLock()
-        """Administration lock: serializes changes of topics and settings, and the deletion of
-        files."""
+        """Serializes changes of topics and settings, and the deletion of files."""
         storage.make_dir("")
         self._lock = storage.lock(LOCK, folder.lock_note(role), whole=True)
         try:
