@@ -26,7 +26,9 @@ def history(count: int, producers: int, seed: int) -> list[EndedTransaction]:
     return ended
 
 
-@pytest.mark.parametrize("count", [0, 1, BLOCK_TRANSACTIONS, BLOCK_TRANSACTIONS + 1, 4 * BLOCK_TRANSACTIONS + 7])
+@pytest.mark.parametrize(
+    "count", [0, 1, BLOCK_TRANSACTIONS, BLOCK_TRANSACTIONS + 1, 4 * BLOCK_TRANSACTIONS + 7]
+)
 @pytest.mark.parametrize("producers", [1, 5, 300])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_it_finds_what_looking_at_all_would_find(
