@@ -1,4 +1,4 @@
-"""Which transactional batches of a partition were aborted (Kafka's TransactionIndex)."""
+"""Index of the aborted transactions of a partition (Kafka's TransactionIndex)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strandline.changelog.embedded.producer_state import EndedTransaction
 class AbortedTransactions:
     """The aborted transactions of one partition.
 
-    The transactions of one producer do not overlap, so a batch is aborted exactly if it lies
+    The transactions of one producer do not overlap. A batch is therefore aborted exactly if it lies
     between the first offset and the marker of one of its producer's aborted transactions.
 
     >>> aborted = AbortedTransactions()
@@ -24,8 +24,8 @@ class AbortedTransactions:
     def __init__(self, transactions: Iterable[EndedTransaction] = ()) -> None:
         self._by_producer: dict[int, list[tuple[int, int]]] = {}
         self._by_marker: list[EndedTransaction] = []
-        self._least_first: list[int] = []
-        """For each block of `_by_marker` the smallest first offset in it."""
+        self._min_first_offsets: list[int] = []
+        """Smallest first offset in each block of `_by_marker`."""
         for transaction in sorted(transactions, key=_marker_offset):
             self.add(transaction)
 
@@ -36,9 +36,10 @@ class AbortedTransactions:
         return bool(self._by_marker)
 
     def add(self, transaction: EndedTransaction) -> None:
-        """Note an aborted transaction; noting it twice is harmless.
+        """Add an aborted transaction; adding it twice is harmless.
 
-        It takes the same time however many there are, if its marker is the last one of all.
+        If its marker is the last one of all, the cost does not depend on the number of
+        transactions.
         """
         at = bisect_left(self._by_marker, transaction.marker_offset, key=_marker_offset)
         end = bisect_right(self._by_marker, transaction.marker_offset, at, key=_marker_offset)
@@ -50,11 +51,14 @@ class AbortedTransactions:
         insort(self._by_producer.setdefault(transaction.producer_id, []), span)
 
     def covers(self, producer_id: int, base_offset: int) -> bool:
-        """Whether the producer's batch at `base_offset` was aborted."""
+        """Return True if the producer's batch at `base_offset` was aborted."""
         return self.marker_of(producer_id, base_offset) is not None
 
     def marker_of(self, producer_id: int, base_offset: int) -> int | None:
-        """Offset of the marker that aborted the producer's batch at `base_offset`; None: it was not."""
+        """Return the offset of the marker that aborted the batch, or None if it was not aborted.
+
+        The batch is the one of `producer_id` at `base_offset`.
+        """
         spans = self._by_producer.get(producer_id)
         if not spans:
             return None
@@ -64,45 +68,50 @@ class AbortedTransactions:
         return spans[index][1]
 
     def ending_in(self, start: int, end: int) -> list[EndedTransaction]:
-        """Those whose marker lies in [start, end)."""
+        """Return the transactions whose marker lies in [`start`, `end`)."""
         first = bisect_left(self._by_marker, start, key=_marker_offset)
         return self._by_marker[first : bisect_left(self._by_marker, end, key=_marker_offset)]
 
     def since(self, log_start: int) -> AbortedTransactions:
-        """Those that end at or past the log's start; readers of the rest keep this one."""
+        """Return a copy with the transactions whose marker is at `log_start` or later.
+
+        A copy is made because readers may still be using this object.
+        """
         return AbortedTransactions(self.ending_in(log_start, _FOREVER))
 
     def among(self, start: int, end: int) -> AbortedTransactions:
-        """Those that a batch with offsets in [start, end) can belong to."""
+        """Return the transactions that a batch with offsets in [`start`, `end`) can belong to."""
         ended = self.ending_in(start, end)
-        return AbortedTransactions([*ended, *self._reaching_over(end, max(start, end))])
+        return AbortedTransactions([*ended, *self._spanning(end, max(start, end))])
 
-    def _reaching_over(self, offset: int, marker: int) -> Iterator[EndedTransaction]:
-        """Those that begin before `offset` and end at `marker` or after it.
+    def _spanning(self, offset: int, marker: int) -> Iterator[EndedTransaction]:
+        """Iterate over transactions that begin before `offset` and end at `marker` or later.
 
-        Whole blocks in which none begins so early are passed over.
+        A block whose smallest first offset is not before `offset` is skipped as a whole.
         """
         at = bisect_left(self._by_marker, marker, key=_marker_offset)
-        for block in range(at // BLOCK, len(self._least_first)):
-            if self._least_first[block] < offset:
-                for one in self._by_marker[max(at, block * BLOCK) : (block + 1) * BLOCK]:
+        for block in range(at // BLOCK_TRANSACTIONS, len(self._min_first_offsets)):
+            if self._min_first_offsets[block] < offset:
+                for one in self._by_marker[
+                    max(at, block * BLOCK_TRANSACTIONS) : (block + 1) * BLOCK_TRANSACTIONS
+                ]:
                     if one.first_offset < offset:
                         yield one
 
     def _note_first(self, at: int) -> None:
-        """Keep `_least_first` right after a transaction was put in at an index."""
-        block = at // BLOCK
-        if at == len(self._by_marker) - 1 and block < len(self._least_first):
+        """Update `_min_first_offsets` after an insertion at index `at` of `_by_marker`."""
+        block = at // BLOCK_TRANSACTIONS
+        if at == len(self._by_marker) - 1 and block < len(self._min_first_offsets):
             first = self._by_marker[at].first_offset
-            self._least_first[block] = min(self._least_first[block], first)
+            self._min_first_offsets[block] = min(self._min_first_offsets[block], first)
             return
-        del self._least_first[block:]  # all those after it have moved
-        for begin in range(block * BLOCK, len(self._by_marker), BLOCK):
-            stretch = self._by_marker[begin : begin + BLOCK]
-            self._least_first.append(min(one.first_offset for one in stretch))
+        del self._min_first_offsets[block:]  # the transactions after it have moved
+        for begin in range(block * BLOCK_TRANSACTIONS, len(self._by_marker), BLOCK_TRANSACTIONS):
+            stretch = self._by_marker[begin : begin + BLOCK_TRANSACTIONS]
+            self._min_first_offsets.append(min(one.first_offset for one in stretch))
 
 
-BLOCK = 256
-"""Transactions in a block."""
+BLOCK_TRANSACTIONS = 256
+"""Number of transactions in a block."""
 _FOREVER = 1 << 62
 _marker_offset = attrgetter("marker_offset")

@@ -1,4 +1,4 @@
-"""What may be appended to a topic: the checks between a request and the log."""
+"""Validation of append requests: checks and encoding between a request and the log."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from strandline.changelog.schema import BYTES
 
 
 def admitted(topic: OpenTopic, request: Append, now_ms: int) -> FramePayload:
-    """The encoded batch of a request that `topic` may take.
+    """Check a request, and return its encoded batch.
 
-    Raises InvalidRecord, SchemaMismatch, RecordTooLarge; nothing has happened then.
+    Raises InvalidRecord, SchemaMismatch or RecordTooLarge; nothing has been written then.
     """
     name, columns = topic.meta.name, request.columns
     _check_producer(topic, request)
@@ -92,7 +92,7 @@ def _check_times(topic: OpenTopic, columns: pa.RecordBatch, now_ms: int) -> None
 
 
 def identity_of(producer: ProducerIdentity | None) -> ProducerIdentity:
-    """The producer of a transactional append. Raises InvalidRecord if there is none."""
+    """Return the producer of a transactional append. Raises InvalidRecord if there is none."""
     if producer is None:
         raise InvalidRecord("a transactional append needs a producer; call init_producer first")
     return producer

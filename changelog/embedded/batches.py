@@ -1,4 +1,4 @@
-"""From a frame to what readers get."""
+"""Conversion of frames into the batches and records that readers receive."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from strandline.changelog.schema import ValueSchemas, upgrade
 def columns_of(
     frame: LocatedFrame, schemas: ValueSchemas
 ) -> tuple[pa.RecordBatch, pa.Int64Array | None]:
-    """The records of a data frame as they were written; their offsets where some are missing between them.
+    """Return the records of a data frame as they were written, and their offsets.
 
-    Raises CorruptLog.
+    The offsets are None if they are consecutive. Raises CorruptLog.
     """
     header, where = frame.header, frame.where
     payload = frame.payload
@@ -29,7 +29,7 @@ def columns_of(
 
 
 def batch_of(frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchemas) -> Batch:
-    """The records of a data frame, their values as the latest schema has them.
+    """Return the records of a data frame, with their values in the latest schema.
 
     Raises CorruptLog.
     """
@@ -44,9 +44,9 @@ def batch_of(frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchem
 def records_of(
     frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchemas
 ) -> Iterator[ConsumerRecord]:
-    """The same as `batch_of(…).records()`, and three times as fast for a frame of few records.
+    """Iterate over the records of a data frame, like `batch_of(…).records()`.
 
-    Raises CorruptLog.
+    For a frame of few records it is three times as fast. Raises CorruptLog.
     """
     header = frame.header
     plain = header.kind == FrameKind.ROWS and not header.attributes & Attributes.HEADERS

@@ -1,4 +1,4 @@
-"""What every part of one open log shares: files, time, durability, settings, the bell for readers, counters."""
+"""State that all parts of one open log share: storage, clock, durability, settings and counters."""
 
 from __future__ import annotations
 
@@ -17,84 +17,85 @@ from strandline.changelog.storage import Storage
 
 Durability = Literal["fsync", "os"]
 SYNC_THREADS = 8
+"""Maximum number of fsyncs that run at the same time."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Notifier:
-    """Tells waiting readers that some partition has something new."""
+    """Notifies waiting readers that some partition has changed."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.version = 0
 
-    def ring(self) -> None:
-        """Something is new."""
+    def notify(self) -> None:
+        """Increment the version and wake up all waiting readers."""
         with self._changed:
             self.version += 1
             self._changed.notify_all()
 
     def wait(self, seen: int, seconds: float) -> None:
-        """Return when the version is past `seen`, at the latest after `seconds`."""
+        """Return when the version is no longer `seen`, at the latest after `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self.version != seen, seconds)
 
 
 @dataclass
 class LogContext:
-    """The world of one open log, passed in."""
+    """The environment of one open log, passed to each of its parts."""
 
     storage: Storage
     clock: Clock
     durability: Durability = "fsync"
-    """fsync: an acknowledged append survives a power cut; os: it survives `kill -9`."""
+    """"fsync": an acknowledged append survives a power cut; "os": it survives `kill -9`."""
     config: LogConfig = field(default_factory=LogConfig)
-    """What is set for the log as a whole, at the moment; changed by the catalog."""
-    signal: Notifier = field(default_factory=Notifier)
+    """Present settings of the log as a whole. The catalog replaces them."""
+    notifier: Notifier = field(default_factory=Notifier)
     counters: LogCounters = field(default_factory=LogCounters)
     traffic: Traffic = field(default_factory=Traffic)
-    """Appends and commits; the cleaner gives way to them."""
+    """Appends and commits under way. The cleaner yields to them."""
     pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(SYNC_THREADS, "strandline-sync")
     )
-    """For fsyncs of several files at once; it has no thread until the first."""
+    """Threads for concurrent fsyncs of several files. The first use starts them."""
 
     def __post_init__(self) -> None:
         self._begun_ms = self.clock.now_ms() - int(self.clock.monotonic() * 1000)
 
     @cached_property
     def incarnation(self) -> str:
-        """Identifier of this opening of the log, as epochs name it: see `changelog.history`.
+        """Random identifier of this opening of the log, as `changelog.history` describes it.
 
-        Drawn by the first append. If two threads draw it at once both identifiers are used, which
-        is harmless: no other opening has either of them.
+        The first append creates it. Two threads that create it at the same time may both use their
+        own. This is harmless, because no other opening has either of them.
         """
         return self.clock.new_id()
 
     def steady_ms(self) -> int:
-        """The time in ms as it was at the opening, and goes on whatever becomes of the wall clock.
+        """Return milliseconds since the epoch at the opening, plus the time elapsed since then.
 
-        For how long something has been idle: a clock that is set forward makes nobody idle.
+        Changes of the wall clock do not affect it, so it measures how long something was idle.
         """
         return self._begun_ms + int(self.clock.monotonic() * 1000)
 
-    def at_once(self, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """`call` of each item, side by side where that is possible."""
+    def in_parallel(self, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """Return the results of `call` for each item, on several threads if possible."""
         if len(items) > 1:
             try:
                 return list(self.pool.map(call, items))
             except RuntimeError:
-                pass  # no new threads while the interpreter shuts down
+                pass  # the interpreter is shutting down and starts no new threads
         return [call(item) for item in items]
 
-    def waited(self, look: Callable[[], R], is_new: Callable[[R], bool], seconds: float) -> R:
-        """What `look` finds, as soon as something in it is new, at the latest after `seconds`."""
+    def poll_until(self, look: Callable[[], R], is_new: Callable[[R], bool], seconds: float) -> R:
+        """Call `look` until `is_new` accepts its result, at most for `seconds`, and return it."""
         deadline = self.clock.monotonic() + seconds
         while True:
-            seen = self.signal.version
+            seen = self.notifier.version  # before `look`, so that no change in between is missed
             found = look()
             remaining = deadline - self.clock.monotonic()
             if remaining <= 0 or is_new(found):
                 return found
-            self.signal.wait(seen, remaining)
+            self.notifier.wait(seen, remaining)

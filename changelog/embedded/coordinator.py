@@ -1,12 +1,14 @@
-"""The transaction coordinator: who may write in which transaction, and how each ends.
+"""The transaction coordinator: the state of each transactional id, and the end of each transaction.
 
     EMPTY ──first append──▶ ONGOING ──▶ COMMITTING ──▶ EMPTY, with the next epoch
                                └──────▶ aborted ─────▶ EMPTY, with the next epoch
 
-There is one for a log. The epoch rises with every transaction (KIP-890), so that a late
-append or marker of an ended one can never hit the next. Producer ids are not handed on from
-one opening of the log to the next: `init_producer` of a known transactional id gives a new
-one, so an identity that a power cut forgot cannot be given out again.
+A log has one coordinator. The producer epoch rises with every transaction (KIP-890), so a late
+append or marker of an ended transaction can never affect the next one.
+
+Producer ids are not kept across openings of the log. The first `init_producer` of a transactional
+id after an opening assigns a new producer id. An epoch that a power cut lost therefore cannot be
+assigned twice.
 """
 
 from __future__ import annotations
@@ -43,18 +45,23 @@ from strandline.changelog.errors import (
 from strandline.changelog.records import ProducerIdentity
 
 MAX_EPOCH = (1 << 31) - 2
+"""Producer epoch at which a transactional id gets a new producer id."""
 MAX_TIMEOUT_MS = 15 * 60 * 1000
-"""Kafka's `transaction.max.timeout.ms`."""
+"""Maximum transaction timeout in milliseconds.
+
+The value is the default of Kafka's `transaction.max.timeout.ms`."""
 EXPIRATION_MS = 7 * 24 * 60 * 60 * 1000
-"""Kafka's `transactional.id.expiration.ms`."""
+"""Milliseconds of idleness after which a transactional id expires.
+
+The value is the default of Kafka's `transactional.id.expiration.ms`."""
 
 
 Check = Callable[[], None]
-"""Raises Fenced if a transaction may not be committed."""
+"""A function that raises Fenced if a transaction may not be committed."""
 
 
 class TransactionPhase(Enum):
-    """Where a transactional id is."""
+    """The phase of a transactional id."""
 
     EMPTY = "no transaction open"
     ONGOING = "a transaction open"
@@ -70,26 +77,30 @@ class Transaction:
         self.producer = producer
         self.timeout_ms = timeout_ms
         self.lock = threading.RLock()
+        """Held during each call of the transaction's producer, the append or commit included."""
         self.state = TransactionPhase.EMPTY
         self.partitions: dict[Partition, None] = {}
         self.checks: list[Check] = []
-        """What must hold when it is to be committed."""
+        """Checks to repeat when the transaction is committed."""
         self.deadline = 0.0
+        """Monotonic time in seconds after which the open transaction is aborted."""
         self.used_ms = 0
+        """Steady time in milliseconds of the last use, for expiry."""
         self.last_ended: tuple[ProducerIdentity, bool] | None = None
-        """The identity whose transaction ended last, and whether it was committed."""
+        """The identity of the transaction that ended last, and True if it was committed."""
         self.refusal: BaseException | None = None
-        """Why that was refused its commit; None if it was not."""
-        self.owed: dict[Partition, ProducerIdentity] = {}
-        """Partitions without room for the marker of an abort, and whose marker it is."""
+        """The error that refused the last transaction's commit; None if it was not refused."""
+        self.pending_markers: dict[Partition, ProducerIdentity] = {}
+        """Abort markers that there was no room for: partition → identity that the marker
+        carries."""
 
     def overdue(self, now: float) -> bool:
-        """Whether its transaction has been open for too long."""
+        """Return True if the transaction has been open for longer than its timeout."""
         return self.state is TransactionPhase.ONGOING and now > self.deadline
 
 
 class Coordinator:
-    """The transactions of one log."""
+    """Coordinates the transactions of one log."""
 
     def __init__(
         self, environment: LogContext, log: TransactionLog, ended: TransactionEnded
@@ -99,17 +110,19 @@ class Coordinator:
         self._ended = ended
         self._commits = GroupCommit(environment, log, ended)
         self._lock = threading.Lock()
+        """Guards the maps below. A transaction's lock is taken before it, never while it is
+        held."""
         self._by_id: dict[str, Transaction] = {}
         self._by_producer: dict[int, Transaction] = {}
         self._before_opening: dict[str, TransactionRecord] = {}
-        """Ids that have not called init_producer since the log was opened."""
-        self._awaited: dict[int, TransactionRecord] = {}
-        """The same by producer id."""
+        """Records of transactional ids that have not called init_producer since the opening."""
+        self._before_opening_by_producer: dict[int, TransactionRecord] = {}
+        """The same records by producer id."""
 
     # Producers ------------------------------------------------------------------------
 
     def init_producer(self, transactional_id: str | None, timeout_ms: int) -> ProducerIdentity:
-        """See Broker.init_producer."""
+        """Assign a producer identity. See Broker.init_producer."""
         if transactional_id is None:
             with self._lock:
                 return ProducerIdentity(self._log.new_producer_id(), 0)
@@ -131,6 +144,7 @@ class Coordinator:
             return transaction.producer
 
     def _transaction_of(self, transactional_id: str, timeout_ms: int) -> Transaction:
+        """Return the state of a transactional id. An unknown one gets a new producer id."""
         with self._lock:
             transaction = self._by_id.get(transactional_id)
             if transaction is None:
@@ -140,18 +154,21 @@ class Coordinator:
                 self._by_producer[producer.producer_id] = transaction
                 old = self._before_opening.pop(transactional_id, None)
                 if old is not None:
-                    self._awaited.pop(old.producer_id, None)
+                    self._before_opening_by_producer.pop(old.producer_id, None)
             transaction.used_ms = self._environment.steady_ms()
             return transaction
 
     def _write_empty(self, transaction: Transaction) -> None:
+        """Write an `empty` record for the transactional id, durably."""
         producer = transaction.producer
         record = TransactionRecord(
             "empty", producer.producer_id, producer.epoch, producer.epoch, transaction.timeout_ms
         )
-        self._commits.pay(transaction.transactional_id)
-        self._commits.settle()  # or this record would supersede a Prepare that is still needed
-        if not self._commits.is_settled(transaction.transactional_id):
+        self._commits.write_pending_markers(transaction.transactional_id)
+        # This record replaces the id's last one, and that may be a Prepare. Recovery needs the
+        # Prepare until all markers are durable, so they are made durable first.
+        self._commits.finalize()
+        if not self._commits.is_finalized(transaction.transactional_id):
             raise StorageFailed(
                 f"the last transaction of {transaction.transactional_id!r} is committed, but not "
                 f"all its markers could be written; reopen the log, which writes them"
@@ -164,18 +181,23 @@ class Coordinator:
     def joined(
         self, producer: ProducerIdentity, partition: Partition, check: Check | None = None
     ) -> Iterator[None]:
-        """Hold the producer's transaction open while something is appended to `partition`.
+        """Keep the producer's transaction open while the block appends to `partition`.
 
-        The partition is registered first, so the end of the transaction reaches it whatever
-        happens. `check` must hold now, and once more when the transaction is to be committed. Raises
-        ProducerFenced, TransactionAborted, InvalidTxnState; and DiskFull while there is no room
-        for the markers of the transaction before.
+        The partition is registered before the append, so the end of the transaction writes a marker
+        there even if the append fails halfway.
+
+        `check` is called now, and once more when the transaction is committed.
+
+        Raises ProducerFenced, TransactionAborted, InvalidTxnState, and DiskFull while there is no
+        room for the markers of the previous transaction.
         """
         transaction = self._find(producer)
         with transaction.lock:
             self._check_current(transaction, producer)
             if transaction.state is TransactionPhase.EMPTY:
-                self._pay(transaction)  # or the marker, written later, would end this one
+                # Before the new transaction begins, because a pending marker that is written
+                # later would end the new one.
+                self._write_pending_markers(transaction)
                 transaction.state = TransactionPhase.ONGOING
                 timeout = transaction.timeout_ms / 1000
                 transaction.deadline = self._environment.clock.monotonic() + timeout
@@ -188,15 +210,16 @@ class Coordinator:
                 transaction.checks.append(check)
 
     def end(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
-        """See Broker.end_transaction."""
+        """Commit or abort a transaction. See Broker.end_transaction."""
         if commit and self._committed_before_opening(producer):
             return producer._replace(epoch=producer.epoch + 1)
         transaction = self._find(producer)
         with transaction.lock:
             if transaction.last_ended is not None and transaction.last_ended[0] == producer:
-                return self._answer_again(transaction, commit)
+                return self._repeat_outcome(transaction, commit)
             self._check_current(transaction, producer)
-            if not commit:  # also if nothing of it is here yet: what comes late is too late then
+            if not commit:
+                # Even with no partition yet: the new epoch fences appends that arrive late.
                 self._abort(transaction)
                 return transaction.producer
             if transaction.state is TransactionPhase.EMPTY:
@@ -204,11 +227,11 @@ class Coordinator:
             if self._environment.clock.monotonic() > transaction.deadline:
                 self._abort(transaction)
                 raise self._timed_out(transaction)
-            self._check_once_more(transaction)
+            self._recheck(transaction)
             return self._commit(transaction)
 
-    def _check_once_more(self, transaction: Transaction) -> None:
-        """What was true when the transaction grew must be so at its end, or it is aborted."""
+    def _recheck(self, transaction: Transaction) -> None:
+        """Repeat the checks of the transaction. If one fails, abort the transaction and raise."""
         try:
             for check in transaction.checks:
                 check()
@@ -217,6 +240,7 @@ class Coordinator:
             raise
 
     def _commit(self, transaction: Transaction) -> ProducerIdentity:
+        """Commit the transaction. Return the producer's identity for the next one."""
         transaction.state = TransactionPhase.COMMITTING
         successor = self._successor(transaction)
         ticket = CommitTicket(
@@ -229,11 +253,11 @@ class Coordinator:
         try:
             self._commits.commit(ticket)
         finally:
-            self._settle_outcome(transaction, ticket)
+            self._apply_outcome(transaction, ticket)
         return transaction.producer
 
-    def _settle_outcome(self, transaction: Transaction, ticket: CommitTicket) -> None:
-        """What a commit, failed or not, has made of the transaction."""
+    def _apply_outcome(self, transaction: Transaction, ticket: CommitTicket) -> None:
+        """Update the transaction after its commit has succeeded or failed."""
         if ticket.stage is CommitStage.COMMITTED:
             self._finish(transaction, ticket.successor, committed=True)
         elif ticket.stage is CommitStage.REFUSED:
@@ -243,32 +267,37 @@ class Coordinator:
             transaction.state = TransactionPhase.FAILED
 
     def _abort(self, transaction: Transaction) -> None:
-        """Markers to all partitions; no Prepare, since what is not prepared is aborted."""
+        """Write abort markers to all partitions of the transaction.
+
+        No Prepare is needed, because recovery aborts every transaction that is not prepared.
+        """
         successor = self._successor(transaction)
         for partition in transaction.partitions:
             if not partition.retired:
                 try:
                     partition.append_marker(successor, commit=False)
                 except UNDONE:
-                    transaction.owed[partition] = successor
+                    transaction.pending_markers[partition] = successor
                 except StrandlineError:
-                    continue  # that partition cannot be written until recovery aborts the rest
-        # Not for safety, but so that readers get past the marker without waiting for others.
+                    continue  # the partition is poisoned; recovery aborts the transaction there
+        # Correctness does not need this fsync. It makes the markers visible now, rather than with
+        # the next fsync of another writer.
         sync_all(self._environment, transaction.partitions)
         self._finish(transaction, successor, committed=False)
 
-    def _pay(self, transaction: Transaction) -> None:
-        """Write the markers for which there was no room. Raises DiskFull if there still is none."""
-        self._commits.pay(transaction.transactional_id)
-        for partition, successor in list(transaction.owed.items()):
+    def _write_pending_markers(self, transaction: Transaction) -> None:
+        """Write the markers that there was no room for. Raises DiskFull if there still is none."""
+        self._commits.write_pending_markers(transaction.transactional_id)
+        for partition, successor in list(transaction.pending_markers.items()):
             if partition.usable:
-                with contextlib.suppress(UnknownTopic):  # deleted this moment
+                with contextlib.suppress(UnknownTopic):  # the topic was deleted meanwhile
                     partition.append_marker(successor, commit=False)
-            del transaction.owed[partition]
+            del transaction.pending_markers[partition]
 
     def _finish(
         self, transaction: Transaction, successor: ProducerIdentity, *, committed: bool
     ) -> None:
+        """Reset the transaction after its end, and give the producer its next epoch."""
         ended = transaction.producer
         transaction.last_ended = (ended, committed)
         transaction.refusal = None
@@ -277,13 +306,14 @@ class Coordinator:
         transaction.state = TransactionPhase.EMPTY
         transaction.producer = successor
         self._environment.counters.ended(committed=committed)
-        if not committed:  # of a commit GroupCommit tells, when the last marker is there
+        # GroupCommit reports commits itself, once the last marker is written.
+        if not committed:
             self._ended(ended, commit=False)
         if successor.epoch >= MAX_EPOCH:
             self._renew(transaction)
 
     def _renew(self, transaction: Transaction) -> None:
-        """The epochs are used up: a new producer id takes their place."""
+        """Assign a new producer id, because the epochs of the old one are used up."""
         with self._lock:
             transaction.producer = ProducerIdentity(self._log.new_producer_id(), 0)
             self._by_producer[transaction.producer.producer_id] = transaction
@@ -300,14 +330,18 @@ class Coordinator:
     # Checks ---------------------------------------------------------------------------
 
     def _find(self, producer: ProducerIdentity) -> Transaction:
+        """Return the transaction of a producer id.
+
+        Raises TransactionAborted if the producer is from before this opening, else ProducerFenced.
+        """
         transaction = self._by_producer.get(producer.producer_id)
         if transaction is not None:
             return transaction
-        awaited = self._awaited.get(producer.producer_id)
-        if awaited is not None and producer.epoch >= awaited.next_epoch:
+        earlier = self._before_opening_by_producer.get(producer.producer_id)
+        if earlier is not None and producer.epoch >= earlier.next_epoch:
             raise TransactionAborted(
-                f"producer {producer.producer_id}: the log was reopened, which aborted what was "
-                f"open; call init_producer and go on from the last commit"
+                f"producer {producer.producer_id}: the log was reopened, which aborted the "
+                f"open transaction; call init_producer and continue from the last commit"
             )
         raise ProducerFenced(
             f"producer {producer.producer_id} is not known here; another instance with its "
@@ -315,11 +349,15 @@ class Coordinator:
         )
 
     def _committed_before_opening(self, producer: ProducerIdentity) -> bool:
-        """Whether this is a commit whose answer was lost with the owner before us."""
-        record = self._awaited.get(producer.producer_id)
+        """Return True if the producer asks for a commit that took effect before this opening.
+
+        Its answer was lost with the previous owner.
+        """
+        record = self._before_opening_by_producer.get(producer.producer_id)
         return record is not None and record.state != "empty" and record.epoch == producer.epoch
 
     def _check_current(self, transaction: Transaction, producer: ProducerIdentity) -> None:
+        """Raise unless `producer` is the present identity of the transactional id."""
         self._check_not_failed(transaction)
         current = transaction.producer
         if producer != current:
@@ -335,28 +373,30 @@ class Coordinator:
     def _check_not_failed(transaction: Transaction) -> None:
         if transaction.state is TransactionPhase.FAILED:
             raise StorageFailed(
-                f"the last commit of {transaction.transactional_id!r} failed on the way to the "
-                f"disk; reopen the log to learn whether it took effect"
+                f"the last commit of {transaction.transactional_id!r} failed, and may be "
+                f"durable or not; reopen the log to find out whether it took effect"
             )
 
     @staticmethod
     def _timed_out(transaction: Transaction) -> TransactionAborted:
+        """Return the error for a transaction that was aborted without its producer's request."""
         if transaction.refusal is not None:
             return TransactionAborted(
-                f"the transaction of {transaction.transactional_id!r} was aborted, since it could "
-                f"not be committed: {transaction.refusal}"
+                f"the transaction of {transaction.transactional_id!r} was aborted, because its "
+                f"commit failed: {transaction.refusal}"
             )
         return TransactionAborted(
-            f"the transaction of {transaction.transactional_id!r} was aborted, as a rule because "
-            f"it was open for more than transaction.timeout.ms = {transaction.timeout_ms}; call "
-            f"init_producer and go on from the last commit"
+            f"the transaction of {transaction.transactional_id!r} was aborted, probably because "
+            f"it was open for longer than transaction.timeout.ms = {transaction.timeout_ms}; call "
+            f"init_producer and continue from the last commit"
         )
 
-    def _answer_again(self, transaction: Transaction, commit: bool) -> ProducerIdentity:
+    def _repeat_outcome(self, transaction: Transaction, commit: bool) -> ProducerIdentity:
+        """Answer a repeated call to end a transaction that has ended already."""
         _, committed = transaction.last_ended or (None, False)
         if commit == committed:
             if commit:
-                self._commits.pay(transaction.transactional_id)
+                self._commits.write_pending_markers(transaction.transactional_id)
             return transaction.producer
         if commit:
             raise self._timed_out(transaction)
@@ -366,37 +406,40 @@ class Coordinator:
 
     @property
     def open_transactions(self) -> int:
-        """How many have not ended."""
+        """Number of transactions that have not ended."""
         with self._lock:
             return sum(t.state is not TransactionPhase.EMPTY for t in self._by_id.values())
 
     # Time and recovery ----------------------------------------------------------------
 
     def tick(self) -> None:
-        """Abort what is open for too long; note which markers are durable by now."""
+        """Abort transactions past their timeout, and finalize those whose markers are durable."""
         now = self._environment.clock.monotonic()
         with self._lock:
             transactions = list(self._by_id.values())
         for transaction in transactions:
-            if transaction.overdue(now) or transaction.owed:
+            if transaction.overdue(now) or transaction.pending_markers:
                 with transaction.lock, contextlib.suppress(StorageFailed):
                     if transaction.overdue(now):
                         self._abort(transaction)
-                    self._pay(transaction)
-        with contextlib.suppress(*UNDONE):  # the next tick may find room
-            self._commits.settle()
+                    self._write_pending_markers(transaction)
+        with contextlib.suppress(*UNDONE):  # the next tick tries again
+            self._commits.finalize()
             self._expire(self._environment.steady_ms() - EXPIRATION_MS)
 
     def _expire(self, older_than: int) -> None:
-        """Forget transactional ids idle for a week; a producer that comes back begins anew."""
+        """Forget transactional ids that were not used since `older_than` (steady milliseconds).
+
+        A producer that calls init_producer afterwards starts with a new producer id.
+        """
         with self._lock:
             idle = [
                 transaction
                 for transaction in self._by_id.values()
                 if transaction.used_ms < older_than
                 and transaction.state is TransactionPhase.EMPTY
-                and not transaction.owed
-                and self._commits.is_settled(transaction.transactional_id)
+                and not transaction.pending_markers
+                and self._commits.is_finalized(transaction.transactional_id)
             ]
             for transaction in idle:
                 del self._by_id[transaction.transactional_id]
@@ -405,18 +448,18 @@ class Coordinator:
             self._log.forget([transaction.transactional_id for transaction in idle])
 
     def close(self) -> None:
-        """Write down which transactions are complete."""
-        self._commits.settle()
+        """Record which transactions are complete."""
+        self._commits.finalize()
 
     def recover(
         self,
         find: Callable[[str, int], Partition | None],
         partitions: Callable[[], Iterator[Partition]],
     ) -> None:
-        """After opening: complete what was prepared, abort the rest, make both durable.
+        """Complete the prepared transactions and abort all others, durably.
 
-        `find` gives a partition by topic id and number. Raises CorruptLog if a partition holds
-        less than a Prepare says was durable.
+        Called once, at the opening. `find` returns a partition by topic id and number. Raises
+        CorruptLog if a partition ends before the offset that a Prepare recorded as durable.
         """
         records = self._log.load()
         highest = max((max(p.producers.entries, default=-1) for p in partitions()), default=-1)
@@ -435,13 +478,15 @@ class Coordinator:
         if completed:
             self._log.write(completed, sync=True)
         self._before_opening = records
-        self._awaited = {record.producer_id: record for record in records.values()}
+        self._before_opening_by_producer = {
+            record.producer_id: record for record in records.values()
+        }
 
 
 def _complete(
     record: TransactionRecord, find: Callable[[str, int], Partition | None]
 ) -> set[Partition]:
-    """Write the commit markers that a crash left out."""
+    """Write the commit markers of a prepared transaction that are missing after a crash."""
     successor = ProducerIdentity(record.producer_id, record.next_epoch)
     touched = set()
     for prepared in record.partitions:
@@ -454,13 +499,13 @@ def _complete(
                 f"{partition.log_end}, but a committed transaction reaches to {prepared.end}; {REPAIR}"
             )
         if partition.producers.epoch(record.producer_id) < record.next_epoch:
-            partition.append_marker(successor, commit=True, again=True)
+            partition.append_marker(successor, commit=True, recovery=True)
             touched.add(partition)
     return touched
 
 
 def _abort_open(partition: Partition) -> set[Partition]:
-    """Write abort markers for every transaction still open in a partition."""
+    """Write abort markers for all transactions that are open in a partition."""
     touched = set()
     for producer_id in partition.producers.open_producers:
         epoch = partition.producers.epoch(producer_id) + 1

@@ -1,13 +1,13 @@
-"""Small files that are replaced whole: one line saying what they are, then their body.
+"""Small files that are replaced as a whole: a header line, then a body.
 
     strandline <kind> <version> <CRC-32C of the body, 8 hex digits>
     …body…
 
-The kinds are in changelog/embedded/names.py's table; most bodies are JSON, so that a person can read
-them. Written by temporary file, fsync, rename, fsync of the folder.
+The table in changelog/embedded/names.py lists the kinds. Most bodies are JSON, so that a person can
+read them. A document is written by temporary file, fsync, rename, fsync of the folder.
 
-Files beside a segment have version 2: their checksum begins with that of the file's own place,
-"<topic id>/<partition>/<name>". Such a file is not valid in the place of another.
+Files beside a segment have version 2. Their checksum also covers the path "<topic
+id>/<partition>/<name>", so such a file is not valid in another place.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from strandline.changelog.errors import REPAIR, UNREADABLE, CorruptLog, FutureFo
 from strandline.changelog.storage import Storage, replace
 
 VERSION = 1
-"""Format version of every kind of document that VERSIONS does not name."""
+"""Format version of every kind of document that VERSIONS does not list."""
 VERSIONS = {"manifest": 2, "index": 2, "aborted": 2, "producers": 2}
-"""Format versions above 1. Earlier ones are read as well."""
+"""Format versions above 1. Files of earlier versions can be read."""
 PLACED = frozenset({"index", "aborted", "producers"})
-"""Kinds of documents whose checksum covers their place, from version 2 on."""
+"""Kinds of documents whose checksum covers their path, from version 2 on."""
 MAX_SIZE = 1 << 30
-"""Bytes; a longer file is damage, not a document."""
-_MAX_LINE = 200
+"""Maximum size of a document in bytes. A longer file is damaged."""
+_MAX_LINE_BYTES = 200
 
 T = TypeVar("T")
 
 
 def pack(kind: str, body: bytes, path: str = "") -> bytes:
-    """The content of a document that is to be at `path`.
+    """Return the content of a document that is to be written to `path`.
 
     >>> pack("manifest", b"{}")
     b'strandline manifest 2 297bd0aa\\n{}'
@@ -56,9 +56,12 @@ def _checksum(kind: str, version: int, body: bytes, path: str) -> int:
 
 
 def unpack(kind: str, content: bytes, where: str) -> bytes:
-    """The body of a document. Raises CorruptLog or FutureFormat, naming the file `where`."""
+    """Return the body of a document, its checksum verified.
+
+    `where` is the file's path. Raises CorruptLog, FutureFormat.
+    """
     line, newline, body = content.partition(b"\n")
-    words = line[:_MAX_LINE].decode("ascii", "replace").split(" ")
+    words = line[:_MAX_LINE_BYTES].decode("ascii", "replace").split(" ")
     if not newline or len(words) != 4 or words[:2] != ["strandline", kind]:
         raise CorruptLog(
             f"{where}: not a {kind} file, it begins with {bytes(line[:40])!r}; {REPAIR}"
@@ -74,7 +77,7 @@ def unpack(kind: str, content: bytes, where: str) -> bytes:
 
 
 def encoded(kind: str, value: Any, path: str = "") -> bytes:
-    """The content of a document that is to be at `path`, with `value` as JSON."""
+    """Return the content of a document that is to be written to `path`, with `value` as JSON."""
     return pack(kind, msgspec.json.format(msgspec.json.encode(value)), path)
 
 
@@ -84,7 +87,10 @@ def save(storage: Storage, path: str, kind: str, value: Any) -> None:
 
 
 def read(storage: Storage, path: str, kind: str) -> bytes:
-    """The body of the document at `path`. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+    """Return the body of the document at `path`.
+
+    Raises FileNotFoundError, CorruptLog, FutureFormat.
+    """
     with contextlib.closing(storage.open(path)) as file:
         if file.size() > MAX_SIZE:
             raise CorruptLog(
@@ -94,7 +100,10 @@ def read(storage: Storage, path: str, kind: str) -> bytes:
 
 
 def load(storage: Storage, path: str, kind: str, type_: type[T]) -> T:
-    """Read the document at `path`. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+    """Read and decode the document at `path`.
+
+    Raises FileNotFoundError, CorruptLog, FutureFormat.
+    """
     body = read(storage, path, kind)
     try:
         return cast("T", known_json_decoder(cast("Hashable", type_)).decode(body))

@@ -1,7 +1,8 @@
-"""Which file system a folder is on: network file systems are refused.
+"""Detection of network file systems, which are refused.
 
-Over NFS, SMB and their like, locks lapse or are each client's own, fsync may answer before the data
-is safe, and a Unix socket does not reach the other machine; two owners would destroy the log.
+Over NFS, SMB and similar protocols a lock may expire or be visible to one client only, fsync may
+return before the data is safe, and a Unix socket does not reach the other machine. Two owners would
+destroy the log.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NETWORK_FUSE = frozenset([
     "smbnetfs", "juicefs", "blobfuse2", "goofys",
 ])
 # fmt: on
-"""Programs behind FUSE: their type is "fuse.<name>"."""
+"""Programs that mount network file systems through FUSE; their type is "fuse.<name>"."""
 
 
 class MountPoint(NamedTuple):
@@ -34,17 +35,17 @@ class MountPoint(NamedTuple):
 
     folder: str
     kind: str
-    """Its type, as the kernel calls it."""
+    """Type of the file system, in the kernel's words."""
     source: str
 
     @property
     def remote(self) -> bool:
-        """Whether other machines may write to it as well."""
+        """True if other machines may write to the file system too."""
         return self.kind in NETWORK_FILE_SYSTEMS or self.kind.removeprefix("fuse.") in NETWORK_FUSE
 
 
 def check_local(path: str | os.PathLike[str]) -> None:
-    """Raise StorageFailed if `path` (which need not exist yet) is on a network file system."""
+    """Raise StorageFailed if `path` is on a network file system. The path need not exist."""
     folder = os.path.realpath(path)
     mount = mount_of(folder, _mounts())
     if mount is not None and mount.remote:
@@ -57,7 +58,7 @@ def check_local(path: str | os.PathLike[str]) -> None:
 
 
 def mount_of(folder: str, mounts: Iterable[MountPoint]) -> MountPoint | None:
-    """The mount that holds `folder`: the deepest, and of several on one folder the last.
+    """Return the mount that holds `folder`: the deepest one, and the last of several on one folder.
 
     >>> mount_of("/a/b/c", [MountPoint("/", "ext4", "x"), MountPoint("/a", "nfs", "h:/a"), MountPoint("/a/bc", "xfs", "y")])
     MountPoint(folder='/a', kind='nfs', source='h:/a')
@@ -71,7 +72,7 @@ def mount_of(folder: str, mounts: Iterable[MountPoint]) -> MountPoint | None:
 
 
 def parse_mountinfo(text: str) -> list[MountPoint]:
-    r"""The mounts in Linux's /proc/self/mountinfo (proc(5)).
+    r"""Parse the mounts in Linux's /proc/self/mountinfo (proc(5)).
 
     >>> parse_mountinfo("36 35 98:0 /r /mnt\\040x rw,noatime master:1 - nfs4 host:/root rw\n")
     [MountPoint(folder='/mnt x', kind='nfs4', source='host:/root')]
@@ -86,7 +87,7 @@ def parse_mountinfo(text: str) -> list[MountPoint]:
 
 
 def parse_mount_command(text: str) -> list[MountPoint]:
-    """The mounts that macOS's `mount` prints.
+    """Parse the mounts that macOS's `mount` prints.
 
     >>> parse_mount_command("//me@nas/share on /Volumes/my share (smbfs, nodev, nosuid)")
     [MountPoint(folder='/Volumes/my share', kind='smbfs', source='//me@nas/share')]
@@ -104,5 +105,5 @@ def _mounts() -> list[MountPoint]:
 
 
 def _unescaped(field: str) -> str:
-    r"""Mountinfo writes space, tab, newline and backslash as \ooo."""
+    r"""Decode a field of mountinfo, which writes space, tab, newline and backslash as \ooo."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

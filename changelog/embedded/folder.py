@@ -1,4 +1,4 @@
-"""What a log folder says of itself: which log it is, its settings, how it was closed, who has it open."""
+"""Documents about the log folder itself: identity, settings, orderly close, lock."""
 
 from __future__ import annotations
 
@@ -26,39 +26,42 @@ FOLDER_KIND = "log"
 CLEAN_KIND = "clean"
 CONFIG_KIND = "config"
 
-MOST_ANCESTORS = 32
-"""Of which a log knows; a copy of a copy begins to forget the first."""
+MAX_ANCESTORS = 32
+"""Maximum number of ancestors kept for a log. Older ones are forgotten first."""
 
 _log = logging.getLogger("strandline")
 
 ClosedSizes = dict[str, int]
-"""By partition folder, how large the active segment was when the log was closed in order."""
+"""Bytes of the active segment at the orderly close, by partition folder."""
 
 
 class Ancestor(msgspec.Struct):
-    """A log of which this one began as a copy."""
+    """A log that this one was copied from."""
 
     log_id: str
     left_ms: int
-    """When the copy got an id of its own."""
+    """Milliseconds since the epoch at which the copy got an id of its own."""
 
 
 class FolderMeta(msgspec.Struct):
-    """What a log folder is."""
+    """Identity of a log folder."""
 
     log_id: str
     created_ms: int
     configured: bool = False
-    """Whether there must be a document of the log's settings: they could not be lost unnoticed."""
+    """True if a settings document exists, so that its loss is noticed."""
     folder: Identity | None = None
-    """The folder that has this id; None: an older version made it, or the storage tells no folders apart."""
+    """Identity of the folder that has this log id.
+
+    None if an older version created it, or if the storage cannot tell folders apart."""
     ancestors: list[Ancestor] = []
-    """The last ones, the nearest at the end."""
+    """Most recent ancestors, the nearest one last."""
 
     def is_of(self, folder: Identity | None) -> bool:
-        """Whether this is the log of that folder, and not of one it was copied from.
+        """Return True if this document was written for `folder`, and not copied into it.
 
-        A device's number may change with every boot, so it counts only where no birth time is known.
+        A device number may change with every boot, so it is compared only if a birth time is
+        unknown.
         """
         known = self.folder
         if known is None or folder is None:
@@ -68,13 +71,16 @@ class FolderMeta(msgspec.Struct):
         return known[:2] == folder[:2]
 
     def of_copy(self, new_id: str, now_ms: int) -> FolderMeta:
-        """What a copy of this log is."""
-        ancestors = [*self.ancestors, Ancestor(self.log_id, now_ms)][-MOST_ANCESTORS:]
+        """Return the document for a copy of this log."""
+        ancestors = [*self.ancestors, Ancestor(self.log_id, now_ms)][-MAX_ANCESTORS:]
         return msgspec.structs.replace(self, log_id=new_id, ancestors=ancestors)
 
 
 def folder_meta(environment: LogContext) -> FolderMeta:
-    """Read what the folder is, or make it a log folder if it is empty."""
+    """Read the folder's identity, or create it in an empty folder.
+
+    A copied log gets a new id. Raises CorruptLog, FutureFormat, StorageFailed.
+    """
     storage, clock = environment.storage, environment.clock
     try:
         meta = document.load(storage, FOLDER_META, FOLDER_KIND, FolderMeta)
@@ -90,16 +96,16 @@ def folder_meta(environment: LogContext) -> FolderMeta:
 
 
 def _in_its_folder(environment: LogContext, meta: FolderMeta) -> FolderMeta:
-    """What the folder is, with an id of its own if it is a copy of another one."""
+    """Return the identity of the log in this folder. A copy of another log gets a new id."""
     storage, clock = environment.storage, environment.clock
     here = storage.identity()
     if not meta.is_of(here):
         _refuse_shared_files(storage)
         original = meta.log_id
         meta = meta.of_copy(clock.new_id(), clock.now_ms())
-        said = {"log_id": meta.log_id, "original": original}
+        fields = {"log_id": meta.log_id, "original": original}
         _log.warning(
-            "this log is a copy of %(original)s; its id is %(log_id)s now", said, extra=said
+            "this log is a copy of %(original)s; its id is %(log_id)s now", fields, extra=fields
         )
     elif meta.folder is not None or here is None:
         return meta
@@ -109,7 +115,11 @@ def _in_its_folder(environment: LogContext, meta: FolderMeta) -> FolderMeta:
 
 
 def _refuse_shared_files(storage: Storage) -> None:
-    """The lock file has no second name, unless a whole folder was copied by hard links."""
+    """Raise StorageFailed if the folder was copied by hard links.
+
+    The log never links its lock file, so a second link shows that the whole folder was copied this
+    way.
+    """
     if storage.links(LOCK) > 1:
         raise StorageFailed(
             "this folder is a copy by hard links, so its files are those of the original too, and "
@@ -119,7 +129,7 @@ def _refuse_shared_files(storage: Storage) -> None:
 
 
 def log_config(storage: Storage) -> LogConfig:
-    """What is set for the log as a whole. Raises CorruptLog, FutureFormat."""
+    """Read the settings of the log as a whole. Raises CorruptLog, FutureFormat."""
     try:
         return LogConfig(document.load(storage, LOG_CONFIG, CONFIG_KIND, dict[str, str]))
     except FileNotFoundError:
@@ -133,7 +143,9 @@ def log_config(storage: Storage) -> LogConfig:
 
 
 def save_log_config(storage: Storage, config: LogConfig) -> None:
-    """Keep these settings, durably. Raises DiskFull: nothing has changed then."""
+    """Save the settings of the log as a whole, durably. After DiskFull nothing has changed."""
+    # The document exists before `configured` is set, and `configured` is set before any setting is
+    # saved. A crash in between therefore never looks like lost settings.
     if not _is_configured(storage):
         if not storage.exists(LOG_CONFIG):
             document.save(storage, LOG_CONFIG, CONFIG_KIND, {})
@@ -149,11 +161,11 @@ def _is_configured(storage: Storage) -> bool:
     except FutureFormat:
         raise
     except (FileNotFoundError, CorruptLog):
-        return False  # which is said by whoever needs the document
+        return False  # the code that needs the document reports it
 
 
 def closed_sizes(storage: Storage) -> ClosedSizes | None:
-    """What the log noted when it was closed in order; None if it was not."""
+    """Read the record of an orderly close; None if the log was not closed in order."""
     try:
         return document.load(storage, CLEAN, CLEAN_KIND, ClosedSizes)
     except FileNotFoundError:
@@ -161,11 +173,11 @@ def closed_sizes(storage: Storage) -> ClosedSizes | None:
 
 
 def save_closed_sizes(storage: Storage, sizes: ClosedSizes) -> None:
-    """Note that the log is being closed in order."""
+    """Record that the log is being closed in order."""
     document.save(storage, CLEAN, CLEAN_KIND, sizes)
 
 
 def lock_note(role: str) -> str:
-    """What the lock file says while this process holds the lock."""
+    """Return the content of the lock file while this process has the lock."""
     started = time.strftime("%Y-%m-%dT%H:%M:%S")
     return f"pid {os.getpid()}, {role}, started {started}\n"

@@ -1,4 +1,4 @@
-"""Whether an owner still has its folder: if not, it stops for good and touches nothing."""
+"""Detection of a lost log folder. Its owner then stops for good and leaves the files alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ _log = logging.getLogger("strandline")
 
 
 class FolderWatch:
-    """Remembers that the folder was lost: putting it back does not undo what came in between."""
+    """Remembers that the folder was lost.
+
+    The owner does not resume when the folder is put back, because another process may have changed
+    it.
+    """
 
     def __init__(self, environment: LogContext) -> None:
         self._environment = environment
@@ -25,7 +29,10 @@ class FolderWatch:
             raise FolderLost(str(self._lost)) from self._lost
 
     def finds_loss(self, partitions: Iterable[Partition]) -> bool:
-        """Look whether the folder is lost; if so the partitions take nothing more, and readers wake up."""
+        """Return True if the folder is lost.
+
+        The first time, all partitions are poisoned and waiting readers are woken up.
+        """
         if self._lost is None:
             try:
                 self._environment.storage.check()
@@ -34,5 +41,5 @@ class FolderWatch:
                 _log.error("the log stops: %s", error, extra={"error": error})
                 for partition in partitions:
                     partition.poison(error)
-                self._environment.signal.ring()
+                self._environment.notifier.notify()
         return self._lost is not None

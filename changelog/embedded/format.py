@@ -1,10 +1,10 @@
 """The bytes of a frame: one batch of records in a segment file (docs/format.md).
 
-A frame is a header of 104 bytes and a payload, padded to a multiple of 64 bytes; frames follow
-one another from byte 0 of a segment. Integers are little-endian. The header has a CRC of its
-own, so that a scan can walk a segment, and trust what it reads, without touching payloads.
+A frame is a header of 104 bytes and a payload, padded to a multiple of 64 bytes. Frames follow one
+another from byte 0 of a segment. Integers are little-endian. The header has a CRC of its own, so a
+scan can walk a segment and trust the headers without reading payloads.
 
-No I/O here.
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from strandline.changelog.errors import REPAIR, CorruptLog, FutureFormat
 
 MAGIC = b"SLF1"
 VERSION = 2
-"""Of the frames that are written. Version 1 did not say where a frame belongs."""
+"""Version of the frames that are written. Version 1 did not name a frame's partition."""
 ALIGNMENT = 64
-MAX_FRAME = 1 << 30
-"""Bytes; a longer length in a header is damage, not a frame."""
+"""Bytes; the length of a frame is a multiple of this."""
+MAX_FRAME_BYTES = 1 << 30
+"""Maximum length of a frame in bytes. A header with a longer length is damaged."""
 
 
 class FrameKind(IntEnum):
-    """How the payload holds the records."""
+    """Encoding of the records in a payload."""
 
     EMPTY = 0
     """No records: a header kept for the producer state it carries."""
     ROWS = 1
-    """MessagePack [timestamps, keys, values, headers]: batches below ~32 records."""
+    """MessagePack [timestamps, keys, values, headers]: batches of fewer than 32 records."""
     ARROW = 2
     """One Arrow IPC record-batch message; its body begins at a multiple of 64."""
     CONTROL = 3
@@ -45,37 +46,38 @@ class Attributes(IntFlag):
     HEADERS = 2
     """The payload has a column `headers`."""
     OFFSETS = 4
-    """The payload has a column `offset`: records in between were compacted away."""
+    """The payload has a column `offset`, because records between its records were compacted
+    away."""
     LOG_APPEND_TIME = 8
     CLEANED = 16
-    """The records were in other frames before; whose, and in which transaction, is not known any more."""
+    """The cleaner wrote the records anew. Their producer and transaction are no longer known."""
 
 
 _TRANSACTIONAL = int(Attributes.TRANSACTIONAL)  # an enum's own `&` takes 3 µs
 
 
 class FrameHeader(NamedTuple):
-    """The header of a frame, a field a line, in the order on disk."""
+    """The header of a frame, one field per line, in the order on disk."""
 
     # magic         4s   "SLF1"
     # header_crc    u32  CRC-32C of the header's bytes 8 … 103
-    payload_crc: int  # u32  CRC-32C of the bytes 104 … length-1, XOR the place's (see `placed`)
+    payload_crc: int  # u32  CRC-32C of the bytes 104 … length-1, XOR the place (see `placed`)
     length: int  # u32  of the whole frame, a multiple of 64
     version: int  # u8   2; 1 in frames of earlier versions
-    kind: int  # u8   see Kind
+    kind: int  # u8   see FrameKind
     attributes: int  # u16  see Attributes
     record_count: int  # u32  records in the payload
     base_offset: int  # i64  offset of the first record when it was written
     last_offset: int  # i64  offset of the last record when it was written
     base_timestamp: int  # i64  ms, of the first record
     max_timestamp: int  # i64  ms, the largest
-    delete_horizon: int  # i64  ms after which tombstones or marker may go; -1 not yet set
+    delete_horizon: int  # i64  ms after which tombstones or marker may be removed; -1 not set
     producer_id: int  # i64  -1 none
     producer_epoch: int  # i32  -1 none
     base_sequence: int  # i32  -1 none
-    leader_epoch: int  # u32  raised at each unclean start
-    schema_id: int  # u32  of a typed topic's values; 0 bytes
-    durable_end: int  # i64  offset up to which the log was known durable at that time
+    leader_epoch: int  # u32  raised by the first append after each opening
+    schema_id: int  # u32  schema of a typed topic's values; 0 for untyped bytes
+    durable_end: int  # i64  end (exclusive) of the records known durable when it was written
     payload_start: int  # u32  from the frame's first byte
     payload_size: int  # u32  without padding
 
@@ -100,20 +102,21 @@ _HEADER = struct.Struct("<4sIIIBBHIqqqqqqiiIIqII")
 _BODY = struct.Struct("<IIBBHIqqqqqqiiIIqII")
 _MARKER = struct.Struct("<hhi")
 HEADER_SIZE = _HEADER.size
-_PROTECTED = 8  # magic and header_crc are not under header_crc
+"""Bytes of a frame header."""
+_PROTECTED = 8  # bytes of magic and header_crc, which header_crc does not cover
 
 
 def pack_header(header: FrameHeader) -> bytes:
-    """The header's bytes."""
+    """Return the bytes of a header, its checksum included."""
     body = _BODY.pack(*header)
     return b"".join((MAGIC, crc32c.crc32c(body).to_bytes(4, "little"), body))
 
 
 def unpack_header(data: bytes | bytearray | memoryview, position: int, where: str) -> FrameHeader:
-    """Read and check the header at `position` of `data`.
+    """Read the header at `position` of `data`, and check it.
 
-    Raises CorruptLog, or FutureFormat for a version above ours; `where` names the place in
-    the message.
+    `where` names file and position in error messages. Raises CorruptLog, or FutureFormat for a
+    version that this module does not know.
     """
     if len(data) - position < HEADER_SIZE:
         left = len(data) - position
@@ -133,11 +136,11 @@ def unpack_header(data: bytes | bytearray | memoryview, position: int, where: st
 
 
 def placed(header: FrameHeader, place: int) -> FrameHeader:
-    """The header of the same frame as it is written now: bound to its partition.
+    """Return the header of the same frame in the present version, which names its partition.
 
-    `place` is the CRC-32C of the partition's name (`names.place_of`). It is combined with the CRC of
-    the payload, so a frame that stands in another partition's file is not valid there. The payload's
-    own CRC can be computed before the partition is known.
+    `place` is the CRC-32C of the partition's name (`names.place_of`). It is XORed with the
+    payload's CRC, so a frame in the file of another partition fails its checksum. The payload's own
+    CRC can be computed before the partition is known.
     """
     if header.version == VERSION:
         return header
@@ -146,12 +149,12 @@ def placed(header: FrameHeader, place: int) -> FrameHeader:
 
 def _check_lengths(header: FrameHeader, where: str) -> None:
     inside = HEADER_SIZE <= header.payload_start <= header.length - header.payload_size
-    if not inside or header.length % ALIGNMENT or header.length > MAX_FRAME:
+    if not inside or header.length % ALIGNMENT or header.length > MAX_FRAME_BYTES:
         raise CorruptLog(f"{where}: impossible lengths in the frame header ({header}); {REPAIR}")
 
 
 def padded(size: int) -> int:
-    """`size` rounded up to a multiple of 64.
+    """Return `size` rounded up to a multiple of 64 bytes.
 
     >>> padded(1), padded(64), padded(65)
     (64, 64, 128)
@@ -160,7 +163,7 @@ def padded(size: int) -> int:
 
 
 def pack_marker(commit: bool, coordinator_epoch: int) -> bytes:
-    """The payload of a control frame."""
+    """Return the payload of a control frame."""
     return _MARKER.pack(0, int(commit), coordinator_epoch)
 
 

@@ -1,8 +1,8 @@
-"""Batches of columns to frames and back.
+"""Encoding of column batches as frames, and decoding.
 
-Writing has two halves: `FramePayload` encodes and checksums the columns, outside any lock;
-`frame_parts` adds the header once offsets are known. Reading checks the checksum before
-Arrow sees a byte, since Arrow trusts what it is given.
+Encoding has two halves. `encode` encodes and checksums the columns, outside any lock. `frame_parts`
+adds the header once the offsets are known. Decoding verifies the checksum before Arrow reads a
+byte, because Arrow does not validate its input.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ from strandline.changelog.errors import (
 from strandline.changelog.ipc import check_unpacked_size, read_batch
 from strandline.changelog.records import HEADERS_TYPE, columns_schema
 
-ROWS_BELOW = 32
-"""Batches with fewer records are kept as rows: an Arrow message of one record costs 560 bytes."""
+ARROW_MIN_RECORDS = 32
+"""Minimum number of records in a batch that is stored as Arrow.
+
+Smaller batches are stored as rows, because an Arrow message of one record takes 560 bytes."""
 
 _ZEROS = bytes(64)
 _OFFSET = pa.field("offset", pa.int64(), nullable=False)
 
 
 class FramePayload(NamedTuple):
-    """Encoded records, all of a frame but its header."""
+    """Encoded records: a frame without its header."""
 
     kind: FrameKind
     attributes: int
@@ -57,14 +59,17 @@ class FramePayload(NamedTuple):
     max_timestamp: int
     schema_id: int
     parts: tuple[Any, ...]
-    """Padding, message, padding: what follows the header."""
+    """Padding, message, padding: the bytes after the header."""
     start: int
+    """Position of the message in the frame."""
     size: int
+    """Number of bytes of the message."""
     crc: int
+    """CRC-32C of all parts."""
 
     @property
     def frame_size(self) -> int:
-        """Bytes of the frame with its header."""
+        """Number of bytes of the frame, with its header."""
         return HEADER_SIZE + sum(len(part) for part in self.parts)
 
 
@@ -89,14 +94,14 @@ def encode(
 ) -> FramePayload:
     """Encode a batch of at least one record (schema: see changelog.records).
 
-    `compression` is none, lz4 or zstd; `offsets` are the records' where they do not follow one
-    another. Raises InvalidRecord for other columns, RecordTooLarge.
+    `compression` is none, lz4 or zstd. `offsets` are the records' offsets if they are not
+    consecutive. Raises InvalidRecord for other columns, RecordTooLarge.
     """
     attributes = check_columns(columns)
     if log_append_time:
         attributes |= Attributes.LOG_APPEND_TIME
     timestamps = columns.column(0)
-    if schema_id == 0 and columns.num_rows < ROWS_BELOW and offsets is None:
+    if schema_id == 0 and columns.num_rows < ARROW_MIN_RECORDS and offsets is None:
         kind, start = FrameKind.ROWS, HEADER_SIZE
         message: Any = _rows_message(columns)
     else:
@@ -134,7 +139,10 @@ def encode_marker(*, commit: bool, coordinator_epoch: int, timestamp: int) -> Fr
 
 
 def encode_nothing(header: FrameHeader) -> FramePayload:
-    """No records, where `header` had some: only their producer's sequence and epoch are left."""
+    """Encode an empty frame in place of the frame of `header`, whose records are all removed.
+
+    The header that is added to it keeps the producer's sequence and epoch.
+    """
     times = header.base_timestamp, header.max_timestamp
     return _payload(FrameKind.EMPTY, 0, 0, *times, 0, b"", HEADER_SIZE)
 
@@ -180,7 +188,10 @@ def frame_parts(
     durable_end: int = 0,
     place: int = 0,
 ) -> tuple[FrameHeader, list[Any]]:
-    """The header for `payload` at `base_offset` of the partition `place`, and the frame's bytes in parts."""
+    """Return the header for `payload` at `base_offset`, and the bytes of the frame in parts.
+
+    `place` is the CRC of the partition's name.
+    """
     header = FrameHeader(
         payload_crc=payload.crc ^ place,
         length=payload.frame_size,
@@ -208,7 +219,10 @@ def frame_parts(
 def refilled(
     header: FrameHeader, payload: FramePayload, place: int
 ) -> tuple[FrameHeader, list[Any]]:
-    """The frame with the offsets, the producer and the leader epoch of `header`, and other records."""
+    """Return a frame like that of `header`, with other records.
+
+    It keeps the offsets, the producer and the leader epoch of `header`.
+    """
     stays = header.attributes & (Attributes.TRANSACTIONAL | Attributes.CLEANED)
     header = header._replace(
         payload_crc=payload.crc ^ place,
@@ -229,9 +243,9 @@ def refilled(
 def payload_bytes(
     data: memoryview, position: int, header: FrameHeader, where: str, place: int = 0
 ) -> memoryview:
-    """The payload of the frame at `position`, its checksum verified. Raises CorruptLog.
+    """Return the payload of the frame at `position`, its checksum verified. Raises CorruptLog.
 
-    A frame that was written to another partition than `place` is damage here as any other.
+    The checksum also fails for a frame that was written to another partition than `place`.
     """
     end = position + header.length
     found = crc32c.crc32c(data[position + HEADER_SIZE : end])
@@ -248,7 +262,10 @@ def payload_bytes(
 def decode(
     header: FrameHeader, payload: memoryview, value: pa.DataType, where: str
 ) -> pa.RecordBatch:
-    """The columns of a data frame whose values have type `value`, with `offset` last if sparse."""
+    """Decode the columns of a data frame whose values have type `value`.
+
+    The last column is `offset` if the offsets are not consecutive. Raises CorruptLog, OutOfMemory.
+    """
     schema = columns_schema(value, headers=bool(header.attributes & Attributes.HEADERS))
     if header.attributes & Attributes.OFFSETS:
         schema = schema.append(_OFFSET)
@@ -264,11 +281,14 @@ def decode(
 def decode_pairs(
     header: FrameHeader, payload: memoryview, where: str
 ) -> tuple[list[int], list[bytes | None], list[bytes | None]]:
-    """Timestamps, keys and values of rows without headers, not by way of Arrow. Raises CorruptLog."""
+    """Decode timestamps, keys and values of rows without headers. Raises CorruptLog.
+
+    Arrow is not used, because it is slower for few records.
+    """
     with _decoding(header, where):
         rows = _decode_rows(payload)
         if rows.headers is not None:
-            raise ValueError("there are headers where the frame says that there are none")
+            raise ValueError("headers found, but the frame's attributes say that it has none")
     for column in (rows.timestamps, rows.keys, rows.values):
         _check_count(len(column), header, where)
     return rows.timestamps, rows.keys, rows.values
@@ -276,7 +296,7 @@ def decode_pairs(
 
 @contextlib.contextmanager
 def _decoding(header: FrameHeader, where: str) -> Iterator[None]:
-    """What is wrong with the records is said of the place where they are."""
+    """Translate errors of the decoders, and add the position of the frame."""
     try:
         yield
     except MemoryError as error:  # Arrow's is an ArrowException as well
@@ -294,7 +314,7 @@ def _check_count(found: int, header: FrameHeader, where: str) -> None:
 
 
 def walk(data: memoryview, where: str) -> Iterator[tuple[int, FrameHeader]]:
-    """Position and header of each whole frame in `data`; raises CorruptLog at one that is none."""
+    """Iterate over position and header of each whole frame in `data`. Raises CorruptLog."""
     position = 0
     while position + HEADER_SIZE <= len(data):
         header = unpack_header(data, position, f"{where} + {position}")
@@ -305,7 +325,7 @@ def walk(data: memoryview, where: str) -> Iterator[tuple[int, FrameHeader]]:
 
 
 def check_columns(columns: pa.RecordBatch) -> int:
-    """Verify the batch schema; return its attribute bits. Raises InvalidRecord."""
+    """Check the batch's schema; return its attribute bits. Raises InvalidRecord."""
     schema = columns.schema
     expected = ["timestamp", "key", "value"]
     names = schema.names
@@ -338,7 +358,7 @@ def _arrow_message(columns: pa.RecordBatch, compression: str) -> memoryview:
         check_unpacked_size(pa.ipc.read_message(pa.py_buffer(message)))
     except pa.ArrowInvalid as error:
         raise RecordTooLarge(
-            f"nobody could read it again: {error}; send smaller batches"
+            f"the batch could not be read back: {error}; send smaller batches"
         ) from error
     return message
 

@@ -1,8 +1,10 @@
-"""What an open log does to itself from time to time: retention, and the files that it dooms.
+"""Periodic maintenance of an open log: retention, and the deletion of replaced segment files.
 
-A segment that leaves the log stays on the disk for `file.delete.delay.ms`, for those who read it
-still; then its files go. When it is time for all this counts by elapsed time, since clocks are set;
-how old records are, by their timestamps.
+A segment that has left the log stays on the disk for `file.delete.delay.ms`, because readers may
+still be reading it. Then its files are deleted.
+
+Delays and intervals count elapsed time, because the wall clock may be changed. The age of records
+counts by their timestamps.
 """
 
 from __future__ import annotations
@@ -20,36 +22,39 @@ from strandline.changelog.errors import StorageFailed, StrandlineError
 _log = logging.getLogger("strandline")
 
 RETENTION_CHECK_MS = 10_000
+"""Milliseconds between two retention checks."""
 PRODUCER_ID_EXPIRATION_MS = 24 * 60 * 60 * 1000
-"""Kafka's `producer.id.expiration.ms`."""
+"""Milliseconds of idleness after which a partition forgets a producer id.
+
+The value is the default of Kafka's `producer.id.expiration.ms`."""
 
 
 class LogMaintenance:
-    """Under the lock of the log's administration, all of it."""
+    """Runs retention and deletes files. The caller holds the owner's administration lock."""
 
     def __init__(self, environment: LogContext, catalog: TopicCatalog) -> None:
         self._environment = environment
         self._catalog = catalog
         self._next_retention_ms = 0
-        self.doomed: list[tuple[int, Segment]] = []
-        """Segments out of the log, and when (elapsed ms) their files may go."""
+        self.pending_deletes: list[tuple[int, Segment]] = []
+        """Segments that have left the log, each with the steady time (ms) of its deletion."""
 
-    def doom(self, topic: OpenTopic, segments: Sequence[Segment]) -> None:
-        """These have left the log: their files go in a while."""
+    def schedule_delete(self, topic: OpenTopic, segments: Sequence[Segment]) -> None:
+        """Delete the files of segments that have left the log, after `file.delete.delay.ms`."""
         when = self._environment.steady_ms() + topic.config.file_delete_delay_ms
-        self.doomed += [(when, segment) for segment in segments]
+        self.pending_deletes += [(when, segment) for segment in segments]
 
     def tick(self) -> None:
-        """What is due by now."""
+        """Apply retention and delete files, as far as they are due."""
         now = self._environment.steady_ms()
         if now >= self._next_retention_ms:
             self._next_retention_ms = now + RETENTION_CHECK_MS
             self._retain(now)
-        self._remove_doomed(now)
+        self._delete_due(now)
 
-    def remove_all(self) -> None:
-        """The log is being closed: nobody reads any more. Raises StorageFailed."""
-        for _, segment in self.doomed:
+    def delete_all(self) -> None:
+        """Delete all pending files, because the log is being closed. Raises StorageFailed."""
+        for _, segment in self.pending_deletes:
             segment.remove()
 
     def _retain(self, steady: int) -> None:
@@ -57,30 +62,33 @@ class LogMaintenance:
         for topic in self._catalog:
             for partition in topic.partitions:
                 try:
-                    self.doom(topic, retention.retain(partition, now))
+                    self.schedule_delete(topic, retention.retain(partition, now))
                 except StrandlineError as error:
-                    said = {"partition": str(partition.topic_partition), "error": error}
-                    _log.warning("retention of %s: %s", *said.values(), extra=said)
+                    fields = {"partition": str(partition.topic_partition), "error": error}
+                    _log.warning("retention of %s: %s", *fields.values(), extra=fields)
                 with partition.lock:
                     partition.producers.expire(steady - PRODUCER_ID_EXPIRATION_MS)
 
-    def _remove_doomed(self, now: int) -> None:
+    def _delete_due(self, now: int) -> None:
         kept = []
-        for when, segment in self.doomed:
+        for when, segment in self.pending_deletes:
             if when > now:
                 kept.append((when, segment))
                 continue
             try:
                 segment.remove()
             except StorageFailed as error:
-                said = {"file": segment.path, "error": error}
-                _log.warning("removing %s: %s", *said.values(), extra=said)
+                fields = {"file": segment.path, "error": error}
+                _log.warning("removing %s: %s", *fields.values(), extra=fields)
                 kept.append((when + RETENTION_CHECK_MS, segment))
-        self.doomed = kept
+        self.pending_deletes = kept
 
 
 def sync_quietly(partition: Partition) -> bool:
-    """Whether all of a partition is durable; whatever keeps it from that is for the next opening."""
+    """Return True if all of the partition is durable, False if its sync failed.
+
+    An error is not raised, because the next opening recovers the partition.
+    """
     try:
         partition.sync()
     except StrandlineError:

@@ -1,4 +1,7 @@
-"""The manifest of a partition: which segments are its log. What it does not list does not exist."""
+"""The manifest of a partition: the list of the segments that make up its log.
+
+A segment that the manifest does not list is not part of the log.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,18 @@ from strandline.changelog.storage import Storage
 
 KIND = "manifest"
 STILL_OPEN = -1
+"""Placeholder for the figures of the active segment, which are not final."""
 NO_HORIZON = -1
+"""Delete horizon of a segment without tombstones or markers to remove."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""An offset, or a number of things."""
+"""An offset, or a number of things; at least 0."""
 Figure = Annotated[int, msgspec.Meta(ge=STILL_OPEN, le=2**63 - 1)]
+"""A number that is STILL_OPEN for the active segment."""
 
 
 class SegmentEntry(msgspec.Struct, kw_only=True):
-    """One segment. The last one listed is active: its figures are STILL_OPEN."""
+    """One segment. The last one listed is the active one; its figures are STILL_OPEN."""
 
     base_offset: Count
     generation: Count
@@ -30,7 +36,9 @@ class SegmentEntry(msgspec.Struct, kw_only=True):
     end_offset: Figure = STILL_OPEN
     max_timestamp: int = STILL_OPEN
     delete_horizon: int = NO_HORIZON
-    """The earliest of its frames' (ms since 1970): before then there is no tombstone or marker to remove."""
+    """Earliest delete horizon of the segment's frames, in milliseconds since the epoch.
+
+    Before this time the segment has no tombstone or marker to remove."""
 
     @property
     def name(self) -> SegmentName:
@@ -38,30 +46,38 @@ class SegmentEntry(msgspec.Struct, kw_only=True):
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """The durable facts of one partition."""
+    """The durable facts about one partition."""
 
     topic: str
     topic_id: str
     partition: Count
     log_start: Count = 0
     reserved_end: Count = 0
-    """No offset below this is given again after an unclean start (durability "os")."""
+    """End (exclusive) of the reserved offsets, with durability "os".
+
+    After an unclean stop no offset below it is assigned again."""
     next_generation: Count = 1
-    """Number of the next segment; numbers are never used twice."""
+    """Number of the next segment. A number is never used twice."""
     epochs: Annotated[tuple[HistoryEpoch, ...], msgspec.Meta(min_length=1)] = FIRST
-    """Which opening of the log wrote which offsets, ascending. Version 1 had no incarnations."""
+    """Epochs, ascending: which opening of the log wrote which offsets.
+
+    Version 1 had no incarnations."""
     segments: list[SegmentEntry] = msgspec.field(default_factory=list)
     clean_end: Count = 0
-    """Below it no key has two records: how far cleaning has come (Kafka's cleaner-offset-checkpoint)."""
+    """Offset below which no key has two records (Kafka's cleaner-offset-checkpoint)."""
     superseding_end: Count = 0
-    """Because of no record from here on another one is gone; saved with the segments from which it is gone.
+    """End (exclusive) of the records that have superseded removed ones.
 
-    Above `clean_end` while a pass is under way, or after it was cut short."""
+    It is saved together with the segments that lack the removed records. It is higher than
+    `clean_end` during a cleaning pass, and after an interrupted one."""
     purged_end: Count = 0
-    """Below it tombstones may have been removed: `PartitionOffsets.must_start_over`. Saved likewise."""
+    """Offset below which tombstones may have been removed: see `PartitionOffsets.must_start_over`.
+
+    It is saved together with the segments that lack the tombstones."""
 
     @property
     def leader_epoch(self) -> int:
+        """Number of the latest leader epoch."""
         return self.epochs[-1].number
 
     def save(self, storage: Storage, folder: str) -> None:

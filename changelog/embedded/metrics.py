@@ -1,4 +1,4 @@
-"""What the owner of a log counts, and what it tells of it (docs/guide/operating.md, Metrics)."""
+"""Metrics of the owner of a log (docs/guide/operating.md, Metrics)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ START = Metric(
 END = Metric(
     "strandline_log_end_offset",
     "gauge",
-    "Offset behind the last durable record.",
+    "End (exclusive) of the durable records.",
     ("topic", "partition"),
 )
 STABLE = Metric(
@@ -48,7 +48,7 @@ STABLE = Metric(
 REFUSING = Metric(
     "strandline_log_refusing_partitions",
     "gauge",
-    "Partitions that take nothing until the log is opened again.",
+    "Partitions that reject appends until the log is opened again.",
     ("topic",),
 )
 METRICS = (
@@ -58,7 +58,7 @@ METRICS = (
 
 
 class LogCounters:
-    """What is counted for all of an open log."""
+    """Counters of an open log as a whole."""
 
     def __init__(self) -> None:
         self.fsyncs = Histogram()
@@ -67,12 +67,15 @@ class LogCounters:
         self.aborted = MonotonicCounter()
 
     def ended(self, *, committed: bool) -> None:
-        """A transaction has."""
+        """Count a transaction that has ended."""
         (self.committed if committed else self.aborted).add()
 
 
 class AppendCounters:
-    """What producers have appended to one partition; counted under its lock."""
+    """Counters of the batches that producers have appended to one partition.
+
+    They change under the partition's lock.
+    """
 
     def __init__(self) -> None:
         self.appends = 0
@@ -80,7 +83,7 @@ class AppendCounters:
         self.nbytes = 0
 
     def add(self, header: FrameHeader) -> None:
-        """One more batch."""
+        """Count a batch."""
         self.appends += 1
         self.records += header.record_count
         self.nbytes += header.length
@@ -89,7 +92,7 @@ class AppendCounters:
 def log_readings(
     topics: Iterable[OpenTopic], counters: LogCounters, open_transactions: int
 ) -> Iterator[MetricReading]:
-    """Everything an owner tells, but who is attached to it."""
+    """Return the metrics of an owner, except those about attached processes."""
     for topic in topics:
         yield from _of_topic(topic)
     yield MetricReading(FSYNCS, (), counters.fsyncs.read())

@@ -1,4 +1,4 @@
-"""Frames that stand in the file of another partition than the one they were written to."""
+"""Detection of frames in the file of another partition than the one they were written to."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from strandline.changelog.embedded.segment import Segment
 
 
 def folder_of(segment: Segment, broken: BrokenFrame) -> str | None:
-    """The folder of the log's partition that a frame without a right checksum belongs to.
+    """Return the folder of the partition that a frame with a wrong checksum was written to.
 
-    None if its payload is damaged or cut off, or is of another log. A torn write may leave a good
-    header with a wrong payload as well, so only a checksum that is right elsewhere tells the two apart.
+    None if the payload is damaged or cut off, or belongs to another log. A torn write can also
+    leave a valid header with a wrong payload. Only a checksum that is valid for another partition
+    distinguishes the two cases.
     """
     header = broken.header
     if header is None or header.version < 2:

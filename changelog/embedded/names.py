@@ -1,30 +1,34 @@
-"""The name of every file in a log folder. No other module makes or takes apart a path.
+"""The name of every file in a log folder. No other module builds or parses a path.
 
-strandline.meta                 what this folder is, its format and log id
-lock                            flock of the owner; says its pid and start time
-owner.json  owner-<hex>.sock    where the owner listens (changelog/flight)
-owner.log                       what background owners have said
+strandline.meta                 identity of the folder: its format and log id
+lock                            flock of the owner; its pid and start time
+owner.json  owner-<hex>.sock    address of the owner (changelog/flight)
+owner.log                       log messages of background owners
 topics.meta                     the catalog: topics, their configs and schemas
 config.meta                     the settings of the log as a whole; missing while there are none
-tokens.meta  tokens.lock        verifiers and rights of tokens (changelog/flight); lock of its writers
-clean                           how the log was closed, in order; removed at opening
-topics/<topic id>/topic.meta    the topic's entry of the catalog once more, for repair
+tokens.meta  tokens.lock        verifiers and rights of tokens (changelog/flight); lock of its
+writers
+clean                           record of an orderly close; removed at opening
+topics/<topic id>/topic.meta    copy of the topic's entry in the catalog, for repair
 topics/<topic id>/<partition>/
-    manifest.meta               the truth: segments, log start, leader epochs
+    manifest.meta               the partition's segments, log start and leader epochs
     <base offset>-<generation>.log        frames
     <base offset>-<generation>.index      sparse offset and time index; can be rebuilt
     <base offset>-<generation>.aborted    aborted transactions that end in the segment
     <offset>.producers                    producer state as of an offset; the last two are kept
-    keys.tmp                              what a pass of the cleaner has no memory for; gone with it
-pins/<holder>/<since>-<until>/            a range that can be read again as it is now (changelog/pins)
-    pin.meta                              what is pinned, and for how long
+    keys.tmp                              keys that do not fit the cleaner's memory, during a pass
+pins/<holder>/<since>-<until>/            a range that can be read again unchanged (changelog/pins)
+    pin.meta                              the pinned range, and its timeout
     <topic id>-<partition>-<segment>.log  hard link of a segment
-snapshots/<name>/                         the log at one moment, while it is backed up (changelog/snapshots)
-    snapshot.meta                         which files it has, and how large each was
+snapshots/<name>/                         the log at one moment, while it is backed up
+(changelog/snapshots)
+    snapshot.meta                         the files of the log, with their sizes
     <topic id>-<partition>-<segment>.log  hard link of a segment
-state/<app>/<store>/<partition>/          the store engines' folders, and a lock beside each (statestore)
-queries/<id>.sock               where a worker answers queries (framework/querying)
-repaired/<time>/                          what `strandline repair` changed or removed, as it was
+state/<app>/<store>/<partition>/          the store engines' folders, and a lock beside each
+(statestore)
+queries/<id>.sock               address of a worker that answers queries (framework/querying)
+repaired/<time>/                          files that `strandline repair` changed or removed, as they
+were
 """
 
 from __future__ import annotations
@@ -64,7 +68,7 @@ SYSTEM_TOPICS = (CONSUMER_OFFSETS, TRANSACTION_STATE)
 
 
 class SegmentName(NamedTuple):
-    """What a segment's files are called: its base offset, and a number never used again."""
+    """Base name of a segment's files: its base offset, and a number that is never used again."""
 
     base_offset: int
     generation: int
@@ -91,42 +95,42 @@ class SegmentName(NamedTuple):
 
 
 def partition_folder(topic_id: str, partition: int) -> str:
-    """Folder of a partition."""
+    """Return the folder of a partition."""
     return f"{TOPICS}/{topic_id}/{partition}"
 
 
 def topic_folder(topic_id: str) -> str:
-    """Folder of a topic."""
+    """Return the folder of a topic."""
     return f"{TOPICS}/{topic_id}"
 
 
 def is_topic_id(name: str) -> bool:
-    """Whether a name in the folder of topics is one that this log gives; others are left alone."""
+    """Return True if a name in the folder of topics is a topic id. Other names are left alone."""
     return re.fullmatch(TOPIC_ID, name) is not None
 
 
 def topic_copy(topic_id: str) -> str:
-    """File of the topic's entry in its own folder."""
+    """Return the path of the copy of a topic's entry, which lies in the topic's folder."""
     return f"{TOPICS}/{topic_id}/{TOPIC}"
 
 
 def holder_folder(holder: str) -> str:
-    """Folder of all pins of a holder."""
+    """Return the folder of all pins of a holder."""
     return f"{PINS}/{holder}"
 
 
 def pin_folder(name: PinName) -> str:
-    """Folder of a pin."""
+    """Return the folder of a pin."""
     return f"{PINS}/{name.holder}/{name.since}-{name.until}"
 
 
 def pin_file(name: PinName) -> str:
-    """File that says what a pin holds."""
+    """Return the path of a pin's document."""
     return f"{pin_folder(name)}/{PIN}"
 
 
 def pin_of(holder: str, folder: str) -> PinName | None:
-    """The pin whose folder that is, among its holder's; None for what is no pin.
+    """Return the pin of a folder in its holder's folder; None for any other folder.
 
     >>> pin_of("a1", "b2-c3")
     PinName(holder='a1', since='b2', until='c3')
@@ -138,22 +142,22 @@ def pin_of(holder: str, folder: str) -> PinName | None:
 
 
 def pin_link(topic_id: str, partition: int, segment: SegmentName) -> str:
-    """What a pin's link of a segment is called."""
+    """Return the file name of a pin's link to a segment."""
     return f"{topic_id}-{partition}-{segment.log_file}"
 
 
 def snapshot_folder(name: str) -> str:
-    """Folder of a snapshot."""
+    """Return the folder of a snapshot."""
     return f"{SNAPSHOTS}/{name}"
 
 
 def snapshot_file(name: str) -> str:
-    """File that says what a snapshot holds."""
+    """Return the path of a snapshot's document."""
     return f"{SNAPSHOTS}/{name}/{SNAPSHOT}"
 
 
 def snapshot_link(path: str) -> str:
-    """What a snapshot's link of a partition's file is called.
+    """Return the file name of a snapshot's link to a file of a partition.
 
     >>> snapshot_link("topics/ab/3/00000000000000000007-00000002.log")
     'ab-3-00000000000000000007-00000002.log'
@@ -162,13 +166,14 @@ def snapshot_link(path: str) -> str:
 
 
 PIN_LINK = r"^[0-9a-f]{32}-\d+-\d{20}-\d{8}\.log$"
+"""Pattern of the names of pins' links."""
 
 
 @lru_cache(1 << 12)
 def place_of(path: str) -> int:
-    """CRC-32C of the name of the partition that a segment file belongs to, or a pin's link of one.
+    """Return the CRC-32C of the partition's name, for a segment file or a pin's link to one.
 
-    The name is that of its folder, "<topic id>/<partition>".
+    The name is that of the partition's folder, "<topic id>/<partition>".
 
     >>> topic_id = "0123456789abcdef" * 2
     >>> segment = SegmentName(7, 2)
@@ -184,7 +189,7 @@ def place_of(path: str) -> int:
 
 
 def producer_snapshot(offset: int) -> str:
-    """File of the producer state as of `offset`.
+    """Return the file name of the producer state as of `offset`.
 
     >>> producer_snapshot(42)
     '00000000000000000042.producers'
@@ -193,13 +198,13 @@ def producer_snapshot(offset: int) -> str:
 
 
 def snapshot_offset(name: str) -> int | None:
-    """The offset in a producer snapshot's name; None for any other file."""
+    """Return the offset in a producer snapshot's name; None for any other file."""
     match = re.fullmatch(r"(\d{20})\.producers", name)
     return int(match[1]) if match else None
 
 
 def segment_of(name: str) -> SegmentName | None:
-    """The segment that a file belongs to; None for any other file.
+    """Return the segment that a file belongs to; None for any other file.
 
     >>> segment_of("00000000000000000007-00000002.log")
     SegmentName(base_offset=7, generation=2)

@@ -1,8 +1,8 @@
-"""The offsets that consumer groups have committed: a compacted topic, and its cache.
+"""Committed offsets of consumer groups: a compacted topic, and its cache.
 
-A record's key is [group, topic, partition], its value an `OffsetValue`, both MessagePack; a
-tombstone deletes. The cache equals what a fresh reading of the topic would give: of a plain
-and a transactional commit the later *record* wins, whenever it became visible.
+A record's key is [group, topic, partition], its value an `OffsetValue`, both in MessagePack. A
+tombstone deletes the offset. The cache equals the result of reading the topic from the start. Of a
+plain and a transactional commit the later *record* wins, even if it became visible first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from strandline.changelog.records import (
 GroupPartition = tuple[str, TopicPartition]
 
 MAX_METADATA = 32_768
-"""Characters that may go with a committed offset."""
+"""Maximum number of characters of the metadata of a committed offset."""
 _MAX_OFFSET = 2**63 - 1
 
 
@@ -50,12 +50,12 @@ class OffsetValue(msgspec.Struct, array_like=True, frozen=True):
     topic_id: str
     committed_ms: int
     leader_epoch: int = UNKNOWN_EPOCH
-    """With `incarnation`, the history that the offset is of: see `changelog.history`."""
+    """With `incarnation`, the history that the offset belongs to: see `changelog.history`."""
     incarnation: str = ""
 
     @property
     def committed(self) -> CommittedOffset:
-        """The offset as groups get it."""
+        """The offset as clients receive it."""
         return CommittedOffset(
             self.offset, self.metadata, self.topic_id, self.leader_epoch, self.incarnation
         )
@@ -66,7 +66,7 @@ _decode_key = msgpack_decoder(tuple[str, str, int]).decode
 _decode_value = msgpack_decoder(OffsetValue).decode
 
 Change = tuple[int, OffsetValue | None]
-"""Offset of the record that says so, and what it says."""
+"""Offset of a record in the topic, and the record's value; None deletes."""
 Changes = list[tuple[GroupPartition, Change]]
 
 
@@ -76,18 +76,19 @@ class GroupOffsets:
     def __init__(self, partition: Partition, topic_exists: Callable[[str], bool]) -> None:
         self.partition = partition
         self._topic_exists = topic_exists
-        """By topic id: the offsets of a topic that was deleted are not shown."""
+        """Return True for the id of an existing topic. Offsets of deleted topics are not shown."""
         self._lock = threading.Lock()
         self._loading = True
         self._committed: dict[GroupPartition, Change] = {}
         self._pending: dict[ProducerIdentity, dict[GroupPartition, Change | None]] = {}
-        """By who writes a transaction: what it will commit, None where only its end is to be waited for.
+        """Changes that open transactions will commit, by the transaction's producer identity.
 
-        Each transaction has an epoch of its own.
-        """
+        None stands for a partition whose offset stays the same, but is not stable before the
+        transaction has ended. Each transaction has an epoch of its own, so the identity names one
+        transaction."""
 
     def load(self) -> None:
-        """Fill the cache from the topic; until then every call raises CoordinatorLoading."""
+        """Fill the cache from the topic. Until then all other calls raise CoordinatorLoading."""
         for record in read_records(self.partition):
             key, value = parsed(record)
             self._apply(key, (record.offset, value))
@@ -96,12 +97,12 @@ class GroupOffsets:
     def write(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]
     ) -> Changes:
-        """Write offsets outside a transaction; once they are synced the caller `apply`s them."""
+        """Write offsets outside a transaction. The caller syncs them, and then calls `apply`."""
         self._check_loaded()
         return self._write(group, offsets, None)
 
     def apply(self, changes: Changes) -> None:
-        """Let what was written count."""
+        """Make durable changes visible."""
         with self._lock:
             for key, change in changes:
                 self._apply(key, change)
@@ -111,23 +112,27 @@ class GroupOffsets:
         producer: ProducerIdentity,
         group: str,
         offsets: Mapping[TopicPartition, CommittedOffset],
-        held: Collection[TopicPartition] = (),
+        owned: Collection[TopicPartition] = (),
     ) -> None:
-        """Write offsets in the producer's transaction; they count when it commits.
+        """Write offsets in the producer's transaction. They become visible when it commits.
 
-        Those of what else is `held` stay as they are, and are shown when it has ended likewise: who gets
-        that next must find what the transaction has written.
+        The partitions in `owned` keep their offsets, but these are not stable before the transaction
+        has ended. The next owner of such a partition must see the records that the transaction
+        wrote.
         """
         self._check_loaded()
         changes = self._write(group, offsets, producer) if offsets else []
         with self._lock:
             pending = self._pending.setdefault(producer, {})
             pending.update(changes)
-            for tp in held:
+            for tp in owned:
                 pending.setdefault((group, tp), None)
 
     def ended(self, producer: ProducerIdentity, *, commit: bool) -> None:
-        """The transaction has ended, in every partition; harmless when repeated."""
+        """Apply or drop the changes of a transaction that has ended in every partition.
+
+        Repeated calls are harmless.
+        """
         with self._lock:
             for key, change in self._pending.pop(producer, {}).items():
                 if commit and change is not None:
@@ -136,7 +141,7 @@ class GroupOffsets:
     def committed(
         self, group: str, partitions: Collection[TopicPartition] | None, *, require_stable: bool
     ) -> dict[TopicPartition, CommittedOffset]:
-        """See Broker.committed."""
+        """Return the committed offsets of a group. See Broker.committed."""
         self._check_loaded()
         with self._lock:
             wanted = None if partitions is None else set(partitions)
@@ -149,7 +154,7 @@ class GroupOffsets:
             }
 
     def groups(self) -> list[str]:
-        """Groups with at least one committed offset."""
+        """Return the groups with at least one committed offset."""
         self._check_loaded()
         with self._lock:
             return sorted(
@@ -157,7 +162,7 @@ class GroupOffsets:
             )
 
     def of_topic(self, topic: str) -> dict[str, list[TopicPartition]]:
-        """By group, the partitions of `topic` with a committed offset."""
+        """Return the partitions of `topic` with a committed offset, by group."""
         found: dict[str, list[TopicPartition]] = {}
         with self._lock:
             for (group, tp), (_, value) in self._committed.items():
@@ -197,8 +202,8 @@ class GroupOffsets:
             for owner, tp in changes:
                 if owner == group and (wanted is None or tp in wanted):
                     raise CoordinatorLoading(
-                        f"an open transaction, or one whose end not every partition has yet, is of the "
-                        f"holder of {tp} in group {group!r}, or changes its offset; ask again when it has ended"
+                        f"the offset of {tp} in group {group!r} is not stable: a transaction of its "
+                        f"owner, or one that changes it, has not ended in every partition; try again"
                     )
 
     def _check_loaded(self) -> None:
@@ -207,7 +212,10 @@ class GroupOffsets:
 
 
 def check_commit(group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]) -> None:
-    """Raise InvalidConfig or InvalidRequest unless the group may commit these; None deletes."""
+    """Raise InvalidConfig or InvalidRequest unless the group may commit these offsets.
+
+    None deletes an offset.
+    """
     given = {tp: offset for tp, offset in offsets.items() if offset is not None}
     if given:
         check_client_name("a group", group)
@@ -232,7 +240,7 @@ def located(tp: TopicPartition, offset: CommittedOffset, ends: PartitionOffsets)
         return offset
     offset = offset._replace(topic_id=ends.topic_id)
     if not offset.incarnation:
-        if offset.offset > ends.high_watermark:  # nobody has read so far, in any history
+        if offset.offset > ends.high_watermark:  # no reader can be there, in any history
             return offset
         epoch = ends.epoch_before(offset.offset)
         return offset._replace(leader_epoch=epoch.number, incarnation=epoch.incarnation)
@@ -245,7 +253,10 @@ def located(tp: TopicPartition, offset: CommittedOffset, ends: PartitionOffsets)
 
 
 def parsed(record: ConsumerRecord) -> tuple[GroupPartition, OffsetValue | None]:
-    """Whose offset a record is, and which; None deletes it. Raises CorruptLog."""
+    """Decode a record of the topic: group and partition, and the offset. Raises CorruptLog.
+
+    The offset is None if the record deletes it.
+    """
     try:
         group, topic, number = _decode_key(record.key or b"")
         value = None if record.value is None else _decode_value(record.value)
@@ -259,7 +270,7 @@ def parsed(record: ConsumerRecord) -> tuple[GroupPartition, OffsetValue | None]:
 def _is_text(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a pair of surrogates
+    except UnicodeEncodeError:  # a lone surrogate
         return False
     return True
 

@@ -1,7 +1,8 @@
-"""The owner of a log folder: the one process that appends to it.
+"""The owner of a log folder: the one process that appends to the log.
 
-It holds the lock, the catalog, the coordinator and the offsets, each single and simple, and
-answers `Broker` calls directly; `changelog.flight` passes on those of other processes.
+The owner has the folder's lock, the topic catalog, the transaction coordinator and the committed
+offsets. It serves `Broker` calls directly. `changelog.flight` forwards the calls of attached
+processes.
 """
 
 from __future__ import annotations
@@ -72,11 +73,22 @@ T = TypeVar("T")
 
 
 class Owner:
-    """An open log. Implements Broker.
+    """An open log in a folder. Implements Broker.
 
-    `background=False` starts no thread: `tick` is called by hand, and a fetch does not wait.
-    `role` is what the lock file calls this process.
-    Raises LogLocked, CorruptLog, FutureFormat, StorageFailed.
+    Args:
+        storage: The log folder. It is created if it does not exist.
+        clock: Source of time and random identifiers; by default the system's.
+        durability: "fsync": an acknowledged append survives a power cut. "os": it survives `kill
+            -9`.
+        background: With False no thread is started: the caller calls `tick`, and a fetch does not
+            wait.
+        role: Name of this process in the lock file.
+
+    Raises:
+        LogLocked: Another process owns the folder.
+        CorruptLog: A file does not hold what was written to it.
+        FutureFormat: A later version of Strandline wrote the folder.
+        StorageFailed: The file system refused an operation.
     """
 
     def __init__(
@@ -95,7 +107,9 @@ class Owner:
         self._background = background
         self._closed = False
         self._pid = os.getpid()
+        """Process that opened the log. A forked child must not use it."""
         self._admin_lock = threading.RLock()
+        """Serializes changes of topics and settings, and the deletion of files."""
         storage.make_dir("")
         self._lock = storage.lock(LOCK, folder.lock_note(role), whole=True)
         try:
@@ -111,20 +125,24 @@ class Owner:
         environment, storage = self._environment, self._environment.storage
         self.meta = folder.folder_meta(environment)
         closed = folder.closed_sizes(storage)
-        storage.sync_dir("")  # the names found are durable before anything is built on them
+        storage.sync_dir("")  # make the names found durable before anything depends on them
         environment.config = folder.log_config(storage)
         self._catalog = TopicCatalog(environment, closed)
-        self._upkeep = LogMaintenance(environment, self._catalog)
-        self._cleaners = Cleaners(environment, self._catalog, self._doom, self._background)
+        self._maintenance = LogMaintenance(environment, self._catalog)
+        self._cleaners = Cleaners(
+            environment, self._catalog, self._schedule_delete, self._background
+        )
         self.pins = KeptPins(environment, self._partition, self._admin)
         self.snapshots = KeptSnapshots(environment, self.meta, self._partitions, self._admin)
+        # Removed before the first append, because a stale record of an orderly close would vouch
+        # for segment sizes that are no longer right.
         storage.unlink(CLEAN)
         storage.sync_dir("")
         offsets = GroupOffsets(self._system_partition(CONSUMER_OFFSETS), self._catalog.has_id)
         log = TransactionLog(self._system_partition(TRANSACTION_STATE))
         self._coordinator = Coordinator(environment, log, offsets.ended)
         self._coordinator.recover(self._catalog.partition_by_id, self._partitions)
-        offsets.load()
+        offsets.load()  # after recovery, which has ended all open transactions
         self._offsets = offsets
         self._groups = GroupCoordinator(environment.clock, self._partition_count)
 
@@ -132,6 +150,7 @@ class Owner:
         return len(self._catalog.get(topic).partitions) if self._catalog.has(topic) else 0
 
     def _system_partition(self, name: str) -> Partition:
+        """Return the partition of an internal topic, which the first opening creates."""
         if not self._catalog.has(name):
             config = {"cleanup.policy": "compact"}
             self._catalog.create(name, 1, config, None, internal=True)
@@ -141,7 +160,7 @@ class Owner:
         return (partition for topic in self._catalog for partition in topic.partitions)
 
     def close(self) -> None:
-        """Make everything durable, note that the log was closed in order, let go of the folder."""
+        """Make everything durable, record the orderly close, and release the folder's lock."""
         if self._closed:
             return
         self._closed = True
@@ -152,21 +171,23 @@ class Owner:
             if not self._watch.finds_loss(self._partitions()):
                 self._close_in_order()
         except (*UNDONE, FolderLost) as error:
-            said = "the log is closed, and looked through at the next opening: %s"
-            _log.warning(said, error, extra={"error": error})
+            message = "the log is closed, and the next opening runs recovery: %s"
+            _log.warning(message, error, extra={"error": error})
         finally:
             self._environment.pool.shutdown()
-            self._environment.signal.ring()
+            self._environment.notifier.notify()
             self._lock.release()
 
     def _close_in_order(self) -> None:
+        """Make all partitions durable, and record their sizes if nothing has failed."""
         written = [partition for partition in self._partitions() if partition.segments]
         try:
             self._coordinator.close()
-            self._upkeep.remove_all()
+            self._maintenance.delete_all()
         finally:
-            synced = self._environment.at_once(sync_quietly, written)
-            # The next opening takes the names it finds for durable, and removes what they leave out.
+            synced = self._environment.in_parallel(sync_quietly, written)
+            # After an orderly close the next opening takes the manifests as durable, and removes
+            # files that they do not list. If a save has failed, the close must not be recorded.
             known = all(partition.is_known for partition in self._partitions())
             for partition in self._partitions():
                 partition.shut()
@@ -175,22 +196,26 @@ class Owner:
             folder.save_closed_sizes(self._environment.storage, sizes)
 
     def tick(self) -> None:
-        """The periodic work: transaction timeouts, markers to disk, retention, expiry."""
+        """Do the periodic work that is due.
+
+        It covers transaction timeouts, durable markers, group members, retention, pins, snapshots
+        and cleaning.
+        """
         if self._watch.finds_loss(self._partitions()):
             return
         self._coordinator.tick()
         self._groups.tick()
-        # What open transactions have written so far, for those who read uncommitted.
+        # Makes the records of open transactions durable, so that read_uncommitted readers see them.
         sync_all(self._environment, [p for p in self._partitions() if p.synced_end < p.log_end])
         with self._admin_lock:
-            self._upkeep.tick()
+            self._maintenance.tick()
             self.pins.tick()
             self.snapshots.tick()
         self._cleaners.tick()
 
-    def _doom(self, topic: OpenTopic, segments: Sequence[Segment]) -> None:
+    def _schedule_delete(self, topic: OpenTopic, segments: Sequence[Segment]) -> None:
         with self._admin_lock:
-            self._upkeep.doom(topic, segments)
+            self._maintenance.schedule_delete(topic, segments)
 
     # Topics ---------------------------------------------------------------------------
 
@@ -246,6 +271,7 @@ class Owner:
 
     @contextlib.contextmanager
     def _admin(self) -> Iterator[None]:
+        """Hold the administration lock. Raises OwnerUnavailable if the log is closed."""
         self._check_open()
         with self._admin_lock:
             yield
@@ -270,7 +296,7 @@ class Owner:
                     appended.append(self._append(topic, partition, request))
                     if not request.transactional:
                         plain[partition] = None
-            finally:
+            finally:  # even after an error, because earlier requests are in the log already
                 self._sync(plain)
         return appended
 
@@ -303,7 +329,7 @@ class Owner:
             partition = self._partition(tp)
             return reading.fetch(partition, offset, max_bytes=max_bytes, isolation=isolation)
 
-        return self._waited(positions, fetch, lambda one: bool(one.batches), timeout)
+        return self._poll(positions, fetch, lambda one: bool(one.batches), timeout)
 
     def locate(
         self,
@@ -313,32 +339,36 @@ class Owner:
         isolation: Isolation,
         timeout: float,
     ) -> dict[TopicPartition, RecordView]:
-        """Where a fetch would find what it asks for, for those who read the files themselves.
+        """Return views of the records that a fetch would return.
 
-        With nothing new in any partition it waits up to `timeout` seconds. Raises as `fetch` does.
+        Attached processes read the files themselves by these views. If no partition has anything
+        new, the call waits up to `timeout` seconds. Raises what `fetch` raises.
         """
 
         def locate(tp: TopicPartition, offset: int) -> RecordView:
             partition = self._partition(tp)
             return reading.view(partition, offset, max_bytes=max_bytes, isolation=isolation)
 
-        return self._waited(positions, locate, lambda view: bool(view.pieces), timeout)
+        return self._poll(positions, locate, lambda view: bool(view.pieces), timeout)
 
-    def _waited(
+    def _poll(
         self,
         positions: Mapping[TopicPartition, int],
         look: Callable[[TopicPartition, int], T],
         is_new: Callable[[T], bool],
         timeout: float,
     ) -> dict[TopicPartition, T]:
-        """What `look` finds in each partition; waits until something in it is new."""
+        """Return what `look` finds in each partition, once something new is found.
+
+        It waits up to `timeout` seconds, and not at all without a background thread.
+        """
 
         def look_at_all() -> dict[TopicPartition, T]:
             self._check_open()
             return {tp: look(tp, offset) for tp, offset in positions.items()}
 
         seconds = timeout if self._ticking else 0.0
-        return self._environment.waited(
+        return self._environment.poll_until(
             look_at_all, lambda found: any(map(is_new, found.values())), seconds
         )
 
@@ -362,7 +392,7 @@ class Owner:
         with self._admin():
             self._refuse_system(partition.topic, "delete records of")
             log = self._partition(partition)
-            self._upkeep.doom(
+            self._maintenance.schedule_delete(
                 self._catalog.get(partition.topic), retention.delete_records(log, before)
             )
             return log.log_start
@@ -401,8 +431,8 @@ class Owner:
         located = {tp: self._located(tp, offset) for tp, offset in offsets.items()}
         check = partial(self._groups.check_commit, group, member_id, located)
         with self._coordinator.joined(producer, self._offsets.partition, check):
-            held = () if located else self._groups.held(group, member_id)
-            self._offsets.add(producer, group, located, held)
+            owned = () if located else self._groups.held(group, member_id)
+            self._offsets.add(producer, group, located, owned)
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         self._check_open()
@@ -431,7 +461,7 @@ class Owner:
         with self._environment.traffic:
             changes = self._offsets.write(group, offsets)
             self._sync([self._offsets.partition])
-            self._offsets.apply(changes)
+            self._offsets.apply(changes)  # after the fsync: an offset that clients see is durable
 
     def committed(
         self,
@@ -472,7 +502,7 @@ class Owner:
         self._groups.leave(member)
 
     def metrics(self) -> list[MetricReading]:
-        """What it has counted since it was opened, and how things stand."""
+        """Return counters since the opening, and gauges of the present state."""
         counters, open_ = self._environment.counters, self._coordinator.open_transactions
         return [*log_readings(self._catalog, counters, open_), *self._cleaners.readings()]
 
@@ -480,6 +510,7 @@ class Owner:
         return located(tp, offset, self._partition(tp).offsets())
 
     def _check_open(self) -> None:
+        """Raise OwnerUnavailable if the log is closed or this process was forked, or FolderLost."""
         if os.getpid() != self._pid:
             raise OwnerUnavailable(
                 "this process was forked from the log's owner, which alone may use it; open the "

@@ -1,19 +1,24 @@
-"""One partition: an append-only list of segments, and what readers may see of it.
+"""One partition: an append-only list of segments, and the offsets up to which readers see it.
 
-Four offsets, from low to high:
+A partition has four ends, from low to high:
 
     log_start ≤ last stable offset ≤ high watermark ≤ log_end
 
-Appended data lies below `log_end`; what is durable lies below the high watermark and is what
-read_uncommitted sees; the last stable offset is the high watermark or the first offset of the
-earliest open transaction, whichever is lower. Every acknowledged plain append is below the
-high watermark (mode "fsync": after the fsync it shares with its neighbours).
+- `log_end` is the end (exclusive) of all appended records.
+- The high watermark is the end of what a read_uncommitted reader sees. With durability "fsync" the
+  records below it are durable. Only a commit marker may be visible before its fsync.
+- The last stable offset is the end of what a read_committed reader sees: the high watermark, or the
+  first offset of the earliest open transaction if that is lower.
 
-An append that finds no room is taken back, and may be tried again. After any other failure, of
-a write, an fsync or the process itself, the partition takes nothing more until it is reopened.
+Every acknowledged plain append is below the high watermark. With durability "fsync" it is
+acknowledged after the fsync that covers it.
 
-One lock guards the end of the log; fsyncs run outside it, one at a time, and each covers
-all that was appended before it began. Readers take a snapshot of the segments and need no lock.
+An append that fails with DiskFull or TooManyFiles is undone and may be retried. After any other
+failure of a write or an fsync the partition rejects all appends until it is reopened.
+
+`lock` guards the end of the log. fsyncs run outside it, except in a roll. They run one at a time,
+and each covers everything that was appended before it began. Readers take a snapshot of the segment
+tuple and need no lock.
 """
 
 from __future__ import annotations
@@ -59,15 +64,20 @@ from strandline.changelog.records import (
 from strandline.changelog.schema import ValueSchemas
 from strandline.changelog.storage import File
 
-MOST_FRAMES = 10_000
-"""Of a segment. After a kill the last one of a partition is walked frame by frame, and small ones
-are many to the megabyte: without a bound taking over would last the longer the longer it went well."""
+MAX_SEGMENT_FRAMES = 10_000
+"""Maximum number of frames in a segment.
+
+Recovery walks the active segment frame by frame, so this bounds recovery time when frames are
+small."""
 RESERVATION = 1 << 20
-"""Offsets reserved at a time in the manifest, where an acknowledgement does not wait for fsync."""
+"""Number of offsets reserved at a time in the manifest, used with durability "os" only.
+
+There an append is acknowledged without an fsync. After a power cut the log continues at the
+reserved end, so an offset that a reader has seen is not assigned again."""
 
 
 class Partition:
-    """The log of one topic partition. Its folder is made by the first append."""
+    """The log of one topic partition. The first append creates its folder."""
 
     def __init__(
         self,
@@ -84,36 +94,44 @@ class Partition:
         self.topic_id = manifest.topic_id
         self.segments: tuple[Segment, ...] = ()
         self.written = AppendCounters()
+        """Counters for metrics."""
         self.producers = ProducerStates()
         self.aborted = AbortedTransactions()
         self.log_end = 0
         self.high_watermark = 0
         self.synced_end = 0
+        """End (exclusive) of the records known to be durable."""
         self.committed_end = 0
-        """Behind the last thing that counts whatever becomes of the transactions that are open: a plain
-        batch, or the marker of a commit. 0 after opening, when none is."""
-        self.lock = threading.RLock()
-        self._sync_lock = threading.Lock()
-        self.epoch_begun = False
-        """Whether this opening of the log has begun an epoch here: before its first append."""
-        self.schemas = ValueSchemas()
-        """Of the topic's values, kept up to date by the topic."""
-        self._manifest_in_doubt = False
-        """Whether saving it has failed: the name may be the new one's, and not durable."""
-        self.cleaning = threading.Lock()
-        """Held by who rewrites segments, and by who removes the partition's folder."""
-        self._refused: StrandlineError | None = None
-        """Why nothing can be written: a failure, a deletion, the log's end."""
+        """End (exclusive) of the last plain batch or commit marker; 0 after opening.
 
-    # What is there --------------------------------------------------------------------
+        It does not depend on the outcome of the transactions that are still open."""
+        self.lock = threading.RLock()
+        """Guards the end of the log, the manifest, the segment tuple and the producer state."""
+        self._sync_lock = threading.Lock()
+        """Serializes fsyncs. It is taken before `lock`, never while `lock` is held."""
+        self.epoch_begun = False
+        """True after this opening of the log has begun its leader epoch in the partition."""
+        self.schemas = ValueSchemas()
+        """Schemas of the topic's values. The topic keeps them up to date."""
+        self._manifest_in_doubt = False
+        """True if saving the manifest has failed.
+
+        The file name may then refer to the new manifest without being durable."""
+        self.cleaning = threading.Lock()
+        """Lock held while segments are rewritten, and while the partition's folder is removed."""
+        self._refused: StrandlineError | None = None
+        """Reason why nothing can be written: a failure, a deleted topic, or a closed log."""
+
+    # State ---------------------------------------------------------------------------
 
     @property
     def log_start(self) -> int:
+        """Offset of the first record that is kept."""
         return self.manifest.log_start
 
     @property
     def last_stable_offset(self) -> int:
-        """Below it, every transaction has ended."""
+        """Offset below which every transaction has ended."""
         first_open = self.producers.first_open_offset
         if first_open is None:
             return self.high_watermark
@@ -121,21 +139,24 @@ class Partition:
 
     @property
     def retired(self) -> bool:
-        """Whether the topic was deleted."""
+        """True if the topic was deleted."""
         return isinstance(self._refused, UnknownTopic)
 
     @property
     def usable(self) -> bool:
-        """Whether it can be written, if there is room."""
+        """True if the partition accepts appends, provided that there is room on the disk."""
         return self._refused is None
 
     @property
     def is_known(self) -> bool:
-        """Whether what is on the disk is known: nothing has failed that was to change it."""
+        """True if no write, fsync or save of the manifest has failed since the opening.
+
+        Otherwise the content of the disk is unknown.
+        """
         return not (self._manifest_in_doubt or isinstance(self._refused, StorageFailed))
 
     def offsets(self) -> PartitionOffsets:
-        """The ends, and the leader epochs."""
+        """Return the partition's ends and leader epochs, all as of one moment."""
         with self.lock:
             return PartitionOffsets(
                 self.log_start,
@@ -160,10 +181,12 @@ class Partition:
         *,
         transactional: bool = False,
     ) -> Appended:
-        """Write a batch at the end; it is not durable, nor visible, before `sync`.
+        """Write a batch at the end. It is neither durable nor visible before `sync`.
 
-        Raises what ProducerStates.check does, DiskFull, TooManyFiles, PartitionPoisoned: nothing
-        is written then. After another StorageFailed that is not known.
+        A batch that is a duplicate is not written again; its first offsets are returned.
+
+        Nothing is written if this raises an error of ProducerStates.check, DiskFull, TooManyFiles
+        or PartitionPoisoned. After another StorageFailed the outcome is unknown.
         """
         with self.lock:
             self.check_usable()
@@ -178,7 +201,7 @@ class Partition:
                 if known is not None:
                     epoch = epoch_of(self.manifest.epochs, known.base_offset)
                     return known._replace(leader_epoch=epoch.number, incarnation=epoch.incarnation)
-            with self._whole_or_refused():
+            with self._atomic_or_poisoned():
                 header = self._write(payload, producer, base_sequence, transactional=transactional)
                 self._note_producer(header)
                 self.written.add(header)
@@ -193,16 +216,21 @@ class Partition:
         )
 
     def append_marker(
-        self, producer: ProducerIdentity, *, commit: bool, again: bool = False
+        self, producer: ProducerIdentity, *, commit: bool, recovery: bool = False
     ) -> tuple[int, bool]:
-        """Write a transaction's end, with the producer's *next* epoch. Raises what `append` does.
+        """Write a transaction's commit or abort marker. Raises what `append` does.
 
-        `again` is for the recovery of a committed transaction: its marker may have been seen and
-        lost, so it is written once more in the epoch that it was in.
+        `producer` carries the producer's *next* epoch, so late batches of the ended transaction are
+        fenced.
 
-        Returns its offset, and whether it is visible already. A commit marker may be seen before its fsync,
-        since a durable Prepare stands behind it and recovery writes it again; so it is, if
-        nothing else is waiting for one.
+        `recovery` is True when a committed transaction is completed after opening. Readers may have
+        seen its marker before a crash lost it, so the marker is written again in the same leader
+        epoch.
+
+        Return the marker's offset, and True if it is visible already. A commit marker may be
+        visible before its fsync, because the Prepare is durable and recovery would write the marker
+        again at the same offset. It is visible at once only if all earlier records are durable,
+        because the high watermark must not pass records that are not.
         """
         now = self.environment.clock.now_ms()
         payload = encode_marker(commit=commit, coordinator_epoch=0, timestamp=now)
@@ -210,10 +238,11 @@ class Partition:
             self.check_usable()
             nothing_waits = self.high_watermark == self.log_end
             opened = self.producers.open_since(producer.producer_id)
-            with self._whole_or_refused():
-                header = self._write(payload, producer, -1, transactional=True, again=again)
+            with self._atomic_or_poisoned():
+                header = self._write(payload, producer, -1, transactional=True, recovery=recovery)
                 if not commit and opened >= 0:
-                    # Before the marker can be seen, or a reader takes the data for committed.
+                    # Before the marker is visible, because a reader that sees the marker without
+                    # this entry would take the aborted records for committed ones.
                     ended = EndedTransaction(producer.producer_id, opened, header.base_offset)
                     self.aborted.add(ended)
                 self.producers.ended(producer, header.base_offset, self.environment.steady_ms())
@@ -223,7 +252,7 @@ class Partition:
                         self.high_watermark = self.log_end
                 self._publish_unsynced()
             visible = self.high_watermark == self.log_end
-        self.environment.signal.ring()
+        self.environment.notifier.notify()
         return header.base_offset, visible
 
     def _write(
@@ -233,9 +262,10 @@ class Partition:
         base_sequence: int,
         *,
         transactional: bool,
-        again: bool = False,
+        recovery: bool = False,
     ) -> FrameHeader:
-        if not (self.epoch_begun or again):
+        """Append one frame to the active segment, after a roll if that is full."""
+        if not (self.epoch_begun or recovery):
             self._begin_epoch_by_append()
         segment = self._segment_for(payload)
         header, parts = frame_parts(
@@ -252,14 +282,14 @@ class Partition:
         try:
             segment.append(header, parts, self.config.index_interval_bytes)
         except UNDONE:
-            segment.take_back()
+            segment.undo_append()
             raise
         self.log_end = header.last_offset + 1
         return header
 
     @contextlib.contextmanager
-    def _whole_or_refused(self) -> Iterator[None]:
-        """What changes the end of the log is done whole, or undone, or the log ends here."""
+    def _atomic_or_poisoned(self) -> Iterator[None]:
+        """Poison the partition if a change of the log's end fails in a way that was not undone."""
         try:
             yield
         except UNDONE:
@@ -267,8 +297,8 @@ class Partition:
         except StorageFailed as error:
             self.poison(error)
             raise
-        except BaseException as error:  # memory, an interrupt: between two steps, who knows which
-            self.poison(StorageFailed(f"a write was cut short: {type(error).__name__}: {error}"))
+        except BaseException as error:  # MemoryError or an interrupt, between any two steps
+            self.poison(StorageFailed(f"a write was interrupted: {type(error).__name__}: {error}"))
             raise
 
     def _note_producer(self, header: FrameHeader) -> None:
@@ -283,27 +313,31 @@ class Partition:
         )
 
     def _publish_unsynced(self) -> None:
+        """Make appended records visible at once, with durability "os" only."""
         if self.environment.durability == "os":
             self.high_watermark = self.log_end
-            self.environment.signal.ring()
+            self.environment.notifier.notify()
 
     # Durability -----------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Return when all that was appended before the call is durable, and visible.
+        """Return when everything appended before the call is durable and visible.
 
-        Callers share fsyncs: who waits for another's finds, as a rule, that it covered both.
+        Concurrent callers share fsyncs: a caller that waited for another one's fsync usually finds
+        that it covered its own records too.
         """
         wanted = self.log_end
         with self._sync_lock:
             self.check_usable()
             if self.synced_end >= wanted:
                 return
+            # Under the lock, because a roll between the two reads would pair the end with the
+            # wrong file. The fsync itself runs without it, so that appends go on meanwhile.
             with self.lock:
                 covered, file = self.log_end, self.segments[-1].file
             self._sync_file(file)  # earlier segments were synced when they were closed
             with self.lock:
-                self._check_not_poisoned()
+                self._check_not_poisoned()  # a write may have failed during the fsync
                 self._publish(covered)
 
     def _sync_file(self, file: File) -> None:
@@ -317,29 +351,34 @@ class Partition:
     def _publish(self, durable_end: int) -> None:
         self.synced_end = max(self.synced_end, durable_end)
         self.high_watermark = max(self.high_watermark, self.synced_end)
-        self.environment.signal.ring()
+        self.environment.notifier.notify()
 
     def poison(self, error: StorageFailed) -> None:
-        """A write or fsync failed: what is on disk is not known until recovery looks."""
+        """Reject all appends from now on: after this failure the content of the disk is unknown.
+
+        Only recovery, at the next opening, can find out what is there.
+        """
         self._refused = self._refused or error
 
     def check_usable(self) -> None:
-        """Raises PartitionPoisoned after a failed write or fsync, UnknownTopic after deletion."""
+        """Raise PartitionPoisoned after a failed write or fsync, UnknownTopic after a deletion."""
         self._check_not_poisoned()
         if self._refused is not None:
             raise self._refused
 
     def _check_not_poisoned(self) -> None:
-        # Asked after an fsync too: the system tells only one of several at once that it failed.
+        # Also checked after an fsync, because the operating system reports a failed write-back to
+        # only one of several concurrent fsyncs.
         if isinstance(self._refused, StorageFailed):
             raise PartitionPoisoned(
-                f"{self.topic_partition} cannot be written since an earlier failure "
-                f"({self._refused}); reopen the log once the cause is gone"
+                f"{self.topic_partition} cannot be written after an earlier failure "
+                f"({self._refused}); reopen the log once the cause is fixed"
             )
 
     # Segments -------------------------------------------------------------------------
 
     def _segment_for(self, payload: FramePayload) -> Segment:
+        """Return the active segment with room for the payload; create or roll it if needed."""
         if not self.segments:
             self.environment.storage.make_dir(self.folder)
             self.roll()
@@ -350,11 +389,12 @@ class Partition:
         return self.segments[-1]
 
     def _is_full(self, active: Segment, payload: FramePayload) -> bool:
+        """Return True if the active segment must be closed before the payload is appended."""
         if active.size == 0:
             return False
         too_large = (
             active.size + payload.frame_size > self.config.segment_bytes
-            or active.frames_noted >= MOST_FRAMES
+            or active.frames_noted >= MAX_SEGMENT_FRAMES
         )
         age = payload.max_timestamp - active.first_timestamp
         oldest = self.config.segment_ms
@@ -363,14 +403,14 @@ class Partition:
         return too_large or age > oldest
 
     def roll(self, start: int | None = None) -> None:
-        """Close the active segment and begin another, at `start` or the log's end.
+        """Close the active segment and create another one, at `start` or the log's end.
 
-        Data, index and producer snapshot of the closed one are on disk before the manifest
-        names its successor, so only the active segment ever needs a scan. The lock is held.
-        If there is no room, the next attempt writes all of these files anew.
+        The caller holds the lock. The records and the producer snapshot of the closed segment are
+        durable before the manifest lists its successor, so only the active segment ever needs a
+        full walk. If there is no room, the next attempt writes all of these files anew.
         """
         self.check_usable()
-        with self._whole_or_refused():
+        with self._atomic_or_poisoned():
             self._roll(self.log_end if start is None else start)
 
     def _roll(self, start: int) -> None:
@@ -380,7 +420,9 @@ class Partition:
             entries[-1] = self._close_active(start)
         name = SegmentName(start, self.manifest.next_generation)
         segment = Segment.create(storage, self.folder, name, now)
-        storage.sync_dir(self.folder)  # or the manifest could name a file that a power cut takes
+        # Before the manifest lists the segment, because a power cut could remove the new file's
+        # name and leave a manifest that lists a missing file.
+        storage.sync_dir(self.folder)
         entries.append(SegmentEntry(base_offset=start, generation=name.generation, created_ms=now))
         self._check_not_poisoned()
         self._change_manifest(segments=entries, next_generation=name.generation + 1)
@@ -413,16 +455,22 @@ class Partition:
         self.epoch_begun = True
 
     def _begin_epoch_by_append(self) -> None:
-        """Begin an epoch before the first append since the opening: durable before its records."""
+        """Begin a leader epoch before the first append since the opening.
+
+        The epoch is durable before its records are.
+        """
         if self.segments:
             self.begin_epoch(self.log_end)
-        else:  # There is no manifest yet. The first segment is about to be created and saves it.
+        else:  # there is no manifest yet; the roll that creates the first segment saves it
             first = HistoryEpoch(0, self.log_end, self.environment.incarnation)
             self.manifest = msgspec.structs.replace(self.manifest, epochs=(first,))
             self.epoch_begun = True
 
     def drop_segments(self, count: int, log_start: int) -> list[Segment]:
-        """Take the first `count` segments out of the log, durably; their files are still there."""
+        """Remove the first `count` segments from the manifest, durably, and return them.
+
+        Their files remain until the caller deletes them.
+        """
         with self.lock:
             self._change_manifest(
                 segments=self.manifest.segments[count:],
@@ -430,11 +478,11 @@ class Partition:
             )
             dropped, self.segments = self.segments[:count], self.segments[count:]
             self.aborted = self.aborted.since(self.log_start)
-        self.environment.signal.ring()
+        self.environment.notifier.notify()
         return list(dropped)
 
     def new_segment_name(self, base_offset: int) -> SegmentName:
-        """For a segment that is to take the place of others; its number is given to nobody else."""
+        """Return the name for a segment that is to replace others. Its number is used once."""
         with self.lock:
             generation = self.manifest.next_generation
             self.manifest = msgspec.structs.replace(self.manifest, next_generation=generation + 1)
@@ -448,37 +496,43 @@ class Partition:
         superseding_end: int,
         purged_end: int,
     ) -> bool:
-        """Put `new`, closed and durable, in the place of `old`, durably, which stay on the disk.
+        """Replace the segments `old` by `new` in the manifest, durably. The files of `old` remain.
 
-        False if `old` are not all in the log any more: then nothing is changed. What is only in `old`
-        was superseded by records below `superseding_end`, or is a tombstone below `purged_end`.
+        `new` must be closed and durable. Return False, and change nothing, if some of `old` have
+        left the log meanwhile.
+
+        A record that is only in `old` was superseded by a record below `superseding_end`, or is a
+        tombstone below `purged_end`.
         """
         with self.lock:
             self.check_usable()
             at = next((i for i, one in enumerate(self.segments) if one is old[0]), 0)
-            behind = at + len(old)
-            if self.segments[at:behind] != tuple(old):
+            after = at + len(old)
+            if self.segments[at:after] != tuple(old):
                 return False
             entries = list(self.manifest.segments)
-            entries[at:behind] = [segment.entry() for segment in new]
+            entries[at:after] = [segment.entry() for segment in new]
             self._change_manifest(
                 segments=entries,
                 superseding_end=max(self.manifest.superseding_end, superseding_end),
                 purged_end=max(self.manifest.purged_end, purged_end),
             )
-            self.segments = (*self.segments[:at], *new, *self.segments[behind:])
-        self.environment.signal.ring()
+            self.segments = (*self.segments[:at], *new, *self.segments[after:])
+        self.environment.notifier.notify()
         return True
 
     def note_cleaned(self, end: int) -> None:
-        """Below `end` no key has two records, nor is there anything that was aborted, durably."""
+        """Save, durably, that the log is clean below `end`.
+
+        Below it no key has two records, and there are no records of aborted transactions.
+        """
         with self.lock:
             self.check_usable()
             self._change_manifest(clean_end=end)
             self.aborted = self.aborted.since(end)
 
     def _change_manifest(self, **changes: Any) -> None:
-        """Save the manifest with changes; memory follows only once they are durable."""
+        """Save the manifest with `changes`; memory follows only once they are durable."""
         manifest = msgspec.structs.replace(self.manifest, **changes)
         self._manifest_in_doubt = True
         manifest.save(self.environment.storage, self.folder)
@@ -486,19 +540,22 @@ class Partition:
         self.manifest = manifest
 
     def save_aborted(self, segment: Segment, since: int = 0) -> None:
-        """Write the aborted index of a segment that is closed, without what ended before `since`."""
+        """Write the aborted-transaction index of a closed segment.
+
+        Transactions whose marker is before offset `since` are left out.
+        """
         start = max(segment.base_offset, since)
         ended = self.aborted.ending_in(start, max(start, segment.end_offset))
         side_files.save_aborted(self.environment.storage, self.folder, segment.name, ended)
 
     def retire(self) -> None:
-        """The topic was deleted: nothing more is written."""
+        """Reject all appends from now on, because the topic was deleted."""
         with self.lock:
             self._refused = UnknownTopic(f"topic {self.topic_partition.topic!r} was deleted")
-        self.environment.signal.ring()
+        self.environment.notifier.notify()
 
     def shut(self) -> None:
-        """The log is being closed: nothing more is written, whoever is about to."""
+        """Reject all appends from now on, because the log is being closed."""
         with self.lock:
             self._refused = self._refused or OwnerUnavailable(
                 "the log is closed; open it again with changelog.open"

@@ -1,7 +1,7 @@
-"""One pin on the disk: the document that says what it holds, and reading by it.
+"""One pin on the disk: its document, and reads of the pinned range.
 
-Like a `RecordView` it is made of plain values, and its files are its own links: who may read the folder can read
-by it, in the owner's process or in another one, for as long as the document is there.
+Like a `RecordView`, a pin is made of plain values, and its files are its own links. Any process
+that may read the folder can read the range, for as long as the document exists.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ KIND = "pin"
 
 
 class PinnedPiece(msgspec.Struct, array_like=True):
-    """Whole frames in one of the pin's links."""
+    """Consecutive whole frames in one of the pin's links."""
 
     file: Annotated[str, msgspec.Meta(pattern=PIN_LINK)]
-    """It names a file, so nothing else is believed."""
+    """Name of the link. The pattern is checked, because the name becomes part of a path."""
     base_offset: Count
-    """No frame in it begins before this offset."""
+    """Lower bound of the offsets in the piece."""
     start: Count
     end: Count
-    """Positions in the file."""
+    """End (exclusive) of the piece; as `start`, a position in bytes in the file."""
 
 
 class PinnedPartition(msgspec.Struct):
-    """A range of one partition, and where its records are."""
+    """A range of one partition, and the positions of its records."""
 
     topic: str
     topic_id: str
@@ -49,7 +49,7 @@ class PinnedPartition(msgspec.Struct):
     end: Count
     pieces: list[PinnedPiece]
     aborted: list[EndedTransaction]
-    """Those among its records."""
+    """Aborted transactions that have records in the range."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -57,39 +57,39 @@ class PinnedPartition(msgspec.Struct):
 
 
 class Pin(msgspec.Struct):
-    """What a pin holds, and for how long."""
+    """Document of a pin: its ranges, and its timeout."""
 
     created_ms: int
     expires_ms: int
     timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_TIMEOUT_MS)]
     schemas: dict[str, list[bytes]]
-    """By topic id, of its values: version 1, 2, … as Arrow IPC schema messages."""
+    """Schemas of the values by topic id: versions 1, 2, … as Arrow IPC schema messages."""
     partitions: list[PinnedPartition]
 
     def ranges(self) -> dict[TopicPartition, PinnedRange]:
-        """What is pinned."""
+        """Return the pinned ranges."""
         return {
             one.topic_partition: PinnedRange(one.topic_id, one.start, one.end)
             for one in self.partitions
         }
 
     def missing(self, storage: Storage, name: PinName) -> list[str]:
-        """Those of its links that are not there."""
+        """Return the paths of the pin's links that do not exist."""
         links = {f"{pin_folder(name)}/{p.file}" for one in self.partitions for p in one.pieces}
         return sorted(link for link in links if not storage.exists(link))
 
     def save(self, storage: Storage, name: PinName) -> None:
-        """Put it into the pin's folder, durably: from then on there is this pin."""
+        """Write the document into the pin's folder, durably. From then on the pin exists."""
         document.save(storage, pin_file(name), KIND, self)
 
     @staticmethod
     def load(storage: Storage, name: PinName) -> Pin:
-        """Read what `save` wrote. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+        """Read the document. Raises FileNotFoundError, CorruptLog, FutureFormat."""
         return document.load(storage, pin_file(name), KIND, Pin)
 
 
 class PinReader:
-    """Reads by pins in `storage`; it remembers the document of the last one."""
+    """Reads by the pins in `storage`. The document of the last pin is cached."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -98,11 +98,14 @@ class PinReader:
     def fetch(
         self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
     ) -> Fetched:
-        """`Pins.fetch`; raises FileNotFoundError if the pin is gone, or one of its files."""
+        """Implement `Pins.fetch`.
+
+        Raises FileNotFoundError if the pin or one of its files is gone.
+        """
         return _view(self._pin(name), name, partition, offset).fetch(self._storage, max_bytes)
 
     def forget(self) -> None:
-        """What it remembers may be gone."""
+        """Drop the cached document, because its pin may be gone."""
         self._last = None
 
     def _pin(self, name: PinName) -> Pin:

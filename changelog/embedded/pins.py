@@ -1,12 +1,13 @@
-"""The pins of an open log: made, used, released, and let go of when their time is over.
+"""The pins of an open log: created, used, released, and removed when they time out.
 
-A pin is a folder: hard links of the segments that hold its ranges, and a document that says what is
-in them. Links first, fsync of the folder, then the document (tmp, fsync, rename, fsync): where there
-is a document there is all that it names. It goes the other way round: the document first, durably,
-then the links. What has no document is a leftover, and is removed at the next opening.
+A pin is a folder: hard links of the segments that hold its ranges, and a document that lists their
+content. To create a pin, the links are made first, then the folder is fsynced, then the document is
+written (temporary file, fsync, rename, fsync). A document therefore guarantees that all its links
+exist. To remove a pin, the document is removed first, durably, then the links. A folder without a
+document is left over from a crash, and is removed at the next opening.
 
-A link of the active segment is as good as one of a closed one: what lies below the pinned end is
-durable, and never changes in place.
+A link of the active segment is as good as one of a closed segment, because the bytes below the
+pinned end are durable and never change in place.
 """
 
 from __future__ import annotations
@@ -52,21 +53,25 @@ from strandline.changelog.schema import encode_schemas
 from strandline.changelog.storage import Storage
 
 PIECE_BYTES = 4 << 20
-"""Of a segment that are read at once."""
+"""Number of bytes of a segment that are read together."""
 RETRY_MS = 60_000
-"""After which the removal of a pin is tried again."""
+"""Milliseconds after which a failed removal of a pin is tried again."""
 
 _log = logging.getLogger("strandline")
 
 Admin = Callable[[], AbstractContextManager[None]]
-"""The lock of the log's administration; raises OwnerUnavailable when the log is closed."""
+"""Acquires the owner's administration lock. Raises OwnerUnavailable if the log is closed."""
 
 
 Find = Callable[[TopicPartition], Partition]
 
 
 class KeptPins:
-    """Implements `changelog.pins.Pins`. Files of segments are removed under `admin` too, so none goes in between."""
+    """Implements `changelog.pins.Pins`.
+
+    Segment files are deleted under the administration lock `admin` too, so none is deleted while a
+    pin is created.
+    """
 
     def __init__(self, environment: LogContext, find: Find, admin: Admin) -> None:
         self._environment = environment
@@ -75,12 +80,12 @@ class KeptPins:
         self._admin = admin
         self._reader = PinReader(environment.storage)
         self._deadlines: dict[PinName, int] = {}
-        """By the time that goes on whatever becomes of the clock (ms)."""
+        """Steady time (ms) at which each pin times out."""
         for name in list(pins_in(self._storage)):
-            self._found(name)
+            self._restore(name)
         for holder in self._storage.list_dir(PINS):
             if re.fullmatch(NAME_PATTERN, holder):
-                self._leave(holder)
+                self._remove_empty_holder(holder)
 
     def hold(
         self, name: PinName, ranges: PinnedRanges, *, timeout_ms: int
@@ -89,16 +94,16 @@ class KeptPins:
             _check(name, timeout_ms)
             if name in self._deadlines:
                 with contextlib.suppress(UnknownPin):
-                    return self._used(name).ranges()
-            pin = self._make(name, ranges, timeout_ms)
-            for other in self._of(name.holder):
+                    return self._renew(name).ranges()
+            pin = self._create(name, ranges, timeout_ms)
+            for other in self._pins_of(name.holder):
                 if other.since != name.since:
-                    self._let_go(other)
+                    self._release(other)
             return pin.ranges()
 
     def use(self, name: PinName) -> dict[TopicPartition, PinnedRange]:
         with self._admin():
-            return self._used(name).ranges()
+            return self._renew(name).ranges()
 
     def fetch(
         self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
@@ -112,44 +117,47 @@ class KeptPins:
 
     def release(self, holder: str, until: str) -> None:
         with self._admin():
-            for name in self._of(holder):
+            for name in self._pins_of(holder):
                 if name.until == until:
-                    self._let_go(name)
+                    self._release(name)
 
     def tick(self) -> None:
-        """Let go of what was not used for its time. Under the lock of administration."""
+        """Remove pins that have timed out. The caller holds the administration lock."""
         now = self._environment.steady_ms()
         for name in [name for name, deadline in self._deadlines.items() if deadline <= now]:
-            self._let_go(name)
+            self._release(name)
 
-    # What is there --------------------------------------------------------------------
+    # Registered pins ------------------------------------------------------------------
 
-    def _found(self, name: PinName) -> None:
-        """A folder, at opening: a pin, or what a crash has left of one."""
+    def _restore(self, name: PinName) -> None:
+        """Register a pin found at opening, or remove what a crash has left of one."""
         left = timeout = 0
         try:
             pin = whole_pin(self._storage, name)
             left, timeout = pin.expires_ms - self._environment.clock.now_ms(), pin.timeout_ms
         except FileNotFoundError:
-            pass  # a crash came in the middle
+            pass  # a crash interrupted its creation or removal
         except CorruptLog as error:
             _log.warning("pin %s is lost: %s", name, error, extra={"pin": str(name)})
-        # No longer than when it was last used: the clock may have been set.
+        # Never longer than the pin's timeout, even if the wall clock was set back.
         self._deadlines[name] = self._environment.steady_ms() + min(left, timeout)
         if left <= 0:
-            self._let_go(name)
+            self._release(name)
 
-    def _of(self, holder: str) -> list[PinName]:
+    def _pins_of(self, holder: str) -> list[PinName]:
         return [name for name in self._deadlines if name.holder == holder]
 
-    def _used(self, name: PinName) -> Pin:
-        """A pin, whose time begins anew; on the disk once half of it is over."""
+    def _renew(self, name: PinName) -> Pin:
+        """Return a pin and restart its timeout.
+
+        The document is saved only when half of the timeout is over, to spare fsyncs.
+        """
         if name not in self._deadlines:
             raise _unknown(name)
         try:
             pin = Pin.load(self._storage, name)
         except (FileNotFoundError, CorruptLog) as error:
-            self._let_go(name)
+            self._release(name)
             raise _unknown(name) from error
         now = self._environment.clock.now_ms()
         if not now + pin.timeout_ms // 2 <= pin.expires_ms <= now + pin.timeout_ms:
@@ -158,23 +166,23 @@ class KeptPins:
         self._deadlines[name] = self._environment.steady_ms() + pin.timeout_ms
         return pin
 
-    # Making and removing --------------------------------------------------------------
+    # Creation and removal -------------------------------------------------------------
 
-    def _make(self, name: PinName, ranges: PinnedRanges, timeout_ms: int) -> Pin:
+    def _create(self, name: PinName, ranges: PinnedRanges, timeout_ms: int) -> Pin:
         folder, now = pin_folder(name), self._environment.clock.now_ms()
         partitions = {tp: self._partition(tp, wanted) for tp, wanted in sorted(ranges.items())}
         schemas = {p.topic_id: encode_schemas(p.schemas.versions) for p in partitions.values()}
         self._remove_folder(folder)  # left by an attempt that failed
         try:
             self._storage.make_dir(folder)
-            held = [_held(p, ranges[tp], folder) for tp, p in partitions.items()]
-            pin = Pin(now, now + timeout_ms, timeout_ms, schemas, held)
+            pinned = [_pin_partition(p, ranges[tp], folder) for tp, p in partitions.items()]
+            pin = Pin(now, now + timeout_ms, timeout_ms, schemas, pinned)
             self._storage.sync_dir(folder)
             pin.save(self._storage, name)
         except BaseException:
             with contextlib.suppress(StorageFailed):
                 self._remove_folder(folder)
-                self._leave(name.holder)
+                self._remove_empty_holder(name.holder)
             raise
         self._deadlines[name] = self._environment.steady_ms() + timeout_ms
         return pin
@@ -184,26 +192,30 @@ class KeptPins:
         if partition.topic_id != wanted.topic_id:
             raise UnknownTopic(
                 f"topic {tp.topic!r} has the id {partition.topic_id}, not {wanted.topic_id}: it was "
-                "deleted and made anew"
+                "deleted and created again"
             )
-        if partition.synced_end < wanted.end:  # a marker, or all with durability "os"
+        # Visible records may not be durable yet: commit markers, and with durability "os" all.
+        if partition.synced_end < wanted.end:
             partition.sync()
         return partition
 
-    def _let_go(self, name: PinName) -> None:
-        """Nobody needs the pin; if its files cannot be removed now, then later."""
+    def _release(self, name: PinName) -> None:
+        """Remove a pin. If its files cannot be removed now, `tick` tries again later."""
         self._reader.forget()
         try:
             self._remove_folder(pin_folder(name))
-            self._leave(name.holder)
+            self._remove_empty_holder(name.holder)
             del self._deadlines[name]
         except StorageFailed as error:
-            said = {"pin": str(name), "error": error}
-            _log.warning("removing pin %s: %s", *said.values(), extra=said)
+            fields = {"pin": str(name), "error": error}
+            _log.warning("removing pin %s: %s", *fields.values(), extra=fields)
             self._deadlines[name] = self._environment.steady_ms() + RETRY_MS
 
     def _remove_folder(self, folder: str) -> None:
-        """The document first, durably: without its links it would promise what is not there."""
+        """Remove a pin's folder, the document first and durably.
+
+        A document without its links would promise records that are gone.
+        """
         storage = self._storage
         if not storage.exists(folder):
             return
@@ -211,13 +223,13 @@ class KeptPins:
         storage.sync_dir(folder)
         storage.remove_tree(folder)
 
-    def _leave(self, holder: str) -> None:
+    def _remove_empty_holder(self, holder: str) -> None:
         if not self._storage.list_dir(holder_folder(holder)):
             self._storage.remove_tree(holder_folder(holder))
 
 
 def pins_in(storage: Storage) -> Iterator[PinName]:
-    """All pins in a log folder, whole or not; what else lies there is not ours."""
+    """Iterate over all pins in a log folder, complete or not. Other files are ignored."""
     for holder in storage.list_dir(PINS):
         if re.fullmatch(NAME_PATTERN, holder):
             folders = storage.list_dir(holder_folder(holder))
@@ -225,7 +237,10 @@ def pins_in(storage: Storage) -> Iterator[PinName]:
 
 
 def whole_pin(storage: Storage, name: PinName) -> Pin:
-    """A pin with all its links. Raises FileNotFoundError for one that was never finished, CorruptLog."""
+    """Load a pin with all its links. Raises CorruptLog.
+
+    Raises FileNotFoundError for a pin whose creation was not completed.
+    """
     pin = Pin.load(storage, name)
     if missing := pin.missing(storage, name):
         raise CorruptLog(f"{missing[0]} is missing, one of {len(missing)}")
@@ -242,27 +257,27 @@ def _check(name: PinName, timeout_ms: int) -> None:
 
 
 def _unknown(name: PinName) -> UnknownPin:
-    return UnknownPin(f"there is no pin {name}: it was released, or not used for its time")
+    return UnknownPin(f"there is no pin {name}: it was released, or it timed out")
 
 
-# What a pin holds -------------------------------------------------------------------------
+# Pinned ranges ----------------------------------------------------------------------------
 
 
-def _held(partition: Partition, wanted: PinnedRange, folder: str) -> PinnedPartition:
-    """Link the files of a range into the pin's folder, and say where its records are in them."""
+def _pin_partition(partition: Partition, wanted: PinnedRange, folder: str) -> PinnedPartition:
+    """Link the files of a range into the pin's folder, and return the positions of its records."""
     storage, (topic, number) = partition.environment.storage, partition.topic_partition
     start, end = wanted.start, wanted.end
-    with partition.lock:  # or the segments and the aborted could be of two moments
+    with partition.lock:  # segments and aborted transactions must be of the same moment
         ends = partition.offsets()
         if not ends.log_start <= start <= end <= ends.last_stable_offset:
             raise OffsetOutOfRange(
-                f"{topic}-{number} has committed records from {ends.log_start} to "
-                f"{ends.last_stable_offset}, {start} to {end} are to be pinned"
+                f"{topic}-{number}: cannot pin offsets {start} to {end}, because committed records "
+                f"are at {ends.log_start} to {ends.last_stable_offset}"
             )
         named = ReadPosition(end, wanted.topic_id, wanted.leader_epoch, wanted.incarnation)
         if wanted.incarnation and (problem := ends.divergence(named)):
             raise OffsetOutOfRange(
-                f"{topic}-{number}: {start} to {end} are to be pinned, but {problem}"
+                f"{topic}-{number}: cannot pin offsets {start} to {end}: {problem}"
             )
         found = list(_pieces(partition, start, end))
         aborted = partition.aborted.among(start, end)
@@ -276,7 +291,10 @@ def _held(partition: Partition, wanted: PinnedRange, folder: str) -> PinnedParti
 
 
 def _pieces(partition: Partition, start: int, end: int) -> Iterator[tuple[Segment, SegmentPiece]]:
-    """What holds the offsets in [`start`, `end`), with its segment; the last piece may reach further."""
+    """Iterate over the pieces that hold offsets [`start`, `end`), each with its segment.
+
+    The last piece may reach beyond `end`.
+    """
     if start >= end:
         return
     for segment in partition.segments:
@@ -289,7 +307,10 @@ def _pieces(partition: Partition, start: int, end: int) -> Iterator[tuple[Segmen
 
 
 def _cut_at(end: int, segment: Segment, piece: SegmentPiece, storage: Storage) -> SegmentPiece:
-    """The piece without its frames from offset `end` on: they may not be durable yet."""
+    """Return the piece without its frames from offset `end` on.
+
+    These frames may not be durable yet.
+    """
     near = max(piece.start, segment.index.position_of(end))
     for frame in piece._replace(start=near).frames(storage):
         if frame.header.base_offset >= end:
@@ -306,6 +327,6 @@ def _link(storage: Storage, source: str, target: str) -> None:
         raise
     except StorageFailed as error:
         raise StorageFailed(
-            f"{error}; a pin needs a file system with hard links. Without one read without pins "
-            "(Spark: pinTimeoutMs 0)"
+            f"{error}; a pin needs a file system with hard links. On other file systems read "
+            "without pins (Spark: pinTimeoutMs 0)"
         ) from error

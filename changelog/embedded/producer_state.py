@@ -1,12 +1,12 @@
-"""What a partition remembers of its producers: sequences, epochs, open transactions.
+"""State of a partition's producers: sequences, epochs, open transactions.
 
-Pure state, no I/O: `check` decides, `appended` and `ended` record what happened. The rules are
+This is pure state without I/O. `check` decides; `appended` and `ended` record events. The rules are
 those of Kafka's ProducerStateManager and ProducerAppendInfo (KIP-98, KIP-360, KIP-890):
 
 - Sequences count records per producer id and partition, from 0, wrapping after 2**31 - 1.
 - A batch equal to one of the last five is a duplicate, answered with its first offsets.
 - A lower epoch is fenced; a higher one starts again at sequence 0.
-- A marker carries the epoch of the *next* transaction, so what the ended one sends late is fenced.
+- A marker carries the epoch of the *next* transaction, so late batches of the ended one are fenced.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from strandline.changelog.errors import InvalidTxnState, OutOfOrderSequence, Pro
 from strandline.changelog.records import Appended, ProducerIdentity
 
 SEQUENCES = 1 << 31
+"""Number of sequences; after the last one they start again at 0."""
 REMEMBERED = 5
+"""Number of batches kept per producer, to detect duplicates."""
 
 
 class BatchMeta(msgspec.Struct, array_like=True, frozen=True):
-    """Where one batch of a producer went."""
+    """Sequences and offsets of one batch of a producer."""
 
     base_sequence: int
     last_sequence: int
@@ -33,13 +35,13 @@ class BatchMeta(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ProducerEntry(msgspec.Struct, array_like=True):
-    """One producer in one partition."""
+    """State of one producer in one partition."""
 
     epoch: int
     batches: list[BatchMeta]
-    """The last five, oldest first."""
+    """The last five batches, oldest first."""
     last_timestamp: int
-    """Wall-clock ms of the last append, for expiry."""
+    """Milliseconds since the epoch of the last append (`LogContext.steady_ms`), for expiry."""
     open_since: int = -1
     """First offset of the open transaction; -1 if there is none."""
 
@@ -53,7 +55,7 @@ class EndedTransaction(NamedTuple):
 
 
 def advance(sequence: int, count: int) -> int:
-    """The sequence `count` records on.
+    """Return the sequence that is `count` records after `sequence`.
 
     >>> advance(2**31 - 1, 1)
     0
@@ -62,7 +64,7 @@ def advance(sequence: int, count: int) -> int:
 
 
 class ProducerStates:
-    """The producers of one partition."""
+    """State of the producers of one partition."""
 
     def __init__(self, entries: Mapping[int, ProducerEntry] | None = None) -> None:
         self.entries: dict[int, ProducerEntry] = dict(entries or {})
@@ -71,10 +73,11 @@ class ProducerStates:
             for producer, entry in self.entries.items()
             if entry.open_since >= 0
         }
+        """First offset of each open transaction, by producer id."""
 
     @property
     def first_open_offset(self) -> int | None:
-        """First offset of the earliest open transaction."""
+        """First offset of the earliest open transaction; None if there is none."""
         return min(self._open.values()) if self._open else None
 
     @property
@@ -83,16 +86,16 @@ class ProducerStates:
         return list(self._open)
 
     def open_since(self, producer_id: int) -> int:
-        """First offset of the producer's open transaction; -1 if it has none."""
+        """Return the first offset of the producer's open transaction; -1 if it has none."""
         return self._open.get(producer_id, -1)
 
     def epoch(self, producer_id: int) -> int:
-        """The highest epoch seen of a producer; -1 if it is unknown."""
+        """Return the highest epoch seen of a producer; -1 if the producer is unknown."""
         entry = self.entries.get(producer_id)
         return entry.epoch if entry else -1
 
     def next_sequence(self, producer: ProducerIdentity) -> int:
-        """The sequence that the producer's next batch must begin with."""
+        """Return the sequence that the producer's next batch must begin with."""
         entry = self.entries.get(producer.producer_id)
         if entry is None or entry.epoch != producer.epoch or not entry.batches:
             return 0
@@ -106,7 +109,7 @@ class ProducerStates:
         transactional: bool,
         where: str,
     ) -> Appended | None:
-        """Whether this batch may be appended: None for yes, its offsets if it is there already.
+        """Return None if the batch may be appended, or its offsets if it is a duplicate.
 
         Raises ProducerFenced, OutOfOrderSequence, InvalidTxnState.
         """
@@ -128,7 +131,7 @@ class ProducerStates:
         expected = advance(entry.batches[-1].last_sequence, 1)
         if base_sequence != expected:
             raise OutOfOrderSequence(
-                f"{where}: producer {producer.producer_id} (epoch {producer.epoch}) must go on at "
+                f"{where}: producer {producer.producer_id} (epoch {producer.epoch}) must continue at "
                 f"sequence {expected}, got {base_sequence} to {last_sequence}"
             )
         if entry.open_since >= 0 and not transactional:
@@ -154,7 +157,7 @@ class ProducerStates:
         transactional: bool,
         timestamp: int,
     ) -> None:
-        """Record that a batch is in the log."""
+        """Record a batch that was appended to the log."""
         producer_id, epoch = producer
         entry = self.entries.get(producer_id)
         if entry is None:
@@ -171,14 +174,14 @@ class ProducerStates:
     def ended(
         self, producer: ProducerIdentity, marker_offset: int, timestamp: int
     ) -> EndedTransaction | None:
-        """Record a marker; the transaction that it ends here, if it had any record here."""
+        """Record a marker. Return the ended transaction, or None if it has no records here."""
         producer_id, epoch = producer
         first = self._open.pop(producer_id, -1)
         self.entries[producer_id] = ProducerEntry(epoch, [], timestamp)
         return EndedTransaction(producer_id, first, marker_offset) if first >= 0 else None
 
     def expire(self, older_than: int) -> None:
-        """Forget producers idle since before `older_than` (ms), never one with a transaction open."""
+        """Forget producers idle since `older_than` (ms), except those with an open transaction."""
         idle = [
             producer
             for producer, entry in self.entries.items()

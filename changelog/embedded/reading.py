@@ -1,8 +1,8 @@
-"""Reading a partition: from an offset, or from a time, under an isolation level.
+"""Reads of a partition from an offset or a timestamp, under an isolation level.
 
-A view (view.py) is taken under the partition's lock and says what is to be read, about as much as
-was asked for; then files are read without any lock. Retention may take a file in between:
-then a new view is taken.
+A view (view.py) is taken under the partition's lock. It lists the files and positions to be read,
+for about as many bytes as were asked for. The files are then read without a lock. If retention
+deletes a file in between, a new view is taken.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from strandline.changelog.errors import REPAIR, CorruptLog, OffsetOutOfRange
 from strandline.changelog.history import epochs_within
 from strandline.changelog.records import Fetched, Isolation
 
-SEARCHED = 64 << 10
-"""Bytes read at a time in search of a timestamp."""
+SEARCH_BYTES = 64 << 10
+"""Number of bytes read at a time in search of a timestamp."""
 
 T = TypeVar("T")
 
 
 def view(partition: Partition, offset: int, *, max_bytes: int, isolation: Isolation) -> RecordView:
-    """What may be seen from `offset` on, about `max_bytes` of it.
+    """Return a view of the records from `offset` on, of about `max_bytes`.
 
     Raises OffsetOutOfRange, and UnknownTopic if the topic was deleted.
     """
@@ -59,7 +59,7 @@ def view(partition: Partition, offset: int, *, max_bytes: int, isolation: Isolat
 
 
 def fetch(partition: Partition, offset: int, *, max_bytes: int, isolation: Isolation) -> Fetched:
-    """Records from `offset` on: at least one batch if there is any, then up to `max_bytes`.
+    """Read records from `offset` on: at least one batch if there is any, then up to `max_bytes`.
 
     Raises OffsetOutOfRange, UnknownTopic, CorruptLog.
     """
@@ -73,14 +73,14 @@ def fetch(partition: Partition, offset: int, *, max_bytes: int, isolation: Isola
         if fetched.batches or not seen.pieces:
             if offset == first:
                 return fetched
-            # What was passed over, markers and aborted records, may be of earlier epochs.
+            # The markers and aborted records that were skipped may belong to earlier epochs.
             epochs = epochs_within(partition.manifest.epochs, first, fetched.next_offset)
             return replace(fetched, epochs=epochs)
         offset = seen.limit
 
 
 def offset_for_time(partition: Partition, timestamp: int, *, isolation: Isolation) -> int | None:
-    """Offset of the first record with at least that timestamp (ms); None if there is none."""
+    """Return the offset of the first record of at least that timestamp (ms), or None."""
     storage = partition.environment.storage
     offset = 0
     while True:
@@ -97,7 +97,7 @@ def offset_for_time(partition: Partition, timestamp: int, *, isolation: Isolatio
 def _view_from_time(
     partition: Partition, offset: int, timestamp: int, isolation: Isolation
 ) -> RecordView:
-    """What may be seen from the first offset that can have the timestamp, at `offset` or later."""
+    """Return a view from the first offset, at `offset` or later, that can have the timestamp."""
     with partition.lock:
         start = partition.log_end
         for segment in partition.segments:
@@ -105,13 +105,13 @@ def _view_from_time(
                 start = segment.index.offset_of_time(timestamp)
                 break
         start = max(start, offset, partition.log_start)
-        return view(partition, start, max_bytes=SEARCHED, isolation=isolation)
+        return view(partition, start, max_bytes=SEARCH_BYTES, isolation=isolation)
 
 
 def _read(
     partition: Partition, take: Callable[[], RecordView], read: Callable[[RecordView], T]
 ) -> tuple[RecordView, T]:
-    """Take a view and read by it; once more if retention took a file in between."""
+    """Take a view and read by it. Repeat both if a file of the view was deleted in between."""
     while True:
         segments = partition.segments
         seen = take()
@@ -127,7 +127,10 @@ def _read(
 def _pieces(
     partition: Partition, offset: int, end: int, max_bytes: int
 ) -> tuple[tuple[SegmentPiece, ...], int]:
-    """Where the offsets in [`offset`, `end`) are, about `max_bytes`; and the end of those."""
+    """Return the pieces that hold offsets [`offset`, `end`), and the end of the offsets in them.
+
+    If they have more than about `max_bytes`, only the first ones are returned.
+    """
     if offset >= end:
         return (), end
     pieces: list[SegmentPiece] = []

@@ -1,18 +1,20 @@
-"""Opening a partition: what the files say is compared with what the manifest promises.
+"""Opening a partition: its files are compared with the manifest and made consistent.
 
 1. Files that the manifest does not list are removed.
-2. Closed segments are taken over from the manifest; lost or torn indexes are rebuilt.
-3. Producer state comes from the latest good snapshot, and a replay of the frames after it.
-4. The active segment is walked, every checksum verified. Where the frames end, debris is cut
-   off, unless a later frame proves that the damaged place was durable once: then the log
-   refuses to open rather than lose it (every frame carries the durable end of its time).
-5. What was found is made durable before anybody sees it. After an unclean stop it is written
-   once more for that, in place: where an fsync has failed, the system may show bytes which
-   the disk has not got, and call them written. What had been durable is safe meanwhile.
-6. After an unclean stop the log goes on at the reserved end, if offsets up to there may have
-   been seen. A new leader epoch begins: at once in that case, else by the first append
+2. Closed segments are taken over from the manifest. Lost or torn indexes are rebuilt.
+3. Producer state is restored from the latest valid snapshot and a replay of the frames after it.
+4. The active segment is walked and every checksum verified. The bytes after the last whole frame
+   are cut off. If a later frame proves that the damaged place was durable once, the log refuses to
+   open instead, so that no acknowledged record is lost silently. (Every frame carries the durable
+   end at its time.)
+5. All records found are made durable before any reader sees them. After an unclean stop they are
+   also written once more, in place: after a failed fsync the system may return bytes from its cache
+   that are not on the disk, and consider them written. Frames that were known durable are not
+   rewritten.
+6. After an unclean stop the log continues at the reserved end if readers may have seen offsets up
+   to there. Then a new leader epoch begins at once. Otherwise the first append begins it
    (Partition._begin_epoch_by_append). Markers of committed transactions are written again in the
-   epoch before, because they may have been seen there and lost.
+   epoch before, because readers may have seen them there before they were lost.
 """
 
 from __future__ import annotations
@@ -43,13 +45,15 @@ def open_partition(
     fresh: Manifest,
     closed_size: int | None,
 ) -> Partition:
-    """The partition in `folder`, ready for appends.
+    """Open the partition in `folder` and make it ready for appends.
 
-    `fresh` is its manifest if nothing was ever written to it, `closed_size` how large its
-    active segment was if the log was closed in order. Raises CorruptLog, FutureFormat.
+    `fresh` is the manifest of a partition that was never written to. `closed_size` is the number of
+    bytes of the active segment after an orderly close, None after an unclean stop. Raises
+    CorruptLog, FutureFormat.
     """
     if closed_size is None and environment.storage.exists(folder):
-        # What is found may be a name that a kill left unsynced: nothing is built on it before.
+        # A kill may have left file names that are not durable. They are synced before anything
+        # depends on them.
         environment.storage.sync_dir(folder)
     try:
         manifest = Manifest.load(environment.storage, folder)
@@ -65,13 +69,14 @@ def open_partition(
         _recover_state(partition)
         if closed_size is None:
             partition.segments[-1].file.sync()
-            _step_over_reserved(partition)
+            _skip_reserved_offsets(partition)
     partition.log_end = max(partition.log_end, partition.log_start)
     partition.synced_end = partition.high_watermark = partition.log_end
     return partition
 
 
 def _check_place(folder: str, found: Manifest, fresh: Manifest) -> None:
+    """Raise CorruptLog if the manifest belongs to another partition."""
     if (found.topic_id, found.partition) != (fresh.topic_id, fresh.partition):
         raise CorruptLog(
             f"{folder}/{MANIFEST} is of partition {found.partition} of topic {found.topic!r}, id "
@@ -80,7 +85,10 @@ def _check_place(folder: str, found: Manifest, fresh: Manifest) -> None:
 
 
 def _check_never_written(environment: LogContext, folder: str, closed_size: int | None) -> None:
-    """Without a manifest there may be a first segment, empty: the crash came in between."""
+    """Raise CorruptLog if the manifest is missing and the folder holds records.
+
+    A crash before the first manifest leaves at most one empty segment.
+    """
     if closed_size:
         raise CorruptLog(
             f"{folder}/{MANIFEST} is missing though the log was closed with {closed_size} bytes of "
@@ -91,7 +99,7 @@ def _check_never_written(environment: LogContext, folder: str, closed_size: int 
 
 
 def holds_records(storage: Storage, folder: str) -> bool:
-    """Whether a partition's folder has more in it than a crash before the first manifest leaves."""
+    """Return True if a partition's folder holds records, or files that only follow records."""
     for name in storage.list_dir(folder):
         if segment_of(name) is not None:
             with contextlib.closing(storage.open(f"{folder}/{name}")) as file:
@@ -103,6 +111,7 @@ def holds_records(storage: Storage, folder: str) -> bool:
 
 
 def _remove_strays(partition: Partition) -> None:
+    """Remove temporary files, and files of segments that the manifest does not list."""
     listed = {entry.name for entry in partition.manifest.segments}
     storage = partition.environment.storage
     for name in storage.list_dir(partition.folder):
@@ -130,9 +139,9 @@ def _open_segment(partition: Partition, entry: SegmentEntry) -> Segment:
 
 
 def _recover_tail(partition: Partition, closed_size: int | None) -> None:
-    """Walk the active segment up to its last whole frame; cut off what follows.
+    """Walk the active segment up to its last whole frame, and cut off the rest.
 
-    After an orderly end nothing may follow, nor be missing.
+    After an orderly close every byte must be there, and none may follow.
     """
     active = partition.segments[-1]
     interval = partition.config.index_interval_bytes
@@ -155,12 +164,15 @@ def _recover_tail(partition: Partition, closed_size: int | None) -> None:
         active.file.truncate(position)
         active.file.sync()
     if closed_size is None:
-        _write_again(active, durable_end)
+        _rewrite_unsynced(active, durable_end)
     partition.log_end = active.end_offset
 
 
 def _check_belongs(segment: Segment, found: BrokenFrame) -> None:
-    """Raise if what cannot be read here are good frames of another partition: they are not cut off."""
+    """Raise CorruptLog if the unreadable frame is a good frame of another partition.
+
+    It must not be cut off, because moving the files back restores it.
+    """
     folder = misplaced.folder_of(segment, found)
     if folder is not None:
         raise CorruptLog(
@@ -170,30 +182,34 @@ def _check_belongs(segment: Segment, found: BrokenFrame) -> None:
 
 
 def _check_never_durable(segment: Segment, position: int, failure: str | None) -> None:
-    """Raise if a frame behind the damage says that what was here had been made durable."""
+    """Raise CorruptLog if a frame after the damage proves that the damaged bytes were durable."""
     durable_end = durable_end_behind(segment, position)
     if durable_end > segment.end_offset:
         raise CorruptLog(
-            f"{segment.path}: damaged at byte {position} ({failure}), below the offset "
-            f"{durable_end} that was durable; {REPAIR}"
+            f"{segment.path}: damaged at byte {position} ({failure}), although the offsets "
+            f"below {durable_end} were durable; {REPAIR}"
         )
 
 
-def _write_again(segment: Segment, durable_end: int) -> None:
-    """Write the frames from offset `durable_end` on once more, as they are; closed segments were synced."""
+def _rewrite_unsynced(segment: Segment, durable_end: int) -> None:
+    """Write the frames from offset `durable_end` on once more, unchanged and in place.
+
+    Closed segments need no rewrite, because they were synced when they were closed.
+    """
     for found in scan(segment, segment.size, segment.index.position_of(durable_end)):
-        if isinstance(found, BrokenFrame):  # a moment ago it was whole
+        if isinstance(found, BrokenFrame):  # it was whole in the walk just before
             raise found.reason
         if found.frame.header.last_offset >= durable_end:
             segment.file.rewrite(found.position, found.content)
 
 
 def _recover_state(partition: Partition) -> None:
-    """Producers and aborted transactions: snapshots, then a replay of the frames after them.
+    """Restore producers and aborted transactions: load snapshots, then replay the later frames.
 
-    Side files of closed segments that were lost or bad are written anew on the way.
+    Side files of closed segments that are missing or damaged are written anew on the way.
     """
-    # Not the records' time: a backfill of old ones would be forgotten at once.
+    # The time of the opening is used as each producer's last use. With the records' timestamps
+    # the producer of a backfill of old records would expire at once.
     now = partition.environment.clock.now_ms()
     storage, folder = partition.environment.storage, partition.folder
     start = _load_snapshots(partition)
@@ -211,7 +227,7 @@ def _recover_state(partition: Partition) -> None:
 
 
 def _load_snapshots(partition: Partition) -> int:
-    """Load what is there; the offset from which frames must be replayed."""
+    """Load the latest valid side files. Return the offset from which frames must be replayed."""
     storage = partition.environment.storage
     for offset in _snapshot_offsets(partition):
         try:
@@ -231,7 +247,10 @@ def _load_snapshots(partition: Partition) -> int:
 
 
 def _snapshot_offsets(partition: Partition) -> list[int]:
-    """Offsets of the snapshots made by a roll, the latest first; only those begin a segment."""
+    """Return the offsets of usable producer snapshots, latest first.
+
+    A roll takes a snapshot at the offset where a segment begins; snapshots elsewhere are ignored.
+    """
     bases = {segment.base_offset for segment in partition.segments}
     names = partition.environment.storage.list_dir(partition.folder)
     offsets = (snapshot_offset(name) for name in names)
@@ -241,7 +260,7 @@ def _snapshot_offsets(partition: Partition) -> list[int]:
 def replay(
     frame: LocatedFrame, producers: ProducerStates, aborted: AbortedTransactions, now_ms: int
 ) -> None:
-    """Note what a frame says of its producer. Raises CorruptLog for a damaged marker."""
+    """Apply a frame to the producer state. Raises CorruptLog for a damaged marker."""
     header = frame.header
     if header.producer_id < 0:
         return
@@ -262,8 +281,11 @@ def replay(
     )
 
 
-def _step_over_reserved(partition: Partition) -> None:
-    """Offsets up to the reserved end may have been seen and then lost."""
+def _skip_reserved_offsets(partition: Partition) -> None:
+    """Continue after the reserved offsets.
+
+    Readers may have seen records at these offsets that were lost in the unclean stop.
+    """
     if partition.manifest.reserved_end > partition.log_end:
         partition.begin_epoch(partition.log_end)
         partition.synced_end = partition.high_watermark = partition.log_end

@@ -1,7 +1,7 @@
-"""Deleting what a topic no longer wants to keep: whole segments, from the front.
+"""Retention: deletion of whole segments from the start of a partition.
 
-The rules are those of Kafka's UnifiedLog.deleteOldSegments; `expired_segments` decides,
-`retain` and `delete_records` carry it out.
+The rules are those of Kafka's UnifiedLog.deleteOldSegments. `expired_segments` decides; `retain`
+and `delete_records` apply the decision.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from strandline.changelog.errors import OffsetOutOfRange
 def expired_segments(
     segments: Sequence[Segment], config: TopicConfig, *, now_ms: int, stable_end: int
 ) -> int:
-    """Number of segments at the front that have served their time, the active one included.
+    """Return the number of expired segments at the start of the log, the active one included.
 
-    A segment goes by time when its largest timestamp is older than `retention.ms`, by size when
-    the log without it still has `retention.bytes`. The first to keep ends the search; so does one
-    that reaches beyond the last stable offset `stable_end`.
+    A segment expires by time when its largest timestamp is older than `retention.ms`. It expires by
+    size when the log without it still has `retention.bytes`. The first segment to keep ends the
+    search, and so does one with offsets at or beyond the last stable offset `stable_end`.
 
-    An empty segment has neither age nor size, so it only goes together with a later one. The log's
-    start therefore moves only because records were deleted, and an empty segment never holds up
+    An empty segment has neither age nor size, so it is deleted only together with a later one. The
+    log's start therefore moves only because records were deleted, and an empty segment never delays
     the deletion of the records after it.
     """
     if not config.delete:
@@ -47,7 +47,7 @@ def expired_segments(
 
 
 def retain(partition: Partition, now_ms: int) -> list[Segment]:
-    """Apply the topic's retention; the segments dropped, whose files are still there."""
+    """Apply the topic's retention. Return the dropped segments, whose files still exist."""
     with partition.lock:
         segments = partition.segments
         nothing = not segments or (len(segments) == 1 and segments[0].size == 0)
@@ -63,9 +63,10 @@ def retain(partition: Partition, now_ms: int) -> list[Segment]:
 
 
 def delete_records(partition: Partition, before: int) -> list[Segment]:
-    """Move the log's start up to `before` (-1: the high watermark), on any cleanup policy.
+    """Move the log's start up to offset `before` (-1: the high watermark), on any cleanup policy.
 
-    Raises OffsetOutOfRange beyond the high watermark. Below the present start: no effect.
+    Below the present start it has no effect. Return the dropped segments, whose files still exist.
+    Raises OffsetOutOfRange beyond the high watermark.
     """
     with partition.lock:
         partition.check_usable()
@@ -78,9 +79,10 @@ def delete_records(partition: Partition, before: int) -> list[Segment]:
             )
         if before <= partition.log_start:
             return []
-        # Not its own end: behind the last record that cleaning has left there are offsets as well.
-        behind = [segment.base_offset for segment in partition.segments[1:]]
-        count = sum(end <= before for end in [*behind, partition.log_end])
+        # A segment's range ends where the next one begins, not at its last record, because
+        # cleaning may have removed the last records of its range.
+        next_bases = [segment.base_offset for segment in partition.segments[1:]]
+        count = sum(end <= before for end in [*next_bases, partition.log_end])
         if count == len(partition.segments) and partition.segments[-1].size == 0:
             count -= 1
         return _drop(partition, count, before)

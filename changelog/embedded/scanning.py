@@ -1,8 +1,9 @@
-"""A walk over a segment that damage does not end: whole frames, and the places where none is.
+"""A scan of a segment file that continues after damage: whole frames, and damaged places.
 
-Behind a damaged place it goes on where the next frame is: where the header says, if the header
-is good and only its payload is not; else at the next multiple of 64 with a whole frame that
-can follow. A record may hold what looks like a frame, so a header alone is not enough.
+After a damaged place the scan continues at the next frame. If the header is valid and only the
+payload is damaged, the header says where that is. Otherwise it is the next multiple of 64 with a
+whole frame whose offsets follow. A record may contain bytes that look like a frame, so a valid
+header alone is not enough.
 """
 
 from __future__ import annotations
@@ -21,48 +22,49 @@ from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.errors import REPAIR, CorruptLog, FutureFormat
 
 CHUNK = 4 << 20
-"""Bytes read at a time; a larger frame is read whole."""
+"""Number of bytes read at a time. A larger frame is read whole."""
 NO_LIMIT = 1 << 63
+"""Offset above all others, for a segment without a successor."""
 
 Bounds = tuple[int, int]
-"""The offsets that the next frame may have, the end excluded."""
+"""Offsets that the next frame may have: the first one, and the end (exclusive)."""
 
 
 class WholeFrame(NamedTuple):
-    """A frame whose checksums are right and whose offsets follow."""
+    """A frame with valid checksums whose offsets follow those before it."""
 
     position: int
-    """In the file."""
+    """Position in the file."""
     frame: LocatedFrame
 
     @property
     def end(self) -> int:
-        """Position behind it."""
+        """Position of its end (exclusive) in the file."""
         return self.position + self.frame.header.length
 
     @property
     def content(self) -> memoryview:
-        """Its bytes, header and payload."""
+        """Bytes of the frame, header and payload."""
         at = self.frame.position
         return self.frame.data[at : at + self.frame.header.length]
 
 
 class BrokenFrame(NamedTuple):
-    """A position at which there is no whole frame."""
+    """A position without a whole frame."""
 
     position: int
     reason: CorruptLog
     header: FrameHeader | None = None
-    """The header, if that much of it can be read."""
+    """The frame's header, if it is valid."""
 
 
 def scan(
     segment: Segment, end: int, position: int = 0, limit: int = NO_LIMIT
 ) -> Iterator[WholeFrame | BrokenFrame]:
-    """What is in the first `end` bytes of a segment's file, whole frames in ascending order.
+    """Scan the first `end` bytes of a segment's file, in ascending order of positions.
 
-    `position` is where a frame begins. From offset `limit` on, frames belong to another segment.
-    Raises FutureFormat.
+    `position` is the start of a frame. Frames with offsets from `limit` on belong to another
+    segment, and count as damage. Raises FutureFormat.
     """
     end = min(end, segment.file.size())
     bounds = segment.base_offset, limit
@@ -76,11 +78,11 @@ def scan(
         if isinstance(found, WholeFrame):
             position, bounds = found.end, (found.frame.header.last_offset + 1, limit)
         else:
-            position = _behind(segment, found, end, bounds)
+            position = _next_position(segment, found, end, bounds)
 
 
 def durable_end_behind(segment: Segment, position: int) -> int:
-    """The largest offset that a frame behind `position` calls durable; 0 if there is none."""
+    """Return the largest durable end in the frame headers after `position`; 0 if there is none."""
     headers = _headers(segment, position + ALIGNMENT, segment.file.size())
     return max((header.durable_end for _, header in headers), default=0)
 
@@ -88,7 +90,10 @@ def durable_end_behind(segment: Segment, position: int) -> int:
 def _found_at(
     segment: Segment, data: memoryview, start: int, position: int, end: int, bounds: Bounds
 ) -> WholeFrame | BrokenFrame | int:
-    """What is at `position`, or how many bytes must be read to tell; `data` is from `start`."""
+    """Return the frame at `position`, or the number of bytes to read from there to decide.
+
+    `data` are the file's bytes from position `start` on.
+    """
     at, left = position - start, end - position
     if len(data) - at < min(HEADER_SIZE, left):
         return HEADER_SIZE
@@ -103,7 +108,7 @@ def _found_at(
         if header.length > len(data) - at:
             return header.length
         frame = LocatedFrame(header, data, at, where, segment.place)
-        _ = frame.payload
+        _ = frame.payload  # verifies the checksum
         _check_follows(header, bounds, where)
     except FutureFormat:
         raise
@@ -126,8 +131,8 @@ def _check_follows(header: FrameHeader, bounds: Bounds, where: str) -> None:
         )
 
 
-def _behind(segment: Segment, broken: BrokenFrame, end: int, bounds: Bounds) -> int:
-    """Where to go on; `end` if there is nothing more."""
+def _next_position(segment: Segment, broken: BrokenFrame, end: int, bounds: Bounds) -> int:
+    """Return the position at which the scan continues; `end` if there is no further frame."""
     if broken.header is not None:
         return min(end, broken.position + broken.header.length)
     for position, header in _headers(segment, broken.position + ALIGNMENT, end):
@@ -139,7 +144,7 @@ def _behind(segment: Segment, broken: BrokenFrame, end: int, bounds: Bounds) -> 
 
 
 def _headers(segment: Segment, position: int, end: int) -> Iterator[tuple[int, FrameHeader]]:
-    """Every good header at a multiple of 64 from `position` on, whatever lies in between."""
+    """Iterate over the valid headers at multiples of 64 from `position` on."""
     while position < end:
         data = bytes(segment.file.read(position, min(CHUNK, end - position) + HEADER_SIZE))
         at = data.find(MAGIC)

@@ -1,4 +1,4 @@
-"""One segment of a partition: a file of frames, with a sparse index of offsets and times."""
+"""One segment of a partition: a file of frames, and a sparse index of offsets and timestamps."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ class LocatedFrame(NamedTuple):
     header: FrameHeader
     data: memoryview
     position: int
-    """Within `data`."""
+    """Position of the frame in `data`."""
     where: str
-    """File and byte, for messages."""
+    """File and byte position, for error messages."""
     place: int = 0
-    """Of the file: the CRC of its partition's name, which is in the frame's checksum."""
+    """CRC of the partition's name, which is part of the frame's checksum."""
 
     @property
     def payload(self) -> memoryview:
-        """Its payload, the checksum verified. Raises CorruptLog."""
+        """The payload, its checksum verified. Raises CorruptLog."""
         return payload_bytes(self.data, self.position, self.header, self.where, self.place)
 
 
 class SegmentPiece(NamedTuple):
-    """Whole frames that follow one another in a segment's file, to be read at once."""
+    """Consecutive whole frames in a segment's file, which are read together."""
 
     path: str
     base_offset: int
-    """No frame in it begins before this offset."""
+    """Lower bound of the offsets in the piece."""
     start: int
     """Position of its first byte in the file."""
     end: int
-    """Position behind its last byte."""
+    """Position of its end (exclusive) in the file."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Number of bytes."""
         return self.end - self.start
 
     def frames(self, storage: Storage) -> Iterator[LocatedFrame]:
-        """Its frames. Raises FileNotFoundError, StorageFailed, CorruptLog."""
+        """Read the frames of the piece. Raises FileNotFoundError, StorageFailed, CorruptLog."""
         with contextlib.closing(storage.open(self.path)) as file:
             data = memoryview(file.read(self.start, self.size))
         seen = 0
@@ -67,7 +67,7 @@ class SegmentPiece(NamedTuple):
 
 
 class SparseIndex:
-    """For some frames: base offset, file position, and the largest timestamp before them."""
+    """Base offset, file position, and largest earlier timestamp, for some of the frames."""
 
     def __init__(self) -> None:
         self.offsets = array("q")
@@ -75,25 +75,30 @@ class SparseIndex:
         self.times_before = array("q")
 
     def add(self, offset: int, position: int, time_before: int) -> None:
-        """Note a frame; readers may look at the same time, so what they search comes last."""
+        """Add a frame.
+
+        Readers search `offsets` without a lock, so it is extended last: an entry found there is
+        complete.
+        """
         self.positions.append(position)
         self.times_before.append(time_before)
         self.offsets.append(offset)
 
     def position_of(self, offset: int) -> int:
-        """Where to start scanning for `offset`."""
+        """Return the file position at which a scan for `offset` must start."""
         index = bisect_right(self.offsets, offset) - 1
         return self.positions[index] if index >= 0 else 0
 
     def offset_of_time(self, timestamp: int) -> int:
-        """From which offset on to look for the first record of at least `timestamp`."""
+        """Return the offset from which to search for the first record of at least `timestamp`."""
         index = bisect_left(self.times_before, timestamp, hi=len(self.offsets)) - 1
         return self.offsets[index] if index >= 0 else 0
 
     def cut(self, start: int, size: int) -> tuple[int, int] | None:
-        """A frame before which a reader of `size` bytes from `start` stops: position and base offset.
+        """Return position and base offset of the frame at which a read of about `size` bytes ends.
 
-        It is the last one noted within these bytes, or the next one noted; None: there is none.
+        It is the last indexed frame within `size` bytes from `start`, else the next indexed one.
+        None if there is no such frame.
         """
         known = len(self.offsets)
         index = bisect_right(self.positions, start + size, hi=known) - 1
@@ -102,9 +107,9 @@ class SparseIndex:
         return (self.positions[index], self.offsets[index]) if index < known else None
 
     def check_within(self, entry: SegmentEntry, where: str) -> None:
-        """Raise CorruptLog if the index is visibly of another segment than `entry`.
+        """Raise CorruptLog if the index visibly belongs to another segment than `entry`.
 
-        Indexes of format version 1 do not say what they belong to.
+        Index files of format version 1 do not name their segment.
         """
         if not self.offsets:
             return
@@ -130,7 +135,10 @@ class SparseIndex:
 
 
 class Segment:
-    """Frames from `base_offset` on. The last segment of a partition is active, others closed."""
+    """Frames from `base_offset` on.
+
+    The last segment of a partition is active and is appended to; the others are closed.
+    """
 
     def __init__(
         self, storage: Storage, folder: str, name: SegmentName, file: File, created_ms: int
@@ -139,57 +147,60 @@ class Segment:
         self._folder = folder
         self.name = name
         self.path = f"{folder}/{name.log_file}"
-        """Of the file of frames."""
+        """Path of the file of frames."""
         self.place = place_of(self.path)
-        """Of the partition; it is in the checksums of the frames."""
+        """CRC of the partition's name, which is part of the frames' checksums."""
         self._file: File | None = file
         self.created_ms = created_ms
         self.base_offset = name.base_offset
         self.end_offset = name.base_offset
-        """One past the last offset in it."""
+        """End (exclusive) of the offsets in the segment."""
         self.size = 0
-        """Bytes of whole frames."""
+        """Number of bytes of whole frames."""
         self.frames_noted = 0
-        """How many `noted` was told of."""
+        """Number of frames passed to `noted` since the segment was opened."""
         self.first_timestamp = _NO_TIME
         self.max_timestamp = _NO_TIME
         self.delete_horizon = NO_HORIZON
-        """The earliest of its frames'."""
+        """Earliest delete horizon of its frames."""
         self.index = SparseIndex()
         self._indexed_up_to = -(1 << 62)
+        """File position of the last indexed frame."""
 
     @classmethod
     def create(cls, storage: Storage, folder: str, name: SegmentName, now_ms: int) -> Segment:
-        """A new, empty segment; durable once its folder is synced."""
-        storage.unlink(f"{folder}/{name.log_file}")  # of an attempt that found no room
+        """Create an empty segment. It is durable once its folder is synced."""
+        storage.unlink(f"{folder}/{name.log_file}")  # left by an attempt that found no room
         return cls(storage, folder, name, storage.create(f"{folder}/{name.log_file}"), now_ms)
 
     @classmethod
     def open(
         cls, storage: Storage, folder: str, name: SegmentName, created_ms: int, *, writable: bool
     ) -> Segment:
-        """An existing segment; `noted` or `load` tell it what it holds."""
+        """Open an existing segment. The caller must then call `load`, or `noted` for each frame."""
         file = storage.open(f"{folder}/{name.log_file}", writable=writable)
         return cls(storage, folder, name, file, created_ms)
 
     @property
     def storage(self) -> Storage:
-        """The log's files."""
+        """The log's storage."""
         return self._storage
 
     @property
     def file(self) -> File:
-        """The file of frames; a closed segment's is opened when it is read."""
+        """The file of frames. For a closed segment it is opened by each access."""
         file = self._file
         return file if file is not None else self._storage.open(self.path)
 
-    def take_back(self) -> None:
-        """Remove, durably, what an append that failed may have left behind the end."""
+    def undo_append(self) -> None:
+        """Remove, durably, the bytes that a failed append left after the end."""
         self.file.truncate(self.size)
-        self.file.sync()  # or a power cut could bring it back, behind what is appended next
+        # A power cut could otherwise restore the old length, and with it the stale bytes after
+        # the frames that are appended next.
+        self.file.sync()
 
     def let_go(self) -> None:
-        """The segment is closed: its file is open only for those who are reading it."""
+        """Release the file of a closed segment. Its descriptor is closed with its last reader."""
         self._file = None
 
     def append(self, header: FrameHeader, parts: list[Any], index_interval: int) -> None:
@@ -198,7 +209,7 @@ class Segment:
         self.noted(header, index_interval)
 
     def noted(self, header: FrameHeader, index_interval: int) -> None:
-        """Take into account a frame that is at the end of the file."""
+        """Update sizes, timestamps and index for a frame that was added at the end of the file."""
         if self.size - self._indexed_up_to >= index_interval:
             self.index.add(header.base_offset, self.size, self.max_timestamp)
             self._indexed_up_to = self.size
@@ -216,7 +227,7 @@ class Segment:
         self.end_offset = header.last_offset + 1
 
     def pieces(self, start: int, size: int) -> Iterator[SegmentPiece]:
-        """All frames from file position `start` on, in pieces of about `size` bytes."""
+        """Split the frames from file position `start` on into pieces of about `size` bytes."""
         base, end = self.base_offset, self.size
         while start < end:
             cut = self.index.cut(start, size) if end - start > size else None
@@ -227,7 +238,10 @@ class Segment:
     def frames(
         self, position: int, chunk_bytes: int, *, end: int | None = None
     ) -> Iterator[LocatedFrame]:
-        """The frames in file positions [`position`, `end`), read in chunks; a larger frame whole."""
+        """Read the frames in file positions [`position`, `end`), in chunks of `chunk_bytes`.
+
+        A frame that is larger than a chunk is read whole.
+        """
         end = self.size if end is None else end
         file = self.file
         while position < end:
@@ -243,7 +257,7 @@ class Segment:
             position += consumed
 
     def headers(self) -> Iterator[FrameHeader]:
-        """The headers of all frames; payloads are not read. Raises CorruptLog."""
+        """Read the headers of all frames without their payloads. Raises CorruptLog."""
         file, position = self.file, 0
         while position < self.size:
             where = f"{self.path} at byte {position}"
@@ -252,7 +266,10 @@ class Segment:
             position += header.length
 
     def save_index(self) -> None:
-        """Write the index file of a segment that is now closed; a torn one is rebuilt later."""
+        """Write the index file of the segment, which is now closed.
+
+        It is not fsynced, because a torn index file is rebuilt when it is loaded.
+        """
         path = f"{self._folder}/{self.name.index_file}"
         self._storage.unlink(path)
         file = self._storage.create(path)
@@ -260,18 +277,21 @@ class Segment:
             file.append(document.pack(INDEX_KIND, self.index.dump(), path))
 
     def has_expired(self, now_ms: int) -> bool:
-        """Whether tombstones in it may go by now."""
+        """Return True if tombstones or markers in the segment may be removed now."""
         return NO_HORIZON < self.delete_horizon <= now_ms
 
     def started_ms(self) -> int:
-        """Timestamp of the first record; of a closed segment it is read from the file once."""
+        """Return the timestamp (ms) of the first record. It is read from the file at most once."""
         if self.first_timestamp == _NO_TIME and self.size:
             first = self.file.read(0, HEADER_SIZE)
             self.first_timestamp = unpack_header(first, 0, self.path).base_timestamp
         return self.first_timestamp
 
     def load(self, entry: SegmentEntry, interval: int) -> None:
-        """Take over a closed segment's figures from the manifest, and its index from its file."""
+        """Load the figures of a closed segment from the manifest, and its index from its file.
+
+        A missing or damaged index is rebuilt from the frames. Raises CorruptLog.
+        """
         size = entry.size
         if self.file.size() != size:
             raise CorruptLog(
@@ -295,7 +315,7 @@ class Segment:
         try:
             first = unpack_header(self.file.read(0, HEADER_SIZE), 0, self.path)
         except CorruptLog:
-            return  # damage concerns those who read there
+            return  # damage to the records is reported by the read that meets it
         if not entry.base_offset <= first.base_offset < entry.end_offset:
             raise CorruptLog(
                 f"{self.path}: begins at offset {first.base_offset}, in the place of offsets "
@@ -309,7 +329,7 @@ class Segment:
             self.noted(frame.header, interval)
 
     def entry(self) -> SegmentEntry:
-        """How the manifest lists it, once it is closed."""
+        """Return the manifest's entry for this segment, once it is closed."""
         return SegmentEntry(
             base_offset=self.base_offset,
             generation=self.name.generation,
@@ -321,13 +341,13 @@ class Segment:
         )
 
     def remove(self) -> None:
-        """Delete the segment's files. Who is reading them goes on: they close with the last one."""
+        """Delete the segment's files. A reader that has one open can read it to its end."""
         for name in self.name.files:
             self._storage.unlink(f"{self._folder}/{name}")
 
 
 def _located(data: memoryview, path: str, position: int) -> Iterator[LocatedFrame]:
-    """The whole frames in `data`, which was read from `position` of the file `path`."""
+    """Iterate over the whole frames in `data`, which was read at `position` of the file `path`."""
     place = place_of(path)
     for at, header in walk(data, f"{path} at byte {position}"):
         yield LocatedFrame(header, data, at, f"{path} at byte {position + at}", place)

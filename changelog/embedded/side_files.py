@@ -1,7 +1,7 @@
-"""What lies beside a partition's segments and can be made anew from them: producers, aborted transactions.
+"""Files beside a partition's segments that can be rebuilt: producer state, aborted transactions.
 
-All are documents. A producer snapshot is taken at each roll, as of the offset at which the new segment
-begins; an aborted index when a segment is closed.
+All are documents. Each roll writes a producer snapshot as of the first offset of the new segment.
+Closing a segment writes its index of aborted transactions.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ABORTED_KIND = "aborted"
 def save_producers(
     storage: Storage, folder: str, offset: int, entries: Mapping[int, ProducerEntry], before: int
 ) -> None:
-    """Write the producer state as of `offset`, and keep that as of `before` of such files.
+    """Write the producer state as of `offset`. Delete all other snapshots, except that of `before`.
 
-    `before` is where the last segment begins that the manifest has by now: the roll may fail, and the
-    next one too, and until one has not, that file is the one to begin with.
+    `before` is the base offset of the last segment in the manifest. A roll may fail after this
+    write, repeatedly, and recovery then still starts with the snapshot at `before`.
     """
     path = f"{folder}/{producer_snapshot(offset)}"
     document.save(storage, path, SNAPSHOT_KIND, list(entries.items()))
@@ -38,7 +38,10 @@ def save_producers(
 
 
 def load_producers(storage: Storage, folder: str, offset: int) -> ProducerStates:
-    """The producer state as of `offset`. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+    """Load the producer state as of `offset`.
+
+    Raises FileNotFoundError, CorruptLog, FutureFormat.
+    """
     path = f"{folder}/{producer_snapshot(offset)}"
     entries = document.load(storage, path, SNAPSHOT_KIND, list[tuple[int, ProducerEntry]])
     return ProducerStates(dict(entries))
@@ -47,21 +50,21 @@ def load_producers(storage: Storage, folder: str, offset: int) -> ProducerStates
 def save_aborted(
     storage: Storage, folder: str, segment: SegmentName, ended: Iterable[EndedTransaction]
 ) -> None:
-    """Write the aborted-transaction index of a segment: those whose marker is in it."""
+    """Write the aborted-transaction index of a segment: the transactions whose marker is in it."""
     document.save(storage, f"{folder}/{segment.aborted_file}", ABORTED_KIND, list(ended))
 
 
 def load_aborted(
     storage: Storage, folder: str, segment: SegmentName, end: int
 ) -> list[EndedTransaction]:
-    """Read what `save_aborted` wrote of a segment with offsets below `end`.
+    """Load the aborted-transaction index of a segment that ends at offset `end` (exclusive).
 
     Raises FileNotFoundError, CorruptLog, FutureFormat.
     """
     path = f"{folder}/{segment.aborted_file}"
     rows = document.load(storage, path, ABORTED_KIND, list[tuple[int, int, int]])
     ended = [EndedTransaction(*row) for row in rows]
-    for one in ended:  # files of format version 1 do not say what they belong to
+    for one in ended:  # files of format version 1 do not name their segment
         if not segment.base_offset <= one.marker_offset < max(end, segment.base_offset):
             raise CorruptLog(
                 f"{path}: lists {one}, which does not end in offsets {segment.base_offset} to {end}; "

@@ -1,10 +1,13 @@
-"""The snapshots of an open log: all of its files as a kill of the owner at one moment would leave them.
+"""Snapshots of an open log: all files, as a kill of the owner at one moment would leave them.
 
-A snapshot is a folder of hard links and a document. The moment is when the locks of all partitions
-are held: nothing is appended to any, so a Prepare is in the snapshot only with the data that was
-durable before it. Meanwhile only lists are made; files are linked afterwards, under the lock of
-administration, because removing a file needs that lock too. Of the segment that is being written the
-snapshot has as many bytes as it had at the moment; what follows in the linked file is not part of it.
+A snapshot is a folder of hard links, and a document. At its moment the locks of all partitions are
+held, so no partition is appended to. The snapshot therefore contains a Prepare only together with
+the records that were durable before it.
+
+While the locks are held, only lists are made and producer snapshots linked. The other files are
+linked afterwards, under the administration lock, because deleting a file needs that lock too. The
+active segment belongs to the snapshot up to its size at that moment; later bytes of the linked file
+do not.
 """
 
 from __future__ import annotations
@@ -40,27 +43,30 @@ from strandline.changelog.errors import REPAIR, UNDONE, CorruptLog, InvalidReque
 from strandline.changelog.storage import Storage
 
 KIND = "snapshot"
-LASTS_MS = 24 * 60 * 60 * 1000
+LIFETIME_MS = 24 * 60 * 60 * 1000
+"""Milliseconds after which a snapshot is removed if no client releases it."""
 NAME = "[0-9a-f]{32}"
+"""Pattern of the names of snapshots."""
 
 _log = logging.getLogger("strandline")
 
 
 class SnapshotFile(msgspec.Struct, kw_only=True):
-    """A file of the log."""
+    """A file of the log in a snapshot."""
 
     path: str
-    """In the log folder."""
+    """Path in the log folder."""
     size: Count = 0
+    """Number of bytes that belong to the snapshot."""
     link: Annotated[str, msgspec.Meta(pattern=r"^[\w.-]*$")] = ""
-    """Name of the link in the snapshot's folder; empty: `content` has all of it."""
+    """Name of the link in the snapshot's folder; empty if `content` has the whole file."""
     content: bytes = b""
     closed: bool = False
-    """Whether no file of that path ever has another content."""
+    """True if no file of that path ever has another content."""
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """What a snapshot holds."""
+    """Document of a snapshot: its time, the log, and the files."""
 
     taken_ms: int
     log: FolderMeta
@@ -68,7 +74,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
     @staticmethod
     def load(storage: Storage, name: str) -> Snapshot:
-        """A snapshot in a log folder. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+        """Load a snapshot in a log folder. Raises FileNotFoundError, CorruptLog, FutureFormat."""
         return document.load(storage, snapshot_file(name), KIND, Snapshot)
 
 
@@ -88,8 +94,9 @@ class KeptSnapshots:
         self._partitions = partitions
         self._admin = admin
         self._deadlines: dict[str, int] = {}
+        """Steady time (ms) at which each snapshot times out."""
         for name in self._storage.list_dir(SNAPSHOTS):
-            if re.fullmatch(NAME, name):  # of an owner that is gone: nobody goes on with it
+            if re.fullmatch(NAME, name):  # left by an earlier owner; no client uses it any more
                 self._remove(name)
 
     def take(self) -> str:
@@ -103,7 +110,7 @@ class KeptSnapshots:
                 with contextlib.suppress(StorageFailed):
                     self._remove(name)
                 raise
-            self._deadlines[name] = self._environment.steady_ms() + LASTS_MS
+            self._deadlines[name] = self._environment.steady_ms() + LIFETIME_MS
             return name
 
     def release(self, name: str) -> None:
@@ -114,16 +121,19 @@ class KeptSnapshots:
             self._deadlines.pop(name, None)
 
     def tick(self) -> None:
-        """Remove snapshots that nobody released in time. Under the lock of administration."""
+        """Remove snapshots that were not released in time.
+
+        The caller holds the administration lock.
+        """
         now = self._environment.steady_ms()
         for name in [name for name, deadline in self._deadlines.items() if deadline <= now]:
             try:
                 self._remove(name)
                 del self._deadlines[name]
             except StorageFailed as error:
-                said = {"snapshot": name, "error": error}
-                _log.warning("removing snapshot %s: %s", *said.values(), extra=said)
-                self._deadlines[name] = now + LASTS_MS
+                fields = {"snapshot": name, "error": error}
+                _log.warning("removing snapshot %s: %s", *fields.values(), extra=fields)
+                self._deadlines[name] = now + LIFETIME_MS
 
     def _remove(self, name: str) -> None:
         self._storage.remove_tree(snapshot_folder(name))
@@ -143,7 +153,10 @@ class KeptSnapshots:
         document.save(self._storage, snapshot_file(name), KIND, snapshot)
 
     def _documents(self, partitions: Iterable[Partition]) -> Iterator[SnapshotFile]:
-        """Documents of the log and its topics, which change under the lock of administration only."""
+        """Iterate over the documents of the log and its topics.
+
+        They change only under the administration lock, which the caller holds.
+        """
         yield SnapshotFile(path=FOLDER_META, content=document.encoded(FOLDER_KIND, self._meta))
         copies = {topic_copy(partition.topic_id): None for partition in partitions}
         for path in (CATALOG, LOG_CONFIG, *copies):
@@ -152,10 +165,10 @@ class KeptSnapshots:
 
 
 class _Cut:
-    """A partition at the moment, its lock being held."""
+    """The files of one partition at the moment of the snapshot. Its lock is held at creation."""
 
     def __init__(self, partition: Partition, folder: str) -> None:
-        partition.check_usable()  # else nobody knows what is in its files
+        partition.check_usable()  # the files of a poisoned partition may hold anything
         self._storage = partition.environment.storage
         self._inside = partition.folder
         self._folder = folder
@@ -163,22 +176,25 @@ class _Cut:
         manifest = document.encoded(MANIFEST_KIND, partition.manifest)
         self._files = [SnapshotFile(path=f"{partition.folder}/{MANIFEST}", content=manifest)]
         for name in self._storage.list_dir(partition.folder):
-            if snapshot_offset(name) is not None:  # now, because a roll removes the older ones
+            if snapshot_offset(name) is not None:  # linked now, because a roll removes older ones
                 self._files.append(self._link(name))
 
     def linked(self) -> list[SnapshotFile]:
-        """All of its files; those of segments are linked into the snapshot's folder."""
+        """Link the segments' files into the snapshot's folder. Return all of its files."""
         *closed, active = self._segments
         for segment, size in closed:
             self._files.append(self._link(segment.log_file, size, closed=True))
             for name in (segment.index_file, segment.aborted_file):
-                if self._storage.exists(f"{self._inside}/{name}"):  # else opening makes it anew
+                if self._storage.exists(f"{self._inside}/{name}"):  # if not, opening rebuilds it
                     self._files.append(self._link(name))
         self._files.append(self._link(active[0].log_file, active[1]))
         return self._files
 
     def _link(self, name: str, size: int | None = None, *, closed: bool = False) -> SnapshotFile:
-        """Link a file of the partition; `size` is what belongs to the snapshot, by default all of it."""
+        """Link a file of the partition.
+
+        `size` is the number of bytes that belong to the snapshot, by default all of them.
+        """
         path = f"{self._inside}/{name}"
         link = f"{self._folder}/{snapshot_link(path)}"
         try:
@@ -189,8 +205,8 @@ class _Cut:
             raise
         except StorageFailed as error:
             raise StorageFailed(
-                f"{error}; a backup of a log in use needs a file system with hard links. Without one "
-                "stop all that use the log, and copy its folder"
+                f"{error}; a backup of a log in use needs a file system with hard links. On other "
+                "file systems stop all processes that use the log, and copy its folder"
             ) from error
         if size is None:
             with contextlib.closing(self._storage.open(link)) as file:

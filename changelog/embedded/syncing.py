@@ -1,4 +1,4 @@
-"""What is done to several partitions at once, because each waits for the disk."""
+"""Operations on several partitions in parallel, because each waits for the disk."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from strandline.changelog.records import Append, TopicPartition
 def sync_all(
     environment: LogContext, partitions: Collection[Partition]
 ) -> dict[Partition, StrandlineError]:
-    """Sync several partitions at once; those that failed, with the reason.
+    """Sync several partitions in parallel. Return the errors of those that failed.
 
-    With durability "os" there is nothing to wait for.
+    With durability "os" nothing is synced. Deleted partitions are not errors.
     """
     if environment.durability == "os":
         return {}
     waiting = [partition for partition in partitions if not partition.retired]
-    results = environment.at_once(_sync, waiting)
+    results = environment.in_parallel(_sync, waiting)
     return {p: error for p, error in zip(waiting, results, strict=True) if error is not None}
 
 
@@ -36,17 +36,17 @@ def _sync(partition: Partition) -> StrandlineError | None:
 def begin_epochs(
     environment: LogContext, find: Callable[[TopicPartition], Partition], appends: Sequence[Append]
 ) -> None:
-    """Begin the epochs of partitions that are about to get their first append since the opening.
+    """Begin leader epochs in the partitions that get their first append since the opening.
 
-    Each replaces a manifest, and one after another they would take as many times as long. What
-    fails is tried again by the append itself, which raises it.
+    Each epoch replaces a manifest, so doing it in parallel saves time. Errors are ignored, because
+    the append itself tries again and raises them.
     """
     if len(appends) < 2:
         return
     with contextlib.suppress(InvalidRequest):
         found = {find(TopicPartition(one.topic, one.partition)): None for one in appends}
         waiting = [one for one in found if one.segments and not one.epoch_begun]
-        environment.at_once(_begin_epoch, waiting)
+        environment.in_parallel(_begin_epoch, waiting)
 
 
 def _begin_epoch(partition: Partition) -> None:

@@ -1,4 +1,4 @@
-"""The thread on which an open log does its periodic work."""
+"""The background thread of an open log, for its periodic work."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 _log = logging.getLogger("strandline")
 
-TICK_SECONDS = 0.5
+TICK_S = 0.5
+"""Seconds between two ticks."""
 
 
 class Ticker:
-    """Calls `tick` every half second until it is stopped, whatever that raises."""
+    """Calls `tick` every TICK_S seconds until it is stopped. An exception is logged, not raised."""
 
     def __init__(self, tick: Callable[[], None]) -> None:
         self._tick = tick
@@ -21,13 +22,13 @@ class Ticker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Return when it has ended."""
+        """Stop the thread, and return when it has ended."""
         self._stop.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(TICK_SECONDS):
+        while not self._stop.wait(TICK_S):
             try:
                 self._tick()
             except Exception:
-                _log.exception("the log's periodic work failed; it goes on")
+                _log.exception("the log's periodic work failed; the next tick tries again")

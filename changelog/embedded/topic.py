@@ -1,4 +1,4 @@
-"""Topics and the catalog, the durable list of them."""
+"""Topics, and the catalog: their durable list."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from strandline.changelog.storage import Storage
 KIND = "topics"
 COPY_KIND = "topic"
 TopicId = Annotated[str, msgspec.Meta(pattern=f"^{TOPIC_ID}$")]
-"""It names a folder."""
+"""Identifier of a topic. The pattern is checked, because it becomes part of a path."""
 
 
 class TopicMeta(msgspec.Struct, kw_only=True):
-    """A topic as the catalog keeps it."""
+    """A topic's entry in the catalog."""
 
     name: str
     topic_id: TopicId
@@ -62,13 +62,16 @@ class TopicMeta(msgspec.Struct, kw_only=True):
     internal: bool = False
 
     def save_copy(self, storage: Storage) -> None:
-        """Put it into the topic's own folder, durably, so that a lost catalog can be rebuilt."""
+        """Write a copy into the topic's folder, durably, so that a lost catalog can be rebuilt."""
         storage.make_dir(topic_folder(self.topic_id))
         document.save(storage, topic_copy(self.topic_id), COPY_KIND, self)
 
     @staticmethod
     def load_copy(storage: Storage, topic_id: str) -> TopicMeta:
-        """Read what `save_copy` wrote. Raises FileNotFoundError, CorruptLog, FutureFormat."""
+        """Load the copy in the topic's folder.
+
+        Raises FileNotFoundError, CorruptLog, FutureFormat.
+        """
         return document.load(storage, topic_copy(topic_id), COPY_KIND, TopicMeta)
 
 
@@ -89,7 +92,7 @@ class OpenTopic:
         self.open_partitions(closed)
 
     def open_partitions(self, closed: ClosedSizes | None) -> None:
-        """Open the partitions that are not open yet, several at once."""
+        """Open the partitions that are not open yet, in parallel."""
 
         def open_one(number: int) -> Partition:
             folder = partition_folder(self.meta.topic_id, number)
@@ -100,10 +103,10 @@ class OpenTopic:
             return partition
 
         missing = range(len(self.partitions), self.meta.partitions)
-        self.partitions += self._environment.at_once(open_one, missing)
+        self.partitions += self._environment.in_parallel(open_one, missing)
 
     def partition(self, number: int) -> Partition:
-        """One partition. Raises UnknownPartition."""
+        """Return a partition by its number. Raises UnknownPartition."""
         if not 0 <= number < len(self.partitions):
             raise UnknownPartition(
                 f"topic {self.meta.name!r} has partitions 0 to {len(self.partitions) - 1}, "
@@ -112,7 +115,7 @@ class OpenTopic:
         return self.partitions[number]
 
     def apply(self, meta: TopicMeta) -> None:
-        """Take over a changed entry of the catalog, for what is written from now on."""
+        """Apply a changed entry of the catalog, for everything written from now on."""
         self.meta = meta
         self.schemas = decode_schemas(meta.schemas, f"{CATALOG}, topic {meta.name}")
         for partition in self.partitions:
@@ -121,7 +124,7 @@ class OpenTopic:
         self.open_partitions({})
 
     def apply_config(self) -> None:
-        """Take over what is set on the topic, and for the log, for what is done from now on."""
+        """Apply the settings of the topic and of the log, for everything done from now on."""
         was_compacted = self.config.compact
         self.config = self._environment.config.topic(self.meta.config)
         for partition in self.partitions:
@@ -130,13 +133,17 @@ class OpenTopic:
             self.wait_for_cleaning()
 
     def wait_for_cleaning(self) -> None:
-        """Return when no partition is being rewritten: that ends at its next step if it need not be."""
+        """Return when the cleaner is rewriting no partition of the topic.
+
+        The cleaner ends a pass at its next step once the topic is not compacted any more, or is
+        deleted.
+        """
         for partition in self.partitions:
             with partition.cleaning:
                 pass
 
     def info(self) -> TopicInfo:
-        """The topic as it is described to users."""
+        """Return the topic's description for clients."""
         return TopicInfo(
             self.meta.name,
             self.meta.topic_id,
@@ -150,7 +157,7 @@ class OpenTopic:
 
 
 class TopicCatalog:
-    """All topics. Every change is durable before it returns."""
+    """All topics of a log. A change is durable when its method returns."""
 
     def __init__(self, environment: LogContext, closed: ClosedSizes | None) -> None:
         self._environment = environment
@@ -163,10 +170,10 @@ class TopicCatalog:
                     f"{CATALOG} is missing though there are topics; {REPAIR}"
                 ) from None
             metas = []
-            self._save(metas)  # before any topic has a folder: from now on it is never missing
+            self._save(metas)  # before any topic has a folder, so that its loss is noticed
         known = {meta.topic_id for meta in metas}
         for topic_id in storage.list_dir(TOPICS):
-            if topic_id not in known and is_topic_id(topic_id):  # a deletion that a crash cut short
+            if topic_id not in known and is_topic_id(topic_id):  # a crash interrupted its deletion
                 storage.remove_tree(topic_folder(topic_id))
         for meta in metas:
             if _copy_of(storage, meta.topic_id) != meta:
@@ -177,7 +184,7 @@ class TopicCatalog:
         return iter(list(self._topics.values()))
 
     def get(self, name: str) -> OpenTopic:
-        """One topic. Raises UnknownTopic."""
+        """Return a topic by its name. Raises UnknownTopic."""
         try:
             return self._topics[name]
         except KeyError:
@@ -187,18 +194,18 @@ class TopicCatalog:
             ) from None
 
     def has(self, name: str) -> bool:
-        """Whether there is a topic of that name."""
+        """Return True if a topic of that name exists."""
         return name in self._topics
 
     def partition_by_id(self, topic_id: str, number: int) -> Partition | None:
-        """A partition by its topic's id; None if that topic is gone."""
+        """Return a partition by its topic's id; None if that topic does not exist."""
         for topic in self:
             if topic.meta.topic_id == topic_id:
                 return topic.partition(number)
         return None
 
     def has_id(self, topic_id: str) -> bool:
-        """Whether there is a topic with that id."""
+        """Return True if a topic with that id exists."""
         return any(topic.meta.topic_id == topic_id for topic in self)
 
     def create(
@@ -210,7 +217,7 @@ class TopicCatalog:
         *,
         internal: bool,
     ) -> OpenTopic:
-        """Add a topic. Raises TopicExists, InvalidTopic, InvalidConfig, SchemaMismatch."""
+        """Create a topic. Raises TopicExists, InvalidTopic, InvalidConfig, SchemaMismatch."""
         check_topic_name(name, internal)
         if name in self._topics:
             raise TopicExists(f"there is a topic {name!r} already")
@@ -265,7 +272,10 @@ class TopicCatalog:
         return topic
 
     def alter_log(self, changes: Mapping[str, str | None]) -> LogConfig:
-        """Change the settings of the log as a whole, for all topics. Raises InvalidConfig."""
+        """Change the settings of the log as a whole, and apply them to all topics.
+
+        Raises InvalidConfig.
+        """
         config = self._environment.config.altered(changes)
         for topic in self:
             _check_config(topic.meta.name, topic.meta.config, config, given={})
@@ -276,7 +286,7 @@ class TopicCatalog:
         return config
 
     def delete(self, name: str) -> OpenTopic:
-        """Take a topic out of the catalog, then remove its files. Raises UnknownTopic."""
+        """Remove a topic from the catalog, then delete its files. Raises UnknownTopic."""
         topic = self.get(name)
         self._save([other.meta for other in self if other is not topic])
         del self._topics[name]
@@ -284,7 +294,8 @@ class TopicCatalog:
             partition.retire()
         topic.wait_for_cleaning()
         storage, folder = self._environment.storage, topic_folder(topic.meta.topic_id)
-        storage.unlink(topic_copy(topic.meta.topic_id))  # first: nothing may bring it back
+        # The copy goes first, durably, because `repair` restores topics from their copies.
+        storage.unlink(topic_copy(topic.meta.topic_id))
         storage.sync_dir(folder)
         storage.remove_tree(folder)
         return topic
@@ -294,6 +305,7 @@ class TopicCatalog:
 
 
 def _copy_of(storage: Storage, topic_id: str) -> TopicMeta | None:
+    """Return the copy in the topic's folder; None if it is missing or damaged."""
     try:
         return TopicMeta.load_copy(storage, topic_id)
     except FutureFormat:

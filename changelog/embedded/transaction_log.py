@@ -1,4 +1,4 @@
-"""The durable facts about transactions: a compacted topic keyed by transactional id."""
+"""Durable state of transactions: a compacted topic keyed by transactional id."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from strandline.changelog.errors import REPAIR, UNREADABLE, CorruptLog
 from strandline.changelog.records import ConsumerRecord
 
 PRODUCER_IDS_KEY = b"\x00producer-ids"
-BLOCK = 1000
-"""Producer ids are set aside, durably, so many at a time (Kafka's ProducerIdsBlock)."""
+"""Key of the record with the end of the reserved producer ids."""
+PRODUCER_ID_BLOCK = 1000
+"""Number of producer ids reserved at a time, durably (Kafka's ProducerIdsBlock)."""
 
 
 class PreparedPartition(msgspec.Struct, array_like=True, frozen=True):
-    """A partition in a transaction, and where its data ends there."""
+    """A partition of a prepared transaction. Its `end` (exclusive) was durable at the Prepare."""
 
     topic: str
     topic_id: str
@@ -35,8 +36,8 @@ class PreparedPartition(msgspec.Struct, array_like=True, frozen=True):
 class TransactionRecord(msgspec.Struct, array_like=True, frozen=True):
     """The state of a transactional id.
 
-    `empty` after init_producer, `prepare` from the commit point until every marker is
-    durable, `complete` after. Whatever is not prepared is aborted by recovery.
+    `empty` after init_producer, `prepare` from the commit point until every marker is durable,
+    `complete` after that. Recovery aborts every transaction that is not prepared.
     """
 
     state: Literal["empty", "prepare", "complete"]
@@ -48,11 +49,11 @@ class TransactionRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TransactionalIdRecord(NamedTuple):
-    """What a record says of a transactional id."""
+    """A decoded record of a transactional id."""
 
     transactional_id: str
     state: TransactionRecord | None
-    """None: it is forgotten."""
+    """None if the record deletes the id."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -69,22 +70,22 @@ class TransactionLog:
         self._block_end = 0
 
     def load(self) -> dict[str, TransactionRecord]:
-        """The last record of each transactional id. Raises CorruptLog."""
+        """Return the last record of each transactional id. Raises CorruptLog."""
         states: dict[str, TransactionRecord] = {}
         for record in read_records(self.partition):
-            said = parsed(record)
-            if isinstance(said, int):
-                self._next_producer_id = self._block_end = said
-            elif said is not None and said.state is None:
-                states.pop(said.transactional_id, None)
-            elif said is not None and said.state is not None:
-                states[said.transactional_id] = said.state
+            entry = parsed(record)
+            if isinstance(entry, int):
+                self._next_producer_id = self._block_end = entry
+            elif entry is not None and entry.state is None:
+                states.pop(entry.transactional_id, None)
+            elif entry is not None and entry.state is not None:
+                states[entry.transactional_id] = entry.state
         return states
 
     def write(
         self, records: Iterable[tuple[str, TransactionRecord]], *, sync: bool = False
     ) -> None:
-        """Append states in order, and with `sync` make them durable.
+        """Append records in order, and with `sync` make them durable.
 
         Raises what Partition.append does.
         """
@@ -93,25 +94,26 @@ class TransactionLog:
             self.sync()
 
     def forget(self, transactional_ids: Iterable[str]) -> None:
-        """Append tombstones."""
+        """Append tombstones for transactional ids."""
         self._append([(name.encode(), None) for name in transactional_ids])
 
     def skip_producer_ids(self, highest: int) -> None:
-        """Give none up to `highest`, which some partition has seen."""
+        """Assign no producer id up to `highest`, the highest one found in a partition."""
         if highest >= self._next_producer_id:
             self._next_producer_id = self._block_end = highest + 1
 
     def new_producer_id(self) -> int:
-        """A producer id never given before, and never to be given again."""
+        """Return a producer id that was never assigned before."""
         if self._next_producer_id == self._block_end:
-            self._append([(PRODUCER_IDS_KEY, _encode(self._block_end + BLOCK))])
-            self.partition.sync()  # whatever the durability: a number given twice loses data
-            self._block_end += BLOCK
+            self._append([(PRODUCER_IDS_KEY, _encode(self._block_end + PRODUCER_ID_BLOCK))])
+            # Synced with any durability, because a producer id that is assigned twice loses data.
+            self.partition.sync()
+            self._block_end += PRODUCER_ID_BLOCK
         self._next_producer_id += 1
         return self._next_producer_id - 1
 
     def sync(self) -> None:
-        """fsync, unless durability is left to the operating system."""
+        """Make appended records durable, unless the log's durability is "os"."""
         if self.partition.environment.durability == "fsync":
             self.partition.sync()
 
@@ -120,9 +122,9 @@ class TransactionLog:
 
 
 def parsed(record: ConsumerRecord) -> TransactionalIdRecord | int | None:
-    """What a record of the log says, or the end of a block of producer ids; None: nothing.
+    """Decode a record of the topic. Raises CorruptLog.
 
-    Raises CorruptLog.
+    Return an int for the end of a block of producer ids, None for a record without a key.
     """
     try:
         if record.key == PRODUCER_IDS_KEY:
@@ -155,9 +157,10 @@ def append_pairs(
 
 
 def read_records(partition: Partition) -> Iterator[ConsumerRecord]:
-    """Every committed record of a system partition, while the log is being opened.
+    """Iterate over the committed records of a system partition, while the log is being opened.
 
-    Nothing else reads or changes it then: no segment goes in between. Raises CorruptLog.
+    Nothing else reads or changes the partition then, so no segment is deleted in between. Raises
+    CorruptLog.
     """
     storage, offset = partition.environment.storage, partition.log_start
     while offset < partition.last_stable_offset:

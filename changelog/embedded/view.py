@@ -1,9 +1,9 @@
-"""What a reader may see of a partition from an offset on, taken at one moment.
+"""A view: the visible records of a partition from an offset on, as of one moment.
 
-A view is made of plain values: names of files and positions in them, the bound, what was aborted.
-So who may read the folder can read by it, in the owner's process or in another one.
-It needs no lock: below the high watermark nothing changes any more, and file names
-never come again. Only the file may be gone by then: FileNotFoundError, take a new view.
+A view is made of plain values: file names and positions, the end, and the aborted transactions. Any
+process that may read the folder can read by it. No lock is needed, because bytes below the high
+watermark never change and file names are never used again. At worst a file was deleted meanwhile:
+then FileNotFoundError is raised, and the reader takes a new view.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ class RecordView:
     offset: int
     limit: int
     pieces: tuple[SegmentPiece, ...]
-    """What holds them, in order; the first may begin with earlier ones, the last end with later ones."""
+    """Pieces that hold the records, in order.
+
+    The first piece may begin with earlier records, the last one may end with later ones."""
     aborted: AbortedTransactions | None
-    """The aborted among them; None: those are shown as well."""
+    """Aborted transactions among the records; None if their records are visible too."""
     schemas: ValueSchemas
     log_start: int
     high_watermark: int
@@ -41,7 +43,7 @@ class RecordView:
     """Epochs that name the positions from `offset` to `limit`."""
 
     def fetch(self, storage: Storage, max_bytes: int) -> Fetched:
-        """At least one batch if there is any, then up to `max_bytes`.
+        """Read at least one batch if there is any, then up to `max_bytes`.
 
         Raises FileNotFoundError, CorruptLog, StorageFailed.
         """
@@ -67,7 +69,7 @@ class RecordView:
         )
 
     def records(self, storage: Storage) -> Iterator[ConsumerRecord]:
-        """All of them one by one, for who wants no batches. Raises what `fetch` raises."""
+        """Iterate over the records one by one. Raises what `fetch` raises."""
         for frame in self._frames(storage):
             if self._shows(frame):
                 for record in records_of(frame, self.partition, self.schemas):
@@ -75,7 +77,7 @@ class RecordView:
                         yield record
 
     def offset_for_time(self, storage: Storage, timestamp: int) -> int | None:
-        """Offset of the first record with at least that timestamp (ms); None if there is none.
+        """Return the offset of the first record of at least that timestamp (ms), or None.
 
         Raises what `fetch` raises.
         """
@@ -99,7 +101,7 @@ class RecordView:
                     yield frame
 
     def _shows(self, frame: LocatedFrame) -> bool:
-        """Whether the frame holds records that the reader may see."""
+        """Return True if the frame holds records that the reader may see."""
         header = frame.header
         if header.control or header.record_count == 0:
             return False
@@ -108,7 +110,7 @@ class RecordView:
         return not self.aborted.covers(header.producer_id, header.base_offset)
 
     def _batch(self, frame: LocatedFrame) -> Batch | None:
-        """The frame's records that the reader may see, from `offset` on; None: there are none."""
+        """Return the visible records of the frame from `offset` on; None if there are none."""
         if not self._shows(frame):
             return None
         batch = batch_of(frame, self.partition, self.schemas)

@@ -20,7 +20,7 @@ from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.context import LogContext
 from strandline.changelog.embedded.folder import (
     FOLDER_KIND,
-    MOST_ANCESTORS,
+    MAX_ANCESTORS,
     FolderMeta,
     folder_meta,
 )
@@ -174,10 +174,10 @@ def test_a_log_of_an_older_version_keeps_its_id_and_then_knows_its_folder(tmp_pa
 
 def test_ancestors_are_bounded(tmp_path: Path) -> None:
     given = FolderMeta("0", 0)
-    for number in range(1, 2 * MOST_ANCESTORS):
+    for number in range(1, 2 * MAX_ANCESTORS):
         given = given.of_copy(str(number), number)
-    assert len(given.ancestors) == MOST_ANCESTORS
-    assert given.ancestors[-1].log_id == str(2 * MOST_ANCESTORS - 2)
+    assert len(given.ancestors) == MAX_ANCESTORS
+    assert given.ancestors[-1].log_id == str(2 * MAX_ANCESTORS - 2)
 
 
 def test_checking_a_copy_changes_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from strandline.changelog.backups.store import BLOCK_BYTES, BLOCKS, Backup, Back
 from strandline.changelog.embedded import document
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.folder import FOLDER_KIND, FolderMeta
-from strandline.changelog.embedded.snapshots import LASTS_MS, Snapshot
+from strandline.changelog.embedded.snapshots import LIFETIME_MS, Snapshot
 from strandline.changelog.errors import (
     CorruptLog,
     DiskFull,
@@ -356,7 +356,7 @@ def test_a_snapshot_goes_with_its_time_and_with_its_owner() -> None:
     filled(world)
     name = world.owner.snapshots.take()
     assert Snapshot.load(world.storage, name).files
-    world.clock.advance(LASTS_MS)
+    world.clock.advance(LIFETIME_MS)
     world.owner.tick()
     assert world.storage.list_dir("snapshots") == []
     world.owner.snapshots.take()

@@ -279,7 +279,7 @@ def test_the_files_that_a_failed_pass_has_replaced_are_removed_in_time(world: Po
     [status] = [one for one in world.owner.cleaning() if one.topic == "t"]
     assert (status.state, status.reason) == ("failed", "no room")
     world.clock.advance(60_001)  # file.delete.delay.ms
-    world.owner._upkeep.tick()
+    world.owner._maintenance.tick()
     partition = partition_of(world)
     listed = {segment.path for segment in partition.segments}
     assert set(world.storage.paths(partition.folder, ".log")) == listed

@@ -150,7 +150,7 @@ class CleaningMachine(RuleBasedStateMachine):
         self.patches.enter_context(patch.object(marking, "FRAME_BITS", 1))
         self.patches.enter_context(patch.object(schedule, "clean", self._watched(schedule.clean)))
         self.patches.enter_context(patch.object(schedule._log, "warning"))
-        self.patches.enter_context(patch.object(LogContext, "at_once", taking_turns))
+        self.patches.enter_context(patch.object(LogContext, "in_parallel", taking_turns))
         self.patches.enter_context(patch.object(rewriting, "LARGE", large))
         self.patches.enter_context(patch.object(rewriting, "MERGED_BYTES", 2 * large))
         self.memory, self.retention, self.policy = memory, retention, policy

@@ -182,7 +182,7 @@ def alone() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     try:
         with (
-            mock.patch.object(LogContext, "at_once", taking_turns),
+            mock.patch.object(LogContext, "in_parallel", taking_turns),
             mock.patch.object(outage, "PATIENCE_SECONDS", 0.0),
             little_memory(TWO_KEYS),
             mock.patch.object(rewriting, "PIECE", 1),

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.format import MAX_FRAME, FrameKind, unpack_header
+from strandline.changelog.embedded.format import MAX_FRAME_BYTES, FrameKind, unpack_header
 from strandline.changelog.embedded.frame import decode, encode, payload_bytes
 from strandline.changelog.embedded.manifest import Manifest
 from strandline.changelog.embedded.names import SegmentName
@@ -79,8 +79,8 @@ def test_a_batch_that_unpacks_to_too_much_is_refused_when_it_is_written(
     "fields",
     [
         {"length": 1 << 31},
-        {"length": MAX_FRAME + 64},
-        {"length": MAX_FRAME},
+        {"length": MAX_FRAME_BYTES + 64},
+        {"length": MAX_FRAME_BYTES},
         {"length": 0},
         {"payload_size": (1 << 32) - 1},
         {"payload_start": (1 << 32) - 1},

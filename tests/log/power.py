@@ -85,7 +85,7 @@ R = TypeVar("R")
 
 
 def taking_turns(environment: LogContext, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """In place of LogContext.at_once: no threads, so that a seed gives the same story again.
+    """In place of LogContext.in_parallel: no threads, so that a seed gives the same story again.
 
     The order is chance's, as it is the scheduler's.
     """

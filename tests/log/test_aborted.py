@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strandline.changelog.embedded.aborted import BLOCK, AbortedTransactions
+from strandline.changelog.embedded.aborted import BLOCK_TRANSACTIONS, AbortedTransactions
 from strandline.changelog.embedded.producer_state import EndedTransaction
 
 
@@ -26,7 +26,9 @@ def history(count: int, producers: int, seed: int) -> list[EndedTransaction]:
     return ended
 
 
-@pytest.mark.parametrize("count", [0, 1, BLOCK, BLOCK + 1, 4 * BLOCK + 7])
+@pytest.mark.parametrize(
+    "count", [0, 1, BLOCK_TRANSACTIONS, BLOCK_TRANSACTIONS + 1, 4 * BLOCK_TRANSACTIONS + 7]
+)
 @pytest.mark.parametrize("producers", [1, 5, 300])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_it_finds_what_looking_at_all_would_find(

@@ -18,7 +18,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from strandline.changelog.embedded.format import MAX_FRAME
+from strandline.changelog.embedded.format import MAX_FRAME_BYTES
 from strandline.changelog.embedded.names import (
     CATALOG,
     FOLDER_META,
@@ -375,7 +375,7 @@ def test_a_batch_without_a_sequence_is_refused(world: PowerWorld) -> None:
 
 def test_no_topic_takes_batches_too_large_to_be_read_again(world: PowerWorld) -> None:
     with pytest.raises(InvalidConfig, match=r"max\.message\.bytes"):
-        world.owner.create_topic("large", config={"max.message.bytes": str(MAX_FRAME)})
+        world.owner.create_topic("large", config={"max.message.bytes": str(MAX_FRAME_BYTES)})
 
 
 # Openings -----------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def test_a_segment_rolls_before_it_would_exceed_its_size() -> None:
 def test_a_segment_rolls_before_it_has_too_many_frames_counted_over_openings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(partition, "MOST_FRAMES", 10)
+    monkeypatch.setattr(partition, "MAX_SEGMENT_FRAMES", 10)
     world = world_with()
     for _ in range(7):  # with 5 frames each
         client = Client(world)

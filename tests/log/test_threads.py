@@ -199,7 +199,7 @@ def switching(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealWorld]:
     """A log of small segments whose periodic work never rests."""
-    monkeypatch.setattr(ticker, "TICK_SECONDS", 0.001)
+    monkeypatch.setattr(ticker, "TICK_S", 0.001)
     monkeypatch.setattr(maintenance, "RETENTION_CHECK_MS", 1)
     world = RealWorld(LocalStorage(tmp_path))
     config = {"segment.bytes": "4096"}

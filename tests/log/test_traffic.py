@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from strandline.changelog.clock import ManualClock
-from strandline.changelog.embedded.traffic import PATIENCE, BackgroundThrottle, Traffic
+from strandline.changelog.embedded.traffic import MAX_WAIT_RATIO, BackgroundThrottle, Traffic
 
 
 class Moments(threading.Event):
@@ -50,7 +50,7 @@ def test_a_little_work_is_not_interrupted() -> None:
 def test_it_waits_no_longer_than_so_many_times_as_it_has_worked() -> None:
     traffic = Traffic()
     with traffic:
-        assert abs(worked(20, traffic) - PATIENCE * 20) <= 1
+        assert abs(worked(20, traffic) - MAX_WAIT_RATIO * 20) <= 1
 
 
 def test_it_goes_on_when_all_is_done() -> None:
@@ -106,10 +106,10 @@ def test_each_wait_is_for_the_work_since_the_last() -> None:
         clock.advance(20)
         courtesy.give_way()
         courtesy.give_way()
-        assert abs(moments.waits - PATIENCE * 20) <= 1  # fractions of seconds are rounded
+        assert abs(moments.waits - MAX_WAIT_RATIO * 20) <= 1  # fractions of seconds are rounded
         clock.advance(2)
         courtesy.give_way()
-    assert abs(moments.waits - PATIENCE * 22) <= 2
+    assert abs(moments.waits - MAX_WAIT_RATIO * 22) <= 2
 
 
 def test_an_error_is_an_end_too() -> None:
@@ -118,4 +118,4 @@ def test_an_error_is_an_end_too() -> None:
         with traffic:
             raise KeyError
     except KeyError:
-        assert not traffic.flows
+        assert not traffic.active
