@@ -447,11 +447,19 @@ class Partition:
         if end > self.manifest.reserved_end:
             self._change_manifest(reserved_end=end + RESERVATION)
 
-    def begin_epoch(self, start: int) -> None:
-        """Begin a leader epoch of this opening of the log at offset `start`, durably."""
+    def begin_epoch(self, start: int, *, reserve: bool = False) -> None:
+        """Begin a leader epoch of this opening of the log at offset `start`, durably.
+
+        With `reserve`, and durability "os", offsets are reserved by the same write of the manifest,
+        because an append follows.
+        """
         epochs, oldest = self.manifest.epochs, self.segments[0].base_offset
         new = with_epoch(epochs, start, self.environment.incarnation, oldest)
-        self._change_manifest(epochs=new)
+        reserves = reserve and self.environment.durability == "os"
+        reserved_end = start + RESERVATION if reserves else 0
+        self._change_manifest(
+            epochs=new, reserved_end=max(reserved_end, self.manifest.reserved_end)
+        )
         self.epoch_begun = True
 
     def _begin_epoch_by_append(self) -> None:
@@ -460,7 +468,7 @@ class Partition:
         The epoch is durable before its records are.
         """
         if self.segments:
-            self.begin_epoch(self.log_end)
+            self.begin_epoch(self.log_end, reserve=True)
         else:  # there is no manifest yet; the roll that creates the first segment saves it
             first = HistoryEpoch(0, self.log_end, self.environment.incarnation)
             self.manifest = msgspec.structs.replace(self.manifest, epochs=(first,))

@@ -52,4 +52,4 @@ def begin_epochs(
 def _begin_epoch(partition: Partition) -> None:
     with partition.lock, contextlib.suppress(StrandlineError):
         if partition.usable and not partition.epoch_begun:
-            partition.begin_epoch(partition.log_end)
+            partition.begin_epoch(partition.log_end, reserve=True)
