@@ -1,6 +1,6 @@
-"""The calls of a Broker as messages: a request is a struct named like the method.
+"""Calls of a Broker as messages: one struct for each method.
 
-As a Flight action its class name is the action's type, its fields the body (messages.py).
+As a Flight action, the class name is the action's type and the fields are the body (messages.py).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from strandline.changelog.records import (
 from strandline.changelog.snapshots import in_folder
 
 MAX_BEAT_SECONDS = 5.0
-"""How long a beat of a group's member may wait for something new."""
+"""Maximum seconds that a heartbeat of a group member may wait for a new assignment."""
 
 
 class Request(FlightMessage, frozen=True):
-    """A call answered by one small message; `run` carries it out on the owner's side."""
+    """Call that is answered by one small message; the owner executes it by `run`."""
 
     answer: ClassVar[Any]
-    """Type of what `run` returns."""
+    """Type of the result of `run`."""
 
     def run(self, broker: Broker) -> Any:
-        """Ask the broker."""
+        """Make the call on `broker` and return its result."""
         raise NotImplementedError
 
 
@@ -260,7 +260,7 @@ class Heartbeat(Request, frozen=True):
     timeout: float
 
     def run(self, broker: Broker) -> Assignment:
-        timeout = max(0.0, min(self.timeout, MAX_BEAT_SECONDS))  # it may be no number
+        timeout = max(0.0, min(self.timeout, MAX_BEAT_SECONDS))  # it may be NaN
         return broker.beat_group(self.member, self.call, self.seen, self.holds, timeout=timeout)
 
 
