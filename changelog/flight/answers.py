@@ -1,4 +1,4 @@
-"""Answers to the fetches of clients over TCP: read a part at a time, and counted until they are sent."""
+"""Answers to fetches over TCP: read in parts, and counted as in flight until they are sent."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Answered = dict[TopicPartition, Fetched]
 
 
 class Answer:
-    """One answer. A fetch is for so many bytes over all partitions, and not for each.
+    """Answer to one fetch, whose byte limit counts for all partitions together.
 
-    What finds no room is answered as having nothing new, and comes with the next fetch.
+    Partitions that do not fit are answered as having no new records, and come with a later fetch.
     """
 
     def __init__(self, broker: Broker, budget: ClientBudget, client: Client) -> None:
@@ -37,7 +37,7 @@ class Answer:
         isolation: Isolation,
         timeout: float,
     ) -> Answered:
-        """Implements Broker.fetch, in groups of partitions. Raises QuotaExceeded."""
+        """Fetch like Broker.fetch, a group of partitions at a time. Raises QuotaExceeded."""
         left = self._room(max_bytes)
         answered: Answered = {}
         waiting = iter(positions.items())
@@ -47,7 +47,8 @@ class Answer:
                 some,
                 max_bytes=max(1, left // len(some)),
                 isolation=isolation,
-                # The others have been looked at when the last ones wait.
+                # Only the last group waits, because a wait before it would delay the records of
+                # later groups.
                 timeout=timeout if last and not any(f.batches for f in answered.values()) else 0.0,
             )
             left -= self._count(fetched)
@@ -56,7 +57,10 @@ class Answer:
         return {partition: answered[partition] for partition in positions}
 
     def pinned(self, request: FetchRequest, pin: PinName) -> Answered:
-        """Return what the positions have of a pin. Raises QuotaExceeded, UnknownPin."""
+        """Return the pinned records at the request's positions.
+
+        Raises QuotaExceeded, UnknownPin.
+        """
         left = self._room(min(request.max_bytes, MAX_FETCH))
         pins, answered = there(self._broker.pins), Answered()
         for partition, offset in request.positions.items():
@@ -66,7 +70,7 @@ class Answer:
         return answered
 
     def sent(self) -> None:
-        """Give back what was counted; harmless when repeated."""
+        """Stop counting the answer, which was sent or is lost. Idempotent."""
         self._budget.give(self._client, self._taken)
         self._taken = 0
 

@@ -1,8 +1,8 @@
 """Owning a log folder or attaching to its owner, by role.
 
-    own_or_attach     lock the folder and serve other processes; attach if it is locked   (apps)
-    attach_or_spawn   attach; start a background owner if the folder has no owner         (tools, Spark)
-    own               lock the folder, or raise LogLocked                                 (supervisors)
+    own_or_attach     apps: lock the folder and serve other processes; attach if it is locked
+    attach_or_spawn   tools, Spark: attach; start a background owner if the folder has none
+    own               supervisors: lock the folder, or raise LogLocked
 
 Only the lock decides who owns the folder. The endpoint file may be stale, missing, or written by an
 owner that has just died. So connecting tries each way in turn until one works or the time is up.
