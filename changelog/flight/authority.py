@@ -29,8 +29,9 @@ class _Known(NamedTuple):
 class TokenAuthority:
     """Implementation of Authority. Thread-safe.
 
-    Each hello and each call checks the tokens file by `stat`, and reads it again if it was replaced.
-    While it cannot be read, its tokens have no access. The admin token is not in it and stays valid.
+    Each hello and each call checks the tokens file by `stat`, and reads it if it was replaced.
+    While it cannot be read, its tokens have no access. The admin token is not in it and remains
+    valid.
 
     Args:
         storage: Folder of the log.

@@ -32,8 +32,7 @@ from strandline.changelog.records import Append, Batch, Fetched, TopicPartition
 ROW_SCHEMA = pa.schema(
     [pa.field("message", pa.large_binary()), pa.field("offsets", pa.large_binary())]
 )
-"""Schema of a row: an IPC record-batch message, and the records' offsets (int64) if they have gaps.
-"""
+"""Schema of a row: an IPC record-batch message, and the records' offsets (int64) if not dense."""
 
 
 class StreamMessage(NamedTuple):

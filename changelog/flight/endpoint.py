@@ -3,13 +3,13 @@
     {"version": 1, "pid": 4711, "started": "86211", "namespace": "pid:[4026531836]",
      "location": "grpc+unix:///…/owner-5f2c81d0.sock", "token": "…", "folder": [2049, 131, 17…]}
 
-The owner writes the file when it begins to serve (temporary file, then rename; mode 0600, because it
-contains the token) and removes it when it closes. Only the lock decides who owns the folder; this
-file only has the address.
+The owner writes the file when it begins to serve (temporary file, then rename; mode 0600, because
+it contains the token) and removes it when it closes. Only the lock decides which process owns the
+folder; this file only has the address.
 
-The file names the folder for which it was written, because a copy of a folder in use contains a copy
-of this file. The file is ignored in such a copy. Socket names are never reused, so an owner that
-removes its socket cannot remove the socket of another owner.
+The file names the folder for which it was written, because a copy of a folder in use contains a
+copy of this file. The file is ignored in such a copy. Socket names are never reused, so an owner
+that removes its socket cannot remove the socket of another owner.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def clear(storage: LocalStorage) -> None:
 
 
 def read(folder: Path | LocalStorage) -> OwnerEndpoint | None:
-    """Return the content of the endpoint file; None if it is missing or was copied with the folder.
+    """Return the content of the endpoint file; None if it is missing or belongs to another folder.
 
     Raises CorruptLog, FutureFormat, StorageFailed.
     """

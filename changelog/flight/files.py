@@ -1,8 +1,8 @@
 """Fetches that read the log's files directly, if this process can access them.
 
-A client on the owner's machine asks the owner only for the location of records (`RecordView`: files,
-positions, end offset, aborted transactions). It reads and checks the records itself, like the owner
-would. So no records are sent over the socket, and readers cost the owner little.
+A client on the owner's machine asks the owner only for the location of records (`RecordView`:
+files, positions, end offset, aborted transactions). It reads and checks the records itself, like
+the owner would. So no records are sent over the socket, and readers cost the owner little.
 
 If reading fails, the client asks the owner for the records, and the owner's answer or error counts.
 Reading fails for example if retention, a deleted topic or a new owner has removed a file.

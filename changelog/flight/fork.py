@@ -1,9 +1,9 @@
 """Keeps a forked child from using its parent's handles, and from using this transport at all.
 
-The child has a copy of its parent's memory but none of its threads. A lock that was held at the fork
-stays locked, an answer never arrives, and both processes would write to one socket. gRPC's threads
-are missing too, so new connections of the child would hang. Therefore everything in this package
-raises an error in such a child, and the child destroys no handle of its parent.
+The child has a copy of its parent's memory but none of its threads. A lock that was held at the
+fork stays locked, an answer never arrives, and both processes would write to one socket. gRPC's
+threads are missing too, so new connections of the child would hang. Therefore everything in this
+package raises an error in such a child, and the child destroys no handle of its parent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ForkGuard:
 
 
 def keep_in_child(owner: Any, *handles: Any) -> None:
-    """Never destroy `handles` in forked children, because destructors would wait for lost threads."""
+    """Keep `handles` alive in forked children, whose destructors would wait for missing threads."""
     _Process.used = True
     _watched[owner] = handles
 

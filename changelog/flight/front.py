@@ -1,9 +1,9 @@
 """The front of a log served over TCP: authenticates peers before gRPC receives any of their bytes.
 
 One thread accepts all connections and performs TLS and the hello (hello.py) with each of them,
-without blocking. A peer that is not authenticated therefore costs one descriptor and a small buffer,
-for a limited time. Each authenticated connection gets its own thread, which copies bytes between
-the peer and the private Unix socket of the gRPC server (splice.py).
+without blocking. A peer that is not authenticated therefore costs one descriptor and a small
+buffer, for a limited time. Each authenticated connection gets its own thread, which copies bytes
+between the peer and the private Unix socket of the gRPC server (splice.py).
 """
 
 from __future__ import annotations

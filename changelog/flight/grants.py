@@ -1,11 +1,11 @@
 """Grants: proofs that a client has opened the producer or group member on which it acts.
 
-Ids of producers are small numbers, and ids of members are visible to everyone who describes a group,
-so an id proves nothing. The server therefore adds a grant to the answer of each call that opens one
-(init_producer, the end of a transaction, join_group). A grant is an HMAC of the id and of the
-client's token, by a key that only the log knows. The client presents it with each call that acts on
-the id, also after a reconnect and to another process that serves the log. The server stores no
-grants.
+Ids of producers are small numbers, and ids of members are visible to every client that describes a
+group, so an id proves nothing. The server therefore adds a grant to the answer of each call that
+opens one (init_producer, the end of a transaction, join_group). A grant is an HMAC of the id and of
+the client's token, by a key that only the log knows. The client presents it with each call that
+acts on the id, also after a reconnect and to another process that serves the log. The server stores
+no grants.
 """
 
 from __future__ import annotations

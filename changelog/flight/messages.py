@@ -3,9 +3,9 @@
 A client sends `SessionHello` on its session stream, with its version first, and the owner answers
 `SessionWelcome`. After that each call carries the session's id in a header. A request is a struct
 that corresponds to a method of Broker. As a Flight action, its class name is the action's type and
-its fields are the body. `FetchRequest` is a Flight ticket, or the body of LOCATE. `AppendHeader` and
-`FetchedHeader` accompany batches (batches.py). Errors are sent as `RemoteFailure`, by type name and
-message.
+its fields are the body. `FetchRequest` is a Flight ticket, or the body of LOCATE. `AppendHeader`
+and `FetchedHeader` accompany batches (batches.py). Errors are sent as `RemoteFailure`, by type name
+and message.
 
 Bodies are limited in size and decoded into these types only, without pickle.
 """
