@@ -129,7 +129,7 @@ def clear(storage: LocalStorage) -> None:
 
 
 def read(folder: Path | LocalStorage) -> OwnerEndpoint | None:
-    """Return the content of the endpoint file; None if it is missing or belongs to another folder.
+    """Return the endpoint file's content; None if it is missing or belongs to another folder.
 
     Raises CorruptLog, FutureFormat, StorageFailed.
     """

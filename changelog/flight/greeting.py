@@ -1,8 +1,8 @@
 """Authentication of one peer after its connection was accepted, without blocking.
 
-The steps are TLS, the opening and the proof (hello.py). Each call of `Greeting.go_on` does as much as
-is possible without waiting. All messages have a limited length. Replies fit into the buffer of a new
-socket, so a peer that does not accept a reply at once is disconnected.
+The steps are TLS, the opening and the proof (hello.py). Each call of `Greeting.go_on` does as much
+as is possible without waiting. All messages have a limited length. Replies fit into the buffer of
+a new socket, so a peer that does not accept a reply at once is disconnected.
 """
 
 from __future__ import annotations

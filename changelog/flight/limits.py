@@ -75,7 +75,7 @@ class ListenerLimits:
     max_calls: int = _limit(1_024, "STRANDLINE_MAX_CALLS")
     """Maximum number of calls in flight of all clients."""
     max_request_bytes_per_client: int = _limit(256 << 20, "STRANDLINE_MAX_REQUEST_BYTES_PER_CLIENT")
-    """Maximum bytes of requests in flight of one client, with their decompressed size."""
+    """Maximum bytes of requests in flight of one client, including their decompressed size."""
     max_request_bytes: int = _limit(1 << 30, "STRANDLINE_MAX_REQUEST_BYTES")
     """Maximum bytes of requests in flight of all clients."""
     max_answer_bytes_per_client: int = _limit(256 << 20, "STRANDLINE_MAX_ANSWER_BYTES_PER_CLIENT")

@@ -1,8 +1,8 @@
-"""Tokens of a log that is served over TCP: made, listed and revoked in a document of its folder.
+"""Tokens of a log served over TCP: created, listed and revoked in a file of the log's folder.
 
-The document has a verifier of each token (hello.py), which proves nothing, and not the token. It is
-replaced as a whole, under a lock file of its own, because `strandline tokens` runs in another process than
-the one that serves the log. docs/format.md has the bytes.
+The file contains a verifier of each token (hello.py) instead of the token, so a reader of the file
+cannot authenticate. It is replaced atomically under its own lock file, because `strandline tokens`
+runs in another process than the one that serves the log. The bytes are in docs/format.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ID_BYTES = 6
 SECRET_BYTES = 32
 MAX_TOKENS = 10_000
 LOCK_WAIT_S = 5.0
-"""Seconds to wait for another process that changes the document."""
+"""Seconds to wait for another process that changes the file."""
 _LOCK_PAUSE_S = 0.02
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class StoredToken(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A token as the log keeps it."""
+    """A token as the log stores it."""
 
     id: str
     name: str
@@ -50,18 +50,18 @@ class StoredToken(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def verifier(self) -> hello.Verifier:
-        """What checks proofs of the token."""
+        """Verifier by which proofs of the token are checked."""
         return hello.Verifier(self.stored_key, self.server_key)
 
 
 class TokensDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The content of the document.
+    """Content of the file.
 
-    A field that this version does not know could be a restriction, so it is an error.
+    An unknown field is an error, because it could be a restriction made by a later version.
     """
 
     grant_key: bytes
-    """Key of the grants that clients get (grants.py)."""
+    """Secret key of the grants that clients receive (grants.py)."""
     tokens: list[StoredToken] = []
 
 
@@ -69,26 +69,27 @@ _DECODER = json_decoder(TokensDocument)
 
 
 class MadeToken(msgspec.Struct):
-    """A token that was just made."""
+    """A token that was just created."""
 
     stored: StoredToken
     token: str
-    """The token itself, which is kept nowhere."""
+    """The token itself, which is not stored."""
 
 
 def create(storage: Storage, name: str, rights: Rights, *, clock: Clock | None = None) -> MadeToken:
-    """Make a token, durably. It counts at once for a log that is being served.
+    """Create a token durably. A log that is being served accepts it at once.
 
     Args:
-        storage: The log's folder.
-        name: How lists and errors call it: letters, digits, `.`, `_` and `-`, 64 at most.
-        rights: What it may do.
-        clock: Tells the time.
+        storage: Folder of the log.
+        name: Name in lists and errors: letters, digits, `.`, `_` and `-`, 64 at most.
+        rights: Rights of the token.
+        clock: Source of the creation time.
 
     Raises:
-        InvalidConfig: The name or the rights will not do, or there is a token of that name.
-        CorruptLog: The document is damaged. FutureFormat: A later version wrote it.
-        StorageFailed: It cannot be written.
+        InvalidConfig: The name or the rights are not valid, or the name is in use.
+        CorruptLog: The tokens file is damaged.
+        FutureFormat: A later version wrote the tokens file.
+        StorageFailed: The tokens file cannot be written.
     """
     if _NAME.fullmatch(name) is None:
         raise InvalidConfig(
@@ -121,12 +122,13 @@ def create(storage: Storage, name: str, rights: Rights, *, clock: Clock | None =
 
 
 def revoke(storage: Storage, which: str) -> StoredToken:
-    """Revoke the token of this name or id, durably, and return it.
+    """Revoke the token with this name or id durably, and return it.
 
     Raises:
         InvalidConfig: There is no such token.
-        CorruptLog: The document is damaged. FutureFormat: A later version wrote it.
-        StorageFailed: It cannot be written.
+        CorruptLog: The tokens file is damaged.
+        FutureFormat: A later version wrote the tokens file.
+        StorageFailed: The tokens file cannot be written.
     """
 
     def remove(found: TokensDocument) -> StoredToken:
@@ -147,13 +149,16 @@ def stored_tokens(storage: Storage) -> list[StoredToken]:
 
 
 def grant_key(storage: Storage) -> bytes:
-    """Return the key of the log's grants, which is made first if there is none."""
+    """Return the secret key of the log's grants; create it if there is none."""
     found = load(storage)
     return _changed(storage, lambda now: now.grant_key) if found is None else found.grant_key
 
 
 def load(storage: Storage) -> TokensDocument | None:
-    """Return the document; None if there is none. Raises CorruptLog, FutureFormat."""
+    """Return the content of the tokens file; None if it is missing.
+
+    Raises CorruptLog, FutureFormat.
+    """
     try:
         found = _DECODER.decode(document.read(storage, TOKENS, KIND))
         for one in found.tokens:
