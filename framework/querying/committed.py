@@ -1,4 +1,4 @@
-"""The committed state of one store, as bytes: the workers have it, and its changelogs while there are none."""
+"""Committed state of one store as bytes, from its workers, or from its changelogs without workers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from strandline.statestore.reader import PAGE_ENTRIES, KeyRange
 T = TypeVar("T")
 
 Question = Callable[[StoreDescription | None, Source], T]
-"""Asks a source; told how the store was declared, if a worker has ever said so."""
+"""Reads from a source, given the store's description if a worker has ever sent it."""
 
 FIRST_PAGE = 64
-"""Entries that a scan asks for at first; it asks for more each time."""
+"""Number of entries in the first page of a scan; later pages are larger."""
 
 
 def entries(source: Source, partition: int, bounds: KeyRange) -> Iterator[Entry[bytes]]:
-    """Entries of a partition within `bounds`, in order; read in pages, as they are gone through."""
+    """Yield the entries of a partition within `bounds` in order, read page by page."""
     rest: KeyRange | None = bounds
     limit = FIRST_PAGE
     while rest is not None:
@@ -34,7 +34,10 @@ def entries(source: Source, partition: int, bounds: KeyRange) -> Iterator[Entry[
 
 
 class CommittedSource:
-    """Implements `Source` for all partitions of a store. Thread-safe; raises what `Fleet` does, but for Nobody."""
+    """Implementation of `Source` for all partitions of a store. Thread-safe.
+
+    It raises the errors of `Fleet` except NoWorkerAnswers: then it reads the changelogs.
+    """
 
     def __init__(
         self,
@@ -50,21 +53,21 @@ class CommittedSource:
         self._fleet = fleet
         self._folded = folded
         self._known: tuple[StoreDescription, Source] | None = None
-        """How it was declared, and where it is asked for, once a worker has said so."""
+        """Description of the store and the source by workers; None until a worker has answered."""
 
     def declaration(self) -> Declaration | None:
-        """Return the declaration that changelogs are read by, if one is recorded.
+        """Return the recorded declaration, by which changelogs are read; None if there is none.
 
-        Raises InvalidConfig while values are still to be rewritten for it.
+        Raises InvalidConfig if some values have not been rewritten for it yet.
         """
         return self._folded.declaration()
 
     def recorded(self) -> Declaration | None:
-        """Return the recorded declaration of the store, if there is one."""
+        """Return the recorded declaration of the store; None if there is none."""
         return self._folded.recorded()
 
     def ask(self, question: Question[T]) -> T:
-        """Ask the workers; the changelogs if there is no worker, or the last one has just gone."""
+        """Run `question` on the workers, or on the changelogs if no worker answers."""
         told, source = self._now()
         try:
             return question(told, source)
@@ -82,7 +85,7 @@ class CommittedSource:
         return self.ask(lambda _told, source: source.page(partition, bounds, limit))
 
     def stream(self, partition: int, bounds: KeyRange) -> Iterator[Entry[bytes]]:
-        """Entries of a partition within `bounds`, in order."""
+        """Yield the entries of a partition within `bounds` in order."""
         return entries(self, partition, bounds)
 
     def count(self, partitions: Collection[int]) -> int:

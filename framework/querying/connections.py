@@ -1,4 +1,4 @@
-"""A client's connections to workers: each used by one thread at a time, and kept for the next query."""
+"""A client's connections to workers: each is used by one thread at a time, then kept for reuse."""
 
 from __future__ import annotations
 
@@ -35,19 +35,22 @@ from strandline.framework.querying.messages import (
 _log = logging.getLogger("strandline")
 
 MAX_IDLE = 32
-"""Connections to one worker that are kept while nobody uses them."""
+"""Maximum number of unused connections to one worker that are kept."""
 
 
 class Connections:
-    """Asks workers, by their URLs. Thread-safe."""
+    """Sends requests to workers by their URLs. Thread-safe."""
 
     def __init__(
         self, token: str = "", ca: bytes | None = None, *, encrypted: bool = False
     ) -> None:
-        """`token` is what workers beyond this machine must know; it is never sent.
+        """Create an empty pool.
 
-        `ca` is what TLS trusts, PEM; None: what the system does. `encrypted`: the log is reached
-        by TLS, so no worker beyond this machine is asked in clear.
+        Args:
+            token: Token that workers on other machines must prove to know; it is never sent.
+            ca: Trusted certificates for TLS (PEM); None for those of the system.
+            encrypted: Whether the log is accessed by TLS. Then no worker on another machine is
+                asked without TLS.
         """
         self._token = Secret(token)
         self._ca = ca
@@ -59,7 +62,7 @@ class Connections:
         self._pid = os.getpid()
 
     def reaches(self, url: str) -> bool:
-        """Whether a worker that listens there is asked."""
+        """Return True if this client may and can connect to a worker at `url`."""
         if self._encrypted and sockets.is_in_clear(url):
             self._in_clear.note(
                 f"a worker listens in clear at {url!r:.200}, and the log is reached by TLS: it is not "
@@ -69,9 +72,9 @@ class Connections:
         return sockets.is_reachable(url)
 
     def ask(self, url: str, request: Request, answer: Any, timeout: float) -> Any:
-        """A worker's answer, of type `answer`, beginning within `timeout` seconds.
+        """Return a worker's answer of type `answer`, which must begin within `timeout` seconds.
 
-        Raises OwnerUnavailable when the worker is gone, RequestTimedOut, and what the worker raised.
+        Raises OwnerUnavailable if the worker is gone, RequestTimedOut, and the worker's errors.
         """
         if os.getpid() != self._pid:
             raise Fenced(
@@ -82,13 +85,13 @@ class Connections:
             try:
                 return self._answered(url, kept, request, answer, timeout)
             except OwnerUnavailable:
-                self._drop(
-                    url
-                )  # it has closed since, and so have the others: the worker may be new
+                # The worker has closed the idle connection, for example because it was restarted.
+                # Then the other idle connections are closed too.
+                self._drop(url)
         return self._answered(url, self._connect(url, timeout), request, answer, timeout)
 
     def close(self) -> None:
-        """Close them all; harmless when repeated."""
+        """Close all connections. Idempotent."""
         with self._lock:
             self._closed = True
             idle = [connection for kept in self._idle.values() for connection in kept]
@@ -117,9 +120,9 @@ class Connections:
         return connection
 
     def _greet(self, url: str, connection: socket.socket, timeout: float) -> None:
-        """Say hello; over TCP prove to know the token, and let the worker prove it.
+        """Perform the hello; over TCP both sides prove that they know the token.
 
-        Raises Unauthenticated, and what `_exchange` and the worker do.
+        Raises Unauthenticated, and the errors of `_exchange` and of the worker.
         """
         if url.startswith(sockets.UNIX):
             _no_failure(_exchange(url, connection, QueryHello(WIRE_VERSION), QueryWelcome, timeout))
@@ -151,7 +154,7 @@ class Connections:
         connection.close()
 
     def _drop(self, url: str) -> None:
-        """Those that are kept were closed too."""
+        """Close the idle connections to a worker."""
         with self._lock:
             kept = self._idle.pop(url, [])
         for connection in kept:
@@ -161,7 +164,7 @@ class Connections:
 def _exchange(
     url: str, connection: socket.socket, request: QueryMessage, kind: Any, timeout: float
 ) -> Any:
-    """Send a request and read its answer; without one the connection is closed."""
+    """Send a request and return its answer; close the connection if that fails."""
     try:
         if connection.gettimeout() != timeout:
             connection.settimeout(timeout)

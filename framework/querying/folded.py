@@ -1,4 +1,7 @@
-"""A store read from its changelogs, while no worker runs its app: slow to begin, and all in memory."""
+"""A store read from its changelogs while no worker runs its app.
+
+The first query replays the whole changelogs, and the state is in memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from strandline.statestore.values import Expiry
 
 
 class ReplayedSource:
-    """Implements `Source`: each query first reads on to what is committed by now. Thread-safe."""
+    """Implementation of `Source` by replay. Thread-safe.
+
+    Each query first replays everything that was committed before it.
+    """
 
     def __init__(
         self,
@@ -31,10 +37,16 @@ class ReplayedSource:
         wait: float = READERS_WAIT_S,
         expired: bool = False,
     ) -> None:
-        """With `app` what that app has recorded says how values are stored. With `expired` values whose time to live is over are found as well.
+        """Create an empty state of each partition.
 
-        `wait` is how many seconds a query waits for transactions that are open before something committed;
-        then it raises RequestTimedOut.
+        Args:
+            broker: The log.
+            changelog: Name of the store's changelog topic.
+            partitions: Number of its partitions.
+            app: App whose recorded declarations tell how values are stored; None for none.
+            wait: Seconds that a query waits for an open transaction that precedes committed
+                records, before it raises RequestTimedOut.
+            expired: Whether to return values after the end of their time to live.
         """
         self._broker = broker
         self._wait = wait
@@ -42,12 +54,12 @@ class ReplayedSource:
         self._changelog = changelog
         self._log = None if app is None else DeclarationLog(broker, app, SystemClock())
         self._now = _long_ago if expired else None
-        self._expiry: Expiry = "marked"  # what values say themselves, where nothing is recorded
+        self._expiry: Expiry = "marked"  # if nothing is recorded, marks in the values count
         self._parts: list[AnyStore] = []
         self._readers: list[CommittedReader] = []
         self._begin(self._expiry)
         self._lock = threading.Lock()
-        """One query at a time: what reads on may begin anew."""
+        """Serializes queries, because a replay may replace the stores and their readers."""
 
     def read(
         self, partitions: Collection[int], keys: Sequence[bytes]
@@ -78,7 +90,7 @@ class ReplayedSource:
     def declaration(self) -> Declaration | None:
         """Return the recorded declaration of the store; None if there is none.
 
-        Raises InvalidConfig while values are still to be rewritten for it.
+        Raises InvalidConfig if some values have not been rewritten for it yet.
         """
         if self._log is None:
             return None
@@ -94,7 +106,8 @@ class ReplayedSource:
         while True:
             parts = [(self._parts[n], self._places[n]) for n in partitions]
             restore_all(parts, self._broker, wait=self._wait)
-            # Asked after reading: values are rewritten only after that was recorded.
+            # The declaration is read after the replay. Values are rewritten only after a new
+            # declaration was recorded, so the replay cannot contain values of a later one.
             declaration = self.declaration()
             expiry = self._expiry if declaration is None else declaration.expiry
             if expiry == self._expiry:
@@ -111,5 +124,5 @@ class ReplayedSource:
 
 
 def _long_ago() -> int:
-    """A time before that of any value."""
+    """Return a time before the expiry of any value."""
     return 0
