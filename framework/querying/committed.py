@@ -1,4 +1,4 @@
-"""Committed state of one store as bytes, from its workers, or from its changelogs without workers."""
+"""Committed state of one store as bytes, from its workers, or from its changelogs if none runs."""
 
 from __future__ import annotations
 

@@ -106,8 +106,8 @@ class ReplayedSource:
         while True:
             parts = [(self._parts[n], self._places[n]) for n in partitions]
             restore_all(parts, self._broker, wait=self._wait)
-            # The declaration is read after the replay. Values are rewritten only after a new
-            # declaration was recorded, so the replay cannot contain values of a later one.
+            # The declaration is read after the replay. Values are rewritten only after their
+            # declaration was recorded, so this read returns that of all replayed values.
             declaration = self.declaration()
             expiry = self._expiry if declaration is None else declaration.expiry
             if expiry == self._expiry:

@@ -1,7 +1,7 @@
 """One address where a worker answers queries: its clients, a thread for each, and its limits.
 
-Each listener has limits of its own, so that peers on the network take nothing from clients on this
-machine. Nothing waits for a peer without a total deadline, and the end waits for no peer at all.
+Each listener has its own limits, so that peers on the network cannot starve clients on this
+machine. Every wait for a peer has a total deadline, and closing waits for no peer.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from strandline.statestore.reader import PAGE_BYTES
 _log = logging.getLogger("strandline")
 
 HELLO_SECONDS = 5.0
-"""How long a client may take to show who it is, TLS included."""
+"""Seconds in which a client must authenticate, TLS included."""
 IDLE_SECONDS = 60.0
-"""After so long without a request a connection is closed; the client makes a new one when it needs it."""
+"""Seconds without a request after which a connection is closed; clients reconnect on demand."""
 SEND_SECONDS = 10.0
-"""How long a client may take for an answer, besides the time that its size takes at SLOWEST."""
+"""Seconds in which a client must accept an answer, in addition to its size divided by SLOWEST."""
 ACCEPT_SECONDS = 0.5
-"""How often it looks whether it is to end, where a closed socket does not say so."""
+"""Seconds between checks for `close`, on systems where closing a socket does not end `accept`."""
 PAUSE_SECONDS = 0.1
-"""After a failure to accept, as when there are no descriptors left."""
+"""Seconds to wait after a failed `accept`, for example without free descriptors."""
 
 T = TypeVar("T", bound=QueryMessage)
 Answering = Callable[[Request], Answer]
@@ -66,22 +66,22 @@ Answering = Callable[[Request], Answer]
 
 @dataclass(frozen=True)
 class QueryLimits:
-    """What the clients of one listener may take together."""
+    """Limits on all clients of one listener together."""
 
     clients: int
-    """Connections; more are closed at once."""
+    """Maximum number of connections; more are closed at once."""
     clients_each: int
-    """Of them from one address."""
+    """Maximum number of connections from one address."""
     unknown: int
-    """Of them by peers that have not shown yet who they are."""
+    """Maximum number of connections that are not authenticated."""
     unknown_each: int
-    """Of these from one address."""
+    """Maximum number of unauthenticated connections from one address."""
     requests: int
-    """Requests that are answered at the same time; others wait."""
+    """Maximum number of requests that are answered at the same time; more requests wait."""
     request_bytes: int
-    """Of requests that are being received or answered."""
+    """Maximum bytes of requests that are being received or answered."""
     answer_bytes: int
-    """Of answers that are being sent, beyond a page for each."""
+    """Maximum bytes of answers that are being sent, without one page of each answer."""
 
 
 HERE = QueryLimits(256, 256, 256, 256, requests=32, request_bytes=64 << 20, answer_bytes=256 << 20)
@@ -91,7 +91,7 @@ BEYOND = QueryLimits(256, 64, 32, 8, requests=16, request_bytes=32 << 20, answer
 class Listener:
     """Answers the clients of one address from `start` until `close`.
 
-    `token` is what clients beyond this machine must know.
+    Clients on other machines must prove that they know `token`.
     """
 
     def __init__(
@@ -113,13 +113,13 @@ class Listener:
         self._closed = threading.Event()
 
     def start(self, answer: Answering) -> None:
-        """Answer requests by `answer`, which is called on many threads."""
+        """Begin to answer requests by `answer`, which is called on many threads."""
         self._answer = answer
         self._listening.socket.settimeout(ACCEPT_SECONDS)
         self._thread(self._accept)
 
     def close(self) -> None:
-        """Listen no more, and send clients away, without waiting for them; harmless when repeated."""
+        """Stop listening and disconnect clients, without waiting for them. Idempotent."""
         self._closed.set()
         with self._lock:
             clients = list(self._clients)
@@ -129,7 +129,7 @@ class Listener:
         for client in clients:
             _end(client)
 
-    # Its own threads ------------------------------------------------------------------
+    # Threads of the listener ----------------------------------------------------------
 
     def _accept(self) -> None:
         while not self._closed.is_set():
@@ -146,7 +146,7 @@ class Listener:
             self._admit(client, "" if self._is_here else str(peer[0]))
 
     def _admit(self, client: socket.socket, address: str) -> None:
-        """Serve a client on a thread of its own, if there may be one more."""
+        """Serve a client on its own thread, or close its connection if a limit is reached."""
         if not self._unknown.enter(address):
             client.close()
             return
@@ -156,7 +156,7 @@ class Listener:
             return
         try:
             self._thread(self._serve, client, address)
-        except RuntimeError as error:  # there may be no more threads
+        except RuntimeError as error:  # the limit of threads is reached
             self._unknown.leave(address)
             self._known.leave(address)
             client.close()
@@ -181,7 +181,7 @@ class Listener:
             self._unknown.leave(address)
 
     def _wrapped(self, client: socket.socket, end: ExitStack) -> socket.socket:
-        """The client's connection, in TLS if there is to be TLS; `end` closes it."""
+        """Return the client's connection, wrapped in TLS if configured; `end` closes it."""
         if self._listening.tls is not None:
             client = self._listening.tls.wrap_socket(
                 client, server_side=True, do_handshake_on_connect=False
@@ -197,7 +197,7 @@ class Listener:
             self._clients.discard(client)
 
     def _is_welcome(self, client: socket.socket) -> bool:
-        """Whether the client has shown who it is."""
+        """Perform the hello; return True if the client is authenticated."""
         deadline = Deadline(HELLO_SECONDS)
         try:
             if isinstance(client, ssl.SSLSocket):
@@ -221,7 +221,10 @@ class Listener:
         return True
 
     def _shown(self, client: socket.socket, nonce: bytes, deadline: Deadline) -> bytes | None:
-        """The worker's own proof, after the client's; None if it has gone. Raises Unauthenticated."""
+        """Check the client's proof and return the worker's; None if the client has disconnected.
+
+        Raises Unauthenticated.
+        """
         ours = proofs.new_nonce()
         _send(client, Challenge(WIRE_VERSION, ours))
         answer = _received(client, Proof, deadline)
@@ -232,14 +235,14 @@ class Listener:
         return proofs.proof(self._key, b"worker", nonce, ours)
 
     def _serve_all(self, client: socket.socket) -> None:
-        """Answer requests, one after another, until the client is to go."""
+        """Answer requests one after another until the connection must be closed."""
         plain = bounded(client, IDLE_SECONDS, SEND_SECONDS)
         while self._serve_one(client):
             if plain and client.gettimeout() is not None:
                 client.settimeout(None)
 
     def _serve_one(self, client: socket.socket) -> bool:
-        """Answer the next request; False if the client is to go."""
+        """Answer the next request; return False if the connection must be closed."""
         taken: list[int] = []
 
         def take(size: int) -> None:
@@ -259,7 +262,10 @@ class Listener:
                 self._request_bytes.give(size)
 
     def _reply(self, client: socket.socket, frame: bytes | bytearray) -> None:
-        """Answer; each of the requests at work has room for a page, what is more is counted."""
+        """Send the answer to a request.
+
+        Each request in progress may send one page; the bytes beyond it are counted.
+        """
         try:
             self._requests.take(1, REQUEST_SECONDS)
         except TimeoutError:
