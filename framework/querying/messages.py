@@ -104,7 +104,7 @@ class StoreDescription(QueryMessage, frozen=True):
     """Description of a store: its declaration, as far as that can be sent."""
 
     inputs: list[str]
-    """Input topics; the worker that owns partition n of one of them has partition n of the store."""
+    """Input topics; the worker that owns partition n of one of them serves n of the store."""
     key: Any
     """Type of the keys, see `declared.py`."""
     form: str
@@ -143,7 +143,7 @@ class FoundKeys(QueryMessage, frozen=True):
 
     parts: list[KeyValues]
     full: bool = False
-    """True if the answer is incomplete: the last part may lack keys, later partitions are missing."""
+    """True if keys of the last part, or partitions after it, may be missing from the answer."""
 
 
 class ScanRange(QueryMessage, frozen=True):
@@ -180,7 +180,7 @@ class KeyCounts(QueryMessage, frozen=True):
     """Answer to CountKeys."""
 
     counts: dict[int, int]
-    """Approximate number of keys by partition, without partitions that the worker does not serve."""
+    """Approximate number of keys by partition, for partitions that the worker serves."""
 
 
 class QueryFailure(QueryMessage, frozen=True):

@@ -1,4 +1,4 @@
-"""Partitions that can have a key: one if all keys of the store are placed, otherwise all of them."""
+"""Partitions that can have a key: one if all keys of the store are placed, else all of them."""
 
 from __future__ import annotations
 

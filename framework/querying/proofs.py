@@ -30,7 +30,7 @@ def new_nonce() -> bytes:
 
 
 def key_of(token: str, url: str, certificate: bytes | None) -> bytes:
-    """Return the key for one worker: for the URL that it announces, and its TLS certificate (DER)."""
+    """Return the key for one worker: for its announced URL and its TLS certificate (DER)."""
     bound = [_PURPOSE, url.encode(), hashlib.sha256(certificate or b"").digest()]
     return hmac.digest(token.encode(), b"".join(_with_length(part) for part in bound), "sha256")
 

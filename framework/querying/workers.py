@@ -1,7 +1,8 @@
-"""Reading a store at the workers of its app: which of them has a partition, and asking it.
+"""Reads a store from the workers of its app: finds the worker of each partition and asks it.
 
-Who holds what is asked of the log's owner, kept, and asked again when a worker does not have what it
-should: it has moved, or is still being restored. Until the deadline: then `RequestTimedOut`.
+The log's owner knows which worker owns which partition. Its answer is cached, and read again if a
+worker does not serve a partition, because the partition has moved or is being restored. After the
+deadline, the query raises `RequestTimedOut`.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ from strandline.statestore.reader import KeyRange
 from strandline.statestore.spec import changelog_topic
 
 ATTEMPT_SECONDS = 3.0
-"""How long one worker is waited for, before it is asked who has the partition by now."""
+"""Seconds to wait for one worker before looking up which worker owns the partition now."""
 FIRST_PAUSE = 0.005
+"""Seconds to wait before the second attempt; doubled after each attempt."""
 LONGEST_PAUSE = 0.1
+"""Maximum seconds between two attempts."""
 
 KEY_BYTES = 1 << 20
-"""Bytes of keys in one request, unless a single one is larger."""
+"""Maximum bytes of keys in one request, unless a single key is larger."""
 
 SILENCE = (OwnerUnavailable, RequestTimedOut)
-"""How a worker does not answer."""
+"""Errors of a worker that does not answer."""
 
 
 class NoWorkerAnswers(Exception):
@@ -49,33 +52,33 @@ class NoWorkerAnswers(Exception):
 
 
 class Source(Protocol):
-    """Where the committed state of a store is read: from workers, or from its changelogs."""
+    """Source of a store's committed state: its workers or its changelogs."""
 
     def read(
         self, partitions: Collection[int], keys: Sequence[bytes]
     ) -> dict[int, list[bytes | None]]:
-        """What keys have, in each of these partitions."""
+        """Return the values of `keys` in each of the partitions; None for keys without a value."""
         ...
 
     def page(
         self, partition: int, bounds: KeyRange, limit: int
     ) -> tuple[Sequence[tuple[bytes, bytes]], KeyRange | None]:
-        """Some entries from the beginning of `bounds`, and what is left."""
+        """Return entries from the beginning of `bounds`, and the remaining range, if any."""
         ...
 
     def count(self, partitions: Collection[int]) -> int:
-        """About how many keys these partitions have."""
+        """Return the approximate number of keys in the partitions."""
         ...
 
 
 class QueryCall(Protocol):
-    """Asks the worker at a URL."""
+    """Sends a request to the worker at a URL and returns its answer."""
 
     def __call__(self, url: str, request: Request, answer: Any) -> Any: ...
 
 
 class Fleet:
-    """The workers of one app: who holds what, and their answers. Thread-safe."""
+    """The workers of one app, and the partitions that they own. Thread-safe."""
 
     def __init__(
         self, app: str, broker: Broker, connections: Connections, clock: Clock, deadline: float
@@ -88,14 +91,14 @@ class Fleet:
         self._holders: Mapping[TopicPartition, str] = {}
         self._urls: Sequence[str] = ()
         self._names: dict[str, str] = {}
-        """How the workers are called, by URL."""
+        """Names of the workers for errors, by URL."""
 
     def describe(self, store: str) -> StoreDescription:
-        """How a store was declared. Raises Nobody."""
+        """Return the description of a store. Raises NoWorkerAnswers, RequestTimedOut."""
 
         def ask_any(call: QueryCall) -> StoreDescription | None:
             for url in self._urls:
-                with contextlib.suppress(*SILENCE):  # each of them knows
+                with contextlib.suppress(*SILENCE):  # any worker can describe a store
                     told: StoreDescription = call(url, Describe(store), StoreDescription)
                     return told
             return None
@@ -108,7 +111,7 @@ class Fleet:
     def changelog_ends(
         self, store: str, partitions: Collection[int]
     ) -> dict[int, PartitionOffsets]:
-        """Where partitions of a store's changelog end, and their history."""
+        """Return the end offsets and histories of partitions of a store's changelog."""
         topic = changelog_topic(self.app, store)
         ends = self._broker.offsets([TopicPartition(topic, number) for number in partitions])
         return {tp.partition: one for tp, one in ends.items()}
@@ -120,9 +123,11 @@ class Fleet:
         partitions: Collection[int],
         ask: Callable[[QueryCall, str, list[int]], Collection[int]],
     ) -> None:
-        """Ask the holders of all partitions: `ask` says which of them have been answered.
+        """Call `ask` with each worker and its partitions until all partitions are answered.
 
-        Raises Nobody, RequestTimedOut, and what the workers do.
+        `ask` returns the partitions that the worker has answered.
+
+        Raises NoWorkerAnswers, RequestTimedOut, and the errors of the workers.
         """
         left = sorted(partitions)
 
@@ -136,9 +141,10 @@ class Fleet:
         self._until_done(go_round, lambda: self._unanswered(store, left, inputs))
 
     def _until_done(self, attempt: Callable[[QueryCall], Any], what: Callable[[], str]) -> Any:
-        """What `attempt` gives once it is not None; before each but the first, look who has what.
+        """Call `attempt` until its result is not None, and return that.
 
-        It need not say who was silent: that is noted here.
+        The partitions' workers are looked up again before each attempt but the first. Workers that
+        do not answer are recorded for the error of a timeout.
         """
         until = self._clock.monotonic() + self._deadline
         pause = FIRST_PAUSE
@@ -208,10 +214,11 @@ class Fleet:
 
 
 class WorkerSource:
-    """Implements `Source` for one store; never goes back behind what it has given. Thread-safe.
+    """Implementation of `Source` for one store by its workers. Thread-safe.
 
-    What it has given is a position in one history of the log. If the log is restored from a backup
-    it begins anew in the other history.
+    Its answers never go back in time: it remembers the position of each partition that its answers
+    have reflected, and does not accept earlier ones. If the log was restored from a backup, its
+    history is another one, and positions in the old history are forgotten.
     """
 
     def __init__(self, fleet: Fleet, store: str, inputs: Collection[str]) -> None:
@@ -239,7 +246,10 @@ class WorkerSource:
     def _read_at(
         self, call: Callable[[Request, Any], Any], numbers: Sequence[int], keys: Sequence[bytes]
     ) -> dict[int, list[bytes | None]]:
-        """What a worker has, answer by answer; partitions that it does not hold are left out."""
+        """Return the values at one worker, in several requests if need be.
+
+        Partitions that the worker does not serve, or serves no longer, are left out.
+        """
         found: dict[int, list[bytes | None]] = {}
         rest = list(numbers)
         while rest:
@@ -252,7 +262,7 @@ class WorkerSource:
                 self._saw(number, part.at)
                 found.setdefault(number, []).extend(part.values)
             if not (done or got.full) and len(request.keys) == len(keys):
-                break  # as it mostly is: all of it came at once
+                break  # the usual case: one answer has everything
             looked_at = _looked_at(got, some)
             rest = [
                 number
@@ -304,15 +314,16 @@ class WorkerSource:
                 self._seen[partition] = at
 
     def _at_least(self, numbers: Collection[int]) -> dict[int, ReflectedPosition]:
-        """Positions that answers must reflect: those seen of these partitions."""
+        """Return the positions that answers must reflect, by partition."""
         with self._lock:
             return {number: self._seen[number] for number in numbers if number in self._seen}
 
     def _forget_other_histories(self, numbers: Collection[int], asked: set[int]) -> None:
-        """Forget positions of other histories of the log, of partitions `asked` before in vain.
+        """Forget positions in other histories of the log, for partitions that were asked in vain.
 
-        After a log was restored from a backup no worker ever reaches such a position, or only by
-        accident. Adds `numbers` to `asked`.
+        After the log was restored from a backup, no worker reaches a position of the old history,
+        except by accident. Only partitions in `asked` are checked, and `numbers` are added to it,
+        so the first attempt of a query costs no call to the log.
         """
         in_vain = [number for number in numbers if number in asked and number in self._seen]
         now = self._fleet.changelog_ends(self._store, in_vain) if in_vain else {}
@@ -324,7 +335,7 @@ class WorkerSource:
 
 
 def _that_fit(keys: Sequence[bytes], start: int) -> list[bytes]:
-    """The keys from `start` on that one request may have."""
+    """Return the keys from `start` on that fit into one request."""
     if len(keys) == 1:
         return list(keys)
     size, end = 0, start
@@ -335,7 +346,7 @@ def _that_fit(keys: Sequence[bytes], start: int) -> list[bytes]:
 
 
 def _looked_at(got: FoundKeys, asked: Sequence[int]) -> Collection[int]:
-    """The partitions that an answer says something of."""
+    """Return the partitions that an answer covers."""
     if not got.full or not got.parts or got.parts[-1].partition not in asked:
         return asked
     return asked[: asked.index(got.parts[-1].partition) + 1]
