@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 JITTER = 0.2
-"""Fraction by which a pause is randomly longer or shorter, so that workers restart at different times.
-"""
+"""Fraction by which a pause is randomly changed, so that workers restart at different times."""
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,7 @@ class LogFiles:
 
 
 class _File(RotatingFileHandler):
-    """File that drops lines which cannot be written, because a full disk must not stop workers.
-
-    A worker would block on its pipe if the supervisor did not read its output.
-    """
+    """File that drops lines which cannot be written, as a full disk must not stop the supervisor."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """Ignore the error."""

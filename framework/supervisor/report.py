@@ -20,7 +20,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     """Status of a worker at one moment."""
 
     state: str = "starting"
-    """State: starting, joining, restoring, running, waiting for disk, waiting for the log, ended."""
+    """starting, joining, restoring, running, waiting for disk, waiting for the log, or ended."""
     handled: int = 0
     """Number of records handled and committed since the process began."""
     commits: int = 0

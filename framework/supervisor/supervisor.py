@@ -1,13 +1,15 @@
-"""The supervisor: one thread that starts workers, listens to them, and ends them.
+"""The supervisor: one thread that starts workers, reads their output, and stops them.
 
-    listen     lines and reports, as they come
-    bury       a worker that has ended: said in a line; started again after a pause, longer each time
-    heed       Ctrl-C, SIGTERM: every worker commits and leaves; a later one kills them
-    show       now and then
-    over       all have ended in order, none can be kept alive, or an error came that starting again does not mend
+    start            workers that have no process, after their pause
+    listen           read output and reports as they arrive
+    reap             log a line about a worker that has ended; schedule its restart with backoff
+    handle signals   Ctrl-C, SIGTERM: all workers commit and leave; a second signal kills them
+    show             print lines at once, and the status at intervals
+    end              if all workers have ended in order, none can be kept alive, or an error
+                     occurred that a restart does not fix
 
-It asks for nothing in a way that could make it wait: whatever workers do, the log that is open in
-this process goes on.
+The thread never waits for a worker, because the owner of the log is in this process and must
+continue whatever workers do.
 """
 
 from __future__ import annotations
@@ -29,31 +31,41 @@ from strandline.framework.supervisor.slots import Start, WorkerRow, WorkerSlot
 from strandline.framework.supervisor.view import SilentView, StatusView
 
 TICK_SECONDS = 0.1
-"""How often it looks for signals and for workers that have ended."""
+"""Seconds between checks for signals and for workers that have ended."""
 LEAVE_SECONDS = 30.0
-"""How long a worker may take to commit and leave."""
+"""Seconds in which a worker must commit and leave before it is killed."""
 IMPATIENT_SECONDS = 1.0
-"""A second signal that comes sooner is the first once more: programs pass on what they got too."""
+"""Seconds within which a second signal is ignored.
+
+It may be the first one again, because programs that start the supervisor forward their signals.
+"""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it went."""
+    """Result of a supervisor's run."""
 
     records: int
-    """Handled and committed by all workers."""
+    """Number of records handled and committed by all workers."""
     failure: str = ""
-    """Why it has not ended in order; empty if it has."""
+    """Reason for a failure; "" if all workers have ended in order."""
     killed: bool = False
-    """Whether somebody could not wait for the end."""
+    """True if a second signal has killed the workers."""
 
 
 class Supervisor:
-    """Keeps `workers` processes at work.
+    """Keeps `workers` processes running.
 
-    `until_idle`: the run is bounded, so a worker that ends with 0 has done its work. `timeout`: seconds after which all
-    are ended. `logs`: where their lines go instead of the view. `note` is told at every tick how the
-    workers are.
+    Args:
+        workers: Number of workers.
+        start: Starts the process of a worker.
+        view: Output of lines and status.
+        clock: Measures time.
+        until_idle: Whether the run is bounded, so that a worker which exits with 0 is done.
+        timeout: Seconds after which all workers are stopped; None for no limit.
+        logs: Files for the workers' output; None to show it in the view.
+        backoff: Pauses between restarts.
+        note: Called at every tick with the status of all workers.
     """
 
     def __init__(
@@ -79,7 +91,7 @@ class Supervisor:
         self._note = note
         self._selector = selectors.DefaultSelector()
         self._lines: list[str] = []
-        """What is to be shown next."""
+        """Lines to show next."""
         self._show_at = clock.monotonic() + view.every
         self._leaving = False
         self._left_at = math.inf
@@ -88,7 +100,10 @@ class Supervisor:
         self._killed = False
 
     def run(self, came: SimpleQueue[int]) -> Outcome:
-        """Work until a signal has come, or as long as the limits say; no process is left then."""
+        """Run the workers until a signal arrives in `came` or a limit is reached.
+
+        No process is left when it returns.
+        """
         try:
             while not self._is_over:
                 self._start_those_due()
@@ -111,7 +126,7 @@ class Supervisor:
     def _alive(self) -> list[tuple[WorkerSlot, WorkerProcess]]:
         return [(slot, slot.process) for slot in self._slots if slot.process is not None]
 
-    # Starting and burying -------------------------------------------------------------
+    # Starting and reaping -------------------------------------------------------------
 
     def _start_those_due(self) -> None:
         for slot in self._slots:
@@ -133,7 +148,7 @@ class Supervisor:
     def _bury(self, slot: WorkerSlot, status: int) -> None:
         how = slot.bury(status)
         if slot.error and not any(slot.has_run for slot in self._slots):
-            # What ends one before any of them has run ends them all.
+            # A permanent error before any worker has run stops all, since it would stop each.
             self._failure = self._failure or slot.error
             self._end()
         slot.done = self._leaving or (status == 0 and self._until_idle)
@@ -157,7 +172,7 @@ class Supervisor:
     # Ending ---------------------------------------------------------------------------
 
     def _heed(self, came: SimpleQueue[int]) -> None:
-        """Look for signals, and at the time."""
+        """Act on signals, the timeout and the deadline for leaving."""
         now = self._clock.monotonic()
         while not came.empty():
             came.get()
@@ -172,7 +187,7 @@ class Supervisor:
             self._kill()
 
     def _end(self) -> None:
-        """Let every worker commit and leave."""
+        """Ask every worker to commit and leave."""
         if not self._leaving:
             self._leaving = True
             self._left_at = self._clock.monotonic()
@@ -188,7 +203,7 @@ class Supervisor:
             process.kill()
 
     def _leave_nobody(self) -> None:
-        """Only if something went wrong here is anybody left."""
+        """Kill workers that are left because of an error in the supervisor, and close the view."""
         for _, process in self._alive:
             process.kill()
             process.close()
@@ -217,7 +232,7 @@ class Supervisor:
             self._selector.register(source, selectors.EVENT_READ, take)
 
     def _listen(self) -> None:
-        """Take what comes, for a tick at most."""
+        """Read what arrives within one tick."""
         for key, _ in self._selector.select(TICK_SECONDS):
             assert isinstance(key.fileobj, LineReader)
             key.data(key.fileobj.come())
@@ -225,7 +240,7 @@ class Supervisor:
                 self._selector.unregister(key.fileobj)
 
     def _hear_the_rest(self, process: WorkerProcess) -> None:
-        """What a dead process has left; others that it has started may go on writing."""
+        """Read the remaining output of a dead process, whose children may still write."""
         for source in (process.out, process.err, process.reports):
             if not source.ended:
                 key = self._selector.unregister(source)
@@ -243,7 +258,7 @@ class Supervisor:
         self._lines.append(line)
 
     def _show(self) -> None:
-        """The lines that have come; and now and then all workers."""
+        """Show new lines, and the status of all workers at the view's interval."""
         rows = [slot.row() for slot in self._slots]
         self._note(rows)
         lines, self._lines = self._lines, []
@@ -257,7 +272,10 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _as_far_as_possible(self) -> Iterator[None]:
-        """End in order when nobody reads any more (`| head`); a full disk loses what it has no room for."""
+        """Stop the workers in order if the output's reader is gone (`| head`).
+
+        Output that cannot be written for other reasons, such as a full disk, is dropped.
+        """
         try:
             yield
         except OSError as error:
@@ -267,7 +285,7 @@ class Supervisor:
 
 
 def ends() -> Iterator[signal.Signals]:
-    """The signals that end it; not that of a closed terminal if it is to outlive it (nohup)."""
+    """Yield the signals that end the supervisor; not SIGHUP if it is ignored (nohup)."""
     yield from (signal.SIGINT, signal.SIGTERM)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         yield signal.SIGHUP
