@@ -78,7 +78,8 @@ class Answer:
         room = self._budget.room(self._client)
         if room <= 0:
             raise QuotaExceeded(
-                "this client has fetched as much as it may without reading it; read the answers first"
+                "this client has reached the limit of fetched bytes that it has not read; read the "
+                "answers first"
             )
         return min(max_bytes, room)
 

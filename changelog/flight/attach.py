@@ -116,8 +116,8 @@ class _FolderAccess:
         name = str(self._folder)
         if not Path(endpoint.socket).exists():
             raise OwnerUnavailable(
-                f"the owner of {name}, pid {endpoint.pid}, runs, but its socket {endpoint.socket} is "
-                "gone; if it was removed, restart that process"
+                f"the owner of {name}, pid {endpoint.pid}, runs, but its socket {endpoint.socket} does "
+                "not exist; if it was removed, restart that process"
             )
         try:
             target = ConnectionTarget(

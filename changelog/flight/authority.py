@@ -46,8 +46,8 @@ class TokenAuthority:
     def __init__(self, storage: Storage, admin_token: str) -> None:
         if hello.token_id(admin_token):
             raise InvalidConfig(
-                "the token of `serve` has the form of one that `strandline tokens` makes, which has an id; "
-                "give another one (STRANDLINE_TOKEN, --token-file), or none: then one is made"
+                "the token of `serve` has an id, like tokens created by `strandline tokens`; use another "
+                "token (STRANDLINE_TOKEN, --token-file), or none, then one is generated"
             )
         self._storage = storage
         self._admin = Principal(ADMIN_NAME, hello.verifier_of(admin_token), "", ALL)

@@ -39,7 +39,7 @@ class Permit:
         """
         need = NEEDED.get(type(message))
         if need is None:
-            raise NotAuthorized(f"{type(message).__name__} is no call for clients over TCP")
+            raise NotAuthorized(f"clients over TCP may not call {type(message).__name__}")
         need(self.holder, message)
         self.granting.check(self.holder.token_id, self.presented, subjects_of(message))
 

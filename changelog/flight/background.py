@@ -181,7 +181,7 @@ def _open_log(folder: Path) -> int:
     check_trusted(found, str(folder / LOG_FILE))
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(descriptor)
-        raise OSError(errno.EMLINK, f"{LOG_FILE} has another name too, and is left alone")
+        raise OSError(errno.EMLINK, f"{LOG_FILE} is not a regular file with one link")
     if found.st_size >= LOG_BYTES:
         os.ftruncate(descriptor, 0)
     return descriptor

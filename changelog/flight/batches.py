@@ -77,7 +77,7 @@ def read_appends(rows: Iterable[StreamMessage]) -> list[Append]:
         size += appends[-1].columns.nbytes
         if size > MAX_APPEND:
             raise RecordTooLarge(
-                f"one append call brings more than {MAX_APPEND:,} bytes; send its batches in several calls"
+                f"an append call has more than {MAX_APPEND:,} bytes; send its batches in several calls"
             )
     return appends
 

@@ -190,8 +190,8 @@ class FlightConnection:
         """Send batches over TCP in one message, because the server reads no streams of clients."""
         if size > MAX_REMOTE_APPEND:
             raise RecordTooLarge(
-                f"one append call over TCP brings {size:,} bytes, at most {MAX_REMOTE_APPEND:,} are allowed; "
-                "send its batches in several calls"
+                f"an append call over TCP has {size:,} bytes, the limit is {MAX_REMOTE_APPEND:,}; send "
+                "its batches in several calls"
             )
 
         def send() -> bytes:
@@ -461,6 +461,6 @@ def _silence(target: ConnectionTarget) -> str:
     state = "is stopped" if endpoint.life() == "stopped" else "did not answer"
     return (
         f"the owner of {target.name}, process {endpoint.pid}, {state}; "
-        f"let it go on (kill -CONT {endpoint.pid}) or end it (kill -9 {endpoint.pid}), "
-        "then another process takes over"
+        f"resume it (kill -CONT {endpoint.pid}), or end it (kill -9 {endpoint.pid}) so that another "
+        "process takes over"
     )

@@ -452,5 +452,5 @@ def _resolved(broker: Broker, producer: ProducerIdentity) -> ProducerIdentity:
     raise TransactionAborted(
         f"the connection to the log's owner was lost before the transaction of producer "
         f"{producer.producer_id} (epoch {producer.epoch}) was committed, and it is aborted; call "
-        "init_producer and go on from the last commit"
+        "init_producer and continue from the last commit"
     )

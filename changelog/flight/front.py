@@ -149,7 +149,7 @@ class Front:
         except OSError as error:
             # The listener is paused, because the pending connection keeps it readable: without
             # a pause this thread would loop without waiting.
-            _log.warning("no connection can be accepted for a moment: %s", error)
+            _log.warning("cannot accept connections at the moment: %s", error)
             self._selector.unregister(self._listener)
             self._deaf_until = self._clock.monotonic() + NO_DESCRIPTOR_PAUSE_S
             return
@@ -186,7 +186,7 @@ class Front:
         try:
             wanted = greeting.go_on()
         except (OSError, StrandlineError, ValueError) as error:
-            _log.debug("a peer from %s was turned away: %s", greeting.network, error)
+            _log.debug("refused a peer from %s: %s", greeting.network, error)
             self._forget(greeting)
             return
         if greeting.client is None:
@@ -216,8 +216,8 @@ class Front:
         ):
             if count >= limit:
                 raise OwnerUnavailable(
-                    f"the log's owner has {count} connections{whose} and takes no more; close some, or "
-                    "start `strandline serve` with --max-connections and --max-connections-per-address"
+                    f"the log's owner has {count} connections{whose}, which is the limit; close some, or "
+                    "raise --max-connections and --max-connections-per-address of `strandline serve`"
                 )
 
     def _connect(self, peer: socket.socket, client: Client) -> None:
@@ -228,7 +228,7 @@ class Front:
         try:
             thread.start()
         except RuntimeError as error:
-            _log.warning("no thread for a connection: %s", error)
+            _log.warning("cannot start a thread for a connection: %s", error)
             self._clients.remove(client)
             peer.close()
 
@@ -249,7 +249,7 @@ class Front:
                 told = _log.warning if splice.cut_off else _log.debug
                 told("connection of %s from %s: %s", client.caller.name, client.network, why)
         except OSError as error:
-            _log.warning("a connection cannot be passed on to the log: %s", error)
+            _log.warning("cannot connect a client with the log: %s", error)
         finally:
             peer.close()
             far.close()

@@ -154,8 +154,8 @@ class Grants:
                     found.append(grant)
         if len(found) > MAX_GRANTS:
             raise InvalidRequest(
-                f"one call over TCP acts for {len(found)} producers, at most {MAX_GRANTS} are possible; "
-                "make several calls"
+                f"one call over TCP acts for {len(found)} producers, the limit is {MAX_GRANTS}; make "
+                "several calls"
             )
         return b"".join(found).hex().encode()
 
@@ -170,7 +170,7 @@ def presented_in(header: str) -> bytes:
     try:
         return bytes.fromhex(header)
     except ValueError:
-        raise InvalidRequest(f"the header {GRANTS_HEADER} is hexadecimal digits") from None
+        raise InvalidRequest(f"the header {GRANTS_HEADER} must be hexadecimal digits") from None
 
 
 def _key(subject: Subject) -> int | MemberKey:

@@ -92,6 +92,6 @@ class TransactionGuard:
 def _lost(producer: ProducerIdentity) -> TransactionAborted:
     return TransactionAborted(
         f"the transaction of producer {producer.producer_id} (epoch {producer.epoch}) was open when the "
-        "connection to the log's owner was lost, and is aborted; call init_producer and go on "
+        "connection to the log's owner was lost, and is aborted; call init_producer and continue "
         "from the last commit"
     )

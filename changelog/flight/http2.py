@@ -79,7 +79,7 @@ class FlowMeter:
         """Handle the header of a client's frame; return True if its content must be inspected."""
         if kind == DATA:
             if flags & PADDED:
-                raise ConnectionCut("the client pads its frames, as no gRPC client does")
+                raise ConnectionCut("the client pads its frames, which gRPC clients never do")
             return stream in self._calls
         if kind in (HEADERS, CONTINUATION):
             self._on_headers(kind, flags, stream, length)
@@ -117,7 +117,9 @@ class FlowMeter:
             content = content[missing:]
             if len(call.prefix) == _PREFIX:
                 if call.prefix[0]:
-                    raise ConnectionCut("the client compresses its messages, as ours do not")
+                    raise ConnectionCut(
+                        "the client compresses its messages, which is not supported"
+                    )
                 call.left = int.from_bytes(call.prefix[1:], "big")
                 call.prefix = b""
                 self._budgets.requests.take(self._client, call.left + MESSAGE_OVERHEAD)

@@ -194,14 +194,14 @@ class Relay:
     def _reply(self, peer: socket.socket) -> bytes:
         status, length = hello.REPLY_HEADER.unpack(self._exactly(peer, hello.REPLY_HEADER.size))
         if length > MAX_REPLY:
-            raise ConnectionError("what answers is not a log of strandline")
+            raise ConnectionError("the server is not a Strandline log")
         body = self._exactly(peer, length)
         if status == hello.ACCEPTED:
             return body
         try:
             failure: RemoteFailure = decode(body, RemoteFailure)
         except (StrandlineError, *UNREADABLE):
-            raise ConnectionError("what answers is not a log of strandline") from None
+            raise ConnectionError("the server is not a Strandline log") from None
         raise error_of(failure)
 
     def _exactly(self, peer: socket.socket, count: int) -> bytes:

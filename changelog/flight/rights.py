@@ -53,14 +53,14 @@ class Rights:
             patterns = getattr(self, kind)
             if len(patterns) > MAX_PATTERNS:
                 raise InvalidConfig(
-                    f"{len(patterns)} names to {kind}, at most {MAX_PATTERNS} are possible; use a "
+                    f"{len(patterns)} names to {kind}, the limit is {MAX_PATTERNS}; use a "
                     "prefix with * at its end"
                 )
             for pattern in patterns:
                 if not pattern or _PATTERN.fullmatch(pattern) is None:
                     raise InvalidConfig(
-                        f"{kind}:{pattern!r} is no right; give a name, or the beginning of names with "
-                        "* at its end (shop-*)"
+                        f"{kind}:{pattern!r} is not a right; give a name, or a prefix with * at its end "
+                        "(shop-*)"
                     )
         if not self.named():
             raise InvalidConfig(

@@ -102,11 +102,11 @@ def serve(
     tls = _tls(tls_certificate, tls_key, client_ca)
     if tls is None and not plaintext and is_seen_by_others(listen):
         raise InvalidConfig(
-            f"{listen} can be reached from other machines, and without TLS anybody on the way can read "
-            "and change the data; give tls_certificate and tls_key, or plaintext=True"
+            f"{listen} can be reached from other machines, and without TLS the data can be read and "
+            "changed on the network; give tls_certificate and tls_key, or plaintext=True"
         )
     if token is not None and len(token) < MIN_TOKEN:
-        raise InvalidConfig(f"the token has {len(token)} characters; take {MIN_TOKEN} or more")
+        raise InvalidConfig(f"the token has {len(token)} characters; use {MIN_TOKEN} or more")
     shown = token or secrets.token_urlsafe(32)
     allowed = limits or limits_from()
     broker = attach_or_own(path, durability=durability, clock=clock, deadline=DEADLINE)

@@ -172,7 +172,7 @@ def load(storage: Storage) -> TokensDocument | None:
         what = str(error).removesuffix(f"; {REPAIR}")
         raise CorruptLog(
             f"{TOKENS}: the tokens cannot be read, so none has access ({what}); put the file back from "
-            "a copy, or remove it and make the tokens anew with `strandline tokens create`"
+            "a copy, or remove it and create new tokens with `strandline tokens create`"
         ) from error
 
 

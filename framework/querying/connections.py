@@ -65,8 +65,8 @@ class Connections:
         """Return True if this client may and can connect to a worker at `url`."""
         if self._encrypted and sockets.is_in_clear(url):
             self._in_clear.note(
-                f"a worker listens in clear at {url!r:.200}, and the log is reached by TLS: it is not "
-                f"asked; let it listen at tls://"
+                f"the worker at {url!r:.200} listens without TLS, but the log is accessed by TLS, so "
+                f"it is not queried; make it listen at tls://"
             )
             return False
         return sockets.is_reachable(url)
@@ -137,7 +137,7 @@ class Connections:
         welcome = _no_failure(_exchange(url, connection, ours, QueryWelcome, timeout))
         if not proofs.is_proof(welcome.proof, key, b"worker", nonce, asked.nonce):
             raise Unauthenticated(
-                f"what listens at {url} does not know the token, so it is no worker of this log"
+                f"the server at {url} does not know the token, so it is not a worker of this log"
             )
 
     def _take(self, url: str) -> socket.socket | None:

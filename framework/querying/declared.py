@@ -179,7 +179,7 @@ def check_given(name: str, declaration: Declaration | None, key: Any, value: Any
         )
     reasons = unreadable_as(wanted, declaration, values=value is not UNSET)
     if reasons:
-        raise InvalidConfig(f"store {name!r} is stored otherwise: {'; '.join(reasons)}")
+        raise InvalidConfig(f"store {name!r} has other types: {'; '.join(reasons)}")
 
 
 def _aggregates(figures: Mapping[str, tuple[str, str | None]]) -> Aggregates:
@@ -187,7 +187,7 @@ def _aggregates(figures: Mapping[str, tuple[str, str | None]]) -> Aggregates:
     try:
         return Aggregates(**{name: Aggregate(*one) for name, one in figures.items()})  # type: ignore[arg-type]
     except (LookupError, TypeError, ValueError) as error:
-        raise InvalidRequest(f"{figures!r:.200} are no aggregates that are known here") from error
+        raise InvalidRequest(f"unknown aggregates: {figures!r:.200}") from error
 
 
 def likely_partition(key: Any, count: int) -> int:

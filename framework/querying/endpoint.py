@@ -74,6 +74,6 @@ def _check_token(token: str, listen: str) -> None:
 
     if len(token) < MIN_TOKEN:
         raise InvalidConfig(
-            f"queries at {listen} need a token of {MIN_TOKEN} characters or more, got {len(token)}: set "
-            f"STRANDLINE_TOKEN, for the worker and its clients"
+            f"queries at {listen} need a token of {MIN_TOKEN} characters or more, got {len(token)}; "
+            f"set STRANDLINE_TOKEN for the worker and its clients"
         )

@@ -140,7 +140,7 @@ class Listener:
             except OSError as error:
                 if self._closed.is_set():
                     return
-                _log.warning("a client of queries cannot be accepted: %s", error)
+                _log.warning("cannot accept a client of queries: %s", error)
                 self._closed.wait(PAUSE_SECONDS)
                 continue
             self._admit(client, "" if self._is_here else str(peer[0]))
@@ -160,7 +160,7 @@ class Listener:
             self._unknown.leave(address)
             self._known.leave(address)
             client.close()
-            _log.warning("a client of queries cannot be served: %s", error)
+            _log.warning("cannot start a thread for a client of queries: %s", error)
 
     def _serve(self, client: socket.socket, address: str) -> None:
         with ExitStack() as end:
@@ -333,7 +333,7 @@ def _end(connection: socket.socket) -> None:
 
 
 def _not_yet(request: Request) -> Answer:
-    raise InvalidRequest(f"not ready for {type(request).__name__}")
+    raise InvalidRequest(f"the worker is not ready for {type(request).__name__}")
 
 
 _BUSY = RequestTimedOut(

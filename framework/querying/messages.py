@@ -253,7 +253,7 @@ def read_frame(
     if size > limit:
         raise InvalidRequest(f"a message of {size:,} bytes is over the limit of {limit:,}")
     if len(first) > HEAD + size:
-        raise InvalidRequest("a message came before the one before it was answered")
+        raise InvalidRequest("a message arrived before the previous one was answered")
     if len(first) == HEAD + size:
         return first[HEAD:]
     if deadline is not None:

@@ -90,7 +90,7 @@ def listen_beyond(address: str, *, encrypted: bool = False) -> ListeningSocket:
     host, port = host_and_port(place)
     if encrypted and tls is None and not is_loopback(host):
         raise InvalidConfig(
-            f"the log is reached by TLS, and {address} would send what it holds in clear: say "
+            f"the log is accessed by TLS, but {address} would send its data unencrypted; use "
             f"tls://{place}?certificate=…&key=…"
         )
     try:
@@ -120,7 +120,7 @@ def connect(url: str, timeout: float, ca: bytes | None = None) -> socket.socket:
             raise
         return connection
     if not url.startswith((TCP, TLS)):
-        raise OSError(f"{url!r:.200} is no address of a worker")
+        raise OSError(f"{url!r:.200} is not the address of a worker")
     host, port = host_and_port(url[len(TCP) :])
     connection = socket.create_connection((host, port), timeout)
     try:
@@ -212,8 +212,9 @@ def _asked_for(address: str) -> tuple[str, str, ssl.SSLContext | None, bytes | N
         )
     if not parts.scheme and not is_loopback(host_and_port(parts.netloc)[0]):
         raise InvalidConfig(
-            f"{address} can be reached from other machines, and in clear anybody on the way can read "
-            f"the data: say tls://{address}?certificate=…&key=…, or tcp://{address} if you trust them"
+            f"{address} can be reached from other machines, and without TLS the data can be read on "
+            f"the network; use tls://{address}?certificate=…&key=…, or tcp://{address} if the network "
+            "is trusted"
         )
     return TCP, parts.netloc, None, None
 

@@ -104,7 +104,7 @@ class Fleet:
             return None
 
         described: StoreDescription = self._until_done(
-            ask_any, lambda: f"how store {self.app}/{store} was declared"
+            ask_any, lambda: f"description of store {self.app}/{store}"
         )
         return described
 
@@ -165,7 +165,7 @@ class Fleet:
                 return found
             if self._clock.monotonic() >= until:
                 raise RequestTimedOut(
-                    f"no worker could say within {self._deadline:g} s {what()}; {self._why(silent)}"
+                    f"no worker has answered within {self._deadline:g} s: {what()}; {self._why(silent)}"
                 )
             if self._urls:
                 threading.Event().wait(pause)
@@ -178,8 +178,8 @@ class Fleet:
             return f"it is being restored: see `strandline groups members {self.app}`"
         told = (f"worker {self._names[url]} does not answer ({silent[url]})" for url in there)
         return (
-            f"{', '.join(told)}: end it (the number in its name is its process id), or try again when "
-            f"its session is over"
+            f"{', '.join(told)}; end it (the number in its name is its process id), or try again after "
+            f"its session timeout"
         )
 
     def _look(self) -> None:
@@ -210,7 +210,7 @@ class Fleet:
 
     def _unanswered(self, store: str, left: Sequence[int], inputs: Collection[str]) -> str:
         names = [f"{n} ({self._holder(n, inputs) or 'nobody has it'})" for n in left]
-        return f"what is in store {self.app}/{store}, partition {', '.join(names)}"
+        return f"store {self.app}/{store}, partition {', '.join(names)}"
 
 
 class WorkerSource:

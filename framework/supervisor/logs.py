@@ -44,7 +44,7 @@ class LogFiles:
 
 
 class _File(RotatingFileHandler):
-    """File that drops lines which cannot be written, as a full disk must not stop the supervisor."""
+    """File that drops lines which cannot be written: a full disk must not stop the supervisor."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """Ignore the error."""

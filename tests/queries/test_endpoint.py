@@ -617,7 +617,7 @@ def test_an_address_that_will_not_do_is_refused_and_leaves_no_socket(
 def test_beyond_this_machine_nothing_is_in_clear_if_the_log_is_reached_by_tls(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(sl.InvalidConfig, match="say\n? ?tls://0.0.0.0:0"):
+    with pytest.raises(sl.InvalidConfig, match="use\n? ?tls://0.0.0.0:0"):
         QueryEndpoint(None, "tcp://0.0.0.0:0", TOKEN, encrypted=True)
     made = QueryEndpoint(None, "127.0.0.1:0", TOKEN, encrypted=True)
     made.close()
