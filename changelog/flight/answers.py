@@ -10,7 +10,7 @@ from strandline.changelog.errors import QuotaExceeded
 from strandline.changelog.flight.budgets import ClientBudget
 from strandline.changelog.flight.clients import Client
 from strandline.changelog.flight.limits import PARTITIONS_AT_ONCE
-from strandline.changelog.flight.messages import MAX_FETCH, FetchRequest
+from strandline.changelog.flight.messages import MAX_FETCH_BYTES, FetchRequest
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import Fetched, Isolation, TopicPartition
 
@@ -53,7 +53,7 @@ class Answer:
             )
             left -= self._count(fetched)
             answered |= fetched
-        answered |= self._untouched(dict(waiting))
+        answered |= self._not_fetched(dict(waiting))
         return {partition: answered[partition] for partition in positions}
 
     def pinned(self, request: FetchRequest, pin: PinName) -> Answered:
@@ -61,7 +61,7 @@ class Answer:
 
         Raises QuotaExceeded, UnknownPin.
         """
-        left = self._room(min(request.max_bytes, MAX_FETCH))
+        left = self._room(min(request.max_bytes, MAX_FETCH_BYTES))
         pins, answered = there(self._broker.pins), Answered()
         for partition, offset in request.positions.items():
             fetched = pins.fetch(pin, partition, offset, max_bytes=max(1, left))
@@ -89,7 +89,7 @@ class Answer:
         self._taken += size
         return size
 
-    def _untouched(self, positions: Mapping[TopicPartition, int]) -> Answered:
+    def _not_fetched(self, positions: Mapping[TopicPartition, int]) -> Answered:
         ends = self._broker.offsets(list(positions)) if positions else {}
         return {
             partition: Fetched(

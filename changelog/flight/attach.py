@@ -33,8 +33,8 @@ from strandline.changelog.lock import holder
 
 Role = Literal["own_or_attach", "attach_or_spawn", "own"]
 
-FIRST_PAUSE = 0.005
-LONGEST_PAUSE = 0.1
+FIRST_PAUSE_S = 0.005
+MAX_PAUSE_S = 0.1
 
 
 def attach_or_own(
@@ -71,11 +71,11 @@ def attach_or_own(
     location.check_folder(path)
     folder = Path(os.path.abspath(path))
     filesystem.check_local(folder)
-    found = _FolderAccess(folder, durability, clock or SystemClock(), idle, deadline)
+    access = _FolderAccess(folder, durability, clock or SystemClock(), idle, deadline)
     connect = {
-        "own_or_attach": found.own_or_attach,
-        "attach_or_spawn": found.attach_or_spawn,
-        "own": lambda _seconds: found.own(),
+        "own_or_attach": access.own_or_attach,
+        "attach_or_spawn": access.attach_or_spawn,
+        "own": lambda _seconds: access.own(),
     }[role]
     return FailoverBroker(connect, deadline=deadline, name=str(folder), clock=clock)
 
@@ -132,27 +132,27 @@ class _FolderAccess:
 
     def _first_of(self, ways: list[Callable[[float], LogLink | None]], seconds: float) -> LogLink:
         until = self._clock.monotonic() + seconds
-        pause = FIRST_PAUSE
-        why: OwnerUnavailable | None = None
+        pause = FIRST_PAUSE_S
+        last_error: OwnerUnavailable | None = None
         while True:
             for way in ways:
                 try:
-                    link = way(max(FIRST_PAUSE, until - self._clock.monotonic()))
+                    link = way(max(FIRST_PAUSE_S, until - self._clock.monotonic()))
                 except LogLocked:
                     link = None  # another process was faster
                 except OwnerUnavailable as error:
-                    why, link = error, None
+                    last_error, link = error, None
                 if link is not None:
                     return link
             if self._clock.monotonic() >= until:
-                raise why or self._nobody(seconds)
+                raise last_error or self._not_served(seconds)
             threading.Event().wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, MAX_PAUSE_S)
 
-    def _nobody(self, seconds: float) -> OwnerUnavailable:
-        nobody = OwnerUnavailable(
+    def _not_served(self, seconds: float) -> OwnerUnavailable:
+        error = OwnerUnavailable(
             f"{self._folder} is locked by a process that does not serve it: "
             f"{holder(self._folder / LOCK)}; it may be recovering a large log, or be stopped"
         )
-        nobody.waited = seconds
-        return nobody
+        error.waited = seconds
+        return error

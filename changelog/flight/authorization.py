@@ -86,7 +86,7 @@ def _topics(kind: str, names: Callable[[Any], Iterable[str]]) -> Need:
     return need
 
 
-def _seen(names: Callable[[Any], Iterable[str]]) -> Need:
+def _visible_topics(names: Callable[[Any], Iterable[str]]) -> Need:
     def need(holder: AuthorizedToken, message: Any) -> None:
         for name in {*names(message)}:
             holder.need_to_see(name)
@@ -98,7 +98,7 @@ def _admin(holder: AuthorizedToken, _message: Any) -> None:
     holder.need_admin()
 
 
-def _anybody(_holder: AuthorizedToken, _message: Any) -> None:
+def _no_right(_holder: AuthorizedToken, _message: Any) -> None:
     """Require no right: the answer is filtered (VISIBLE), or only the grant counts."""
 
 
@@ -152,13 +152,13 @@ NEEDED: Mapping[type[Any], Need] = {
     r.CreateTopic: _create_topic,
     r.DeleteTopic: _admin,
     r.AlterTopic: _alter_topic,
-    r.ListTopics: _anybody,
-    r.DescribeTopic: _seen(lambda m: [m.name]),
-    r.ListOffsets: _seen(lambda m: (tp.topic for tp in m.partitions)),
+    r.ListTopics: _no_right,
+    r.DescribeTopic: _visible_topics(lambda m: [m.name]),
+    r.ListOffsets: _visible_topics(lambda m: (tp.topic for tp in m.partitions)),
     r.OffsetForTime: _topics("read", lambda m: [m.partition.topic]),
     r.DeleteRecords: _admin,
     r.CleanTopics: _admin,
-    r.Cleaning: _anybody,
+    r.Cleaning: _no_right,
     r.HoldPin: _topics("read", lambda m: (tp.topic for tp in m.ranges)),
     r.UsePin: _pinned,
     r.ReleasePins: _pinned,
@@ -166,10 +166,10 @@ NEEDED: Mapping[type[Any], Need] = {
     r.ReleaseSnapshot: _admin,
     r.InitProducer: _init_producer,
     r.AddOffsets: _offsets_of_group,
-    r.EndTransaction: _anybody,
+    r.EndTransaction: _no_right,
     r.CommitOffsets: _offsets_of_group,
     r.FetchOffsets: _group,
-    r.ListGroups: _anybody,
+    r.ListGroups: _no_right,
     r.DescribeGroup: _group,
     r.JoinGroup: _join_group,
     r.Heartbeat: _member,

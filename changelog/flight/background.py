@@ -40,7 +40,7 @@ IDLE = 10.0
 BACKGROUND = "owner in the background"
 """Name of a background owner in the lock file."""
 LOG_FILE = "owner.log"
-LOG_BYTES = 1 << 20
+MAX_LOG_BYTES = 1 << 20
 """Size in bytes from which the next background owner truncates the log file."""
 
 EXIT_LOCKED = 75
@@ -115,8 +115,8 @@ def run(folder: Path, *, idle: float = IDLE, durability: Durability = "fsync") -
 
     Returns the exit status.
     """
-    with signals.awaited(signal.SIGTERM, signal.SIGINT) as came:
-        return _run(folder, idle, durability, lambda: not came.empty())
+    with signals.awaited(signal.SIGTERM, signal.SIGINT) as received:
+        return _run(folder, idle, durability, lambda: not received.empty())
 
 
 def ask_to_leave(folder: Path) -> bool:
@@ -182,7 +182,7 @@ def _open_log(folder: Path) -> int:
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(descriptor)
         raise OSError(errno.EMLINK, f"{LOG_FILE} is not a regular file with one link")
-    if found.st_size >= LOG_BYTES:
+    if found.st_size >= MAX_LOG_BYTES:
         os.ftruncate(descriptor, 0)
     return descriptor
 

@@ -190,8 +190,8 @@ class FlightBroker:
         self._ask(requests.CleanTopics(None if topics is None else list(topics)))
 
     def cleaning(self) -> list[CleaningStatus]:
-        told: list[CleaningStatus] = self._ask(requests.Cleaning())
-        return told
+        statuses: list[CleaningStatus] = self._ask(requests.Cleaning())
+        return statuses
 
     # Producers and transactions -------------------------------------------------------
 
@@ -260,10 +260,10 @@ class FlightBroker:
         *,
         timeout: float = 0.0,
     ) -> Assignment:
-        grant: Assignment = self._connection.ask(
-            requests.Heartbeat(member, call, seen, list(holds), timeout), longer=timeout
+        assignment: Assignment = self._connection.ask(
+            requests.Heartbeat(member, call, seen, list(holds), timeout), extra_s=timeout
         )
-        return grant
+        return assignment
 
     def leave_group(self, member: GroupMember) -> None:
         self._ask(requests.LeaveGroup(member))

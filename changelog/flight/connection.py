@@ -40,13 +40,13 @@ from strandline.changelog.flight.grants import (
     producers_of,
     subjects_of,
 )
-from strandline.changelog.flight.limits import LARGE_APPEND, MAX_REMOTE_APPEND
+from strandline.changelog.flight.limits import LARGE_APPEND_BYTES, MAX_REMOTE_APPEND
 from strandline.changelog.flight.messages import (
     APPEND,
     GOODBYE,
     HELLO,
     LOCATE,
-    MAX_SMALL_APPEND,
+    MAX_SMALL_APPEND_BYTES,
     REMOTE_APPEND,
     SESSION,
     SESSION_HEADER,
@@ -129,11 +129,11 @@ class FlightConnection:
         if not self._fork.foreign:
             self.session.close()
 
-    def ask(self, request: Request, longer: float = 0.0) -> Any:
-        """Return the answer to a request; `longer` seconds are added to its deadline."""
+    def ask(self, request: Request, extra_s: float = 0.0) -> Any:
+        """Return the answer to a request; `extra_s` seconds are added to its deadline."""
         kind = type(request)
         subjects = subjects_of(request) if self.session.relayed else ()
-        answer, granted = self._act(kind.__name__, request, kind.answer, longer, subjects)
+        answer, granted = self._act(kind.__name__, request, kind.answer, extra_s, subjects)
         opened = opened_by(request, answer) if granted else None
         if opened is not None:
             self._grants.keep(opened, granted[0])
@@ -149,13 +149,13 @@ class FlightConnection:
         kind: str,
         body: FlightMessage,
         answer: Any,
-        longer: float = 0.0,
+        extra_s: float = 0.0,
         subjects: Collection[Subject] = (),
     ) -> tuple[Any, list[bytes]]:
         """Return the answer to an action, and the grants that came with it."""
         with self._errors_translated(kind):
             action = flight.Action(kind, encode(body))
-            options = self._options(longer, subjects)
+            options = self._options(extra_s, subjects)
             result, *granted = self._client.do_action(action, options)
         return decode(result.body, answer), [bytes(one.body) for one in granted]
 
@@ -174,19 +174,19 @@ class FlightConnection:
         """Send batches and return once all of them are acknowledged."""
         size = sum(append.columns.nbytes for append in appends)
         with self._errors_translated("append"):
-            if self.session.relayed and size > MAX_SMALL_APPEND:
-                answer = self._append_afar(appends, size)
-            elif size <= MAX_SMALL_APPEND:
+            if self.session.relayed and size > MAX_SMALL_APPEND_BYTES:
+                answer = self._append_over_tcp(appends, size)
+            elif size <= MAX_SMALL_APPEND_BYTES:
                 action = flight.Action(SMALL_APPEND, encode(small_append(appends)))
                 producers = producers_of(appends) if self.session.relayed else ()
                 (result,) = self._client.do_action(action, self._options(subjects=producers))
                 answer = result.body
             else:
-                answer = _in_time(lambda: self._send(appends), self._deadline)
+                answer = _call_within(lambda: self._send(appends), self._deadline)
         acknowledged: AppendAnswer = decode(answer, AppendAnswer)
         return acknowledged.appended
 
-    def _append_afar(self, appends: Sequence[Append], size: int) -> bytes:
+    def _append_over_tcp(self, appends: Sequence[Append], size: int) -> bytes:
         """Send batches over TCP in one message, because the server reads no streams of clients."""
         if size > MAX_REMOTE_APPEND:
             raise RecordTooLarge(
@@ -201,8 +201,8 @@ class FlightConnection:
             return bytes(result.body)
 
         # One at a time: together they could exceed the bytes that a client may have in flight.
-        with self._large_appends if size > LARGE_APPEND else contextlib.nullcontext():
-            return _in_time(send, self._deadline)
+        with self._large_appends if size > LARGE_APPEND_BYTES else contextlib.nullcontext():
+            return _call_within(send, self._deadline)
 
     def _send(self, appends: Sequence[Append]) -> bytes:
         descriptor = flight.FlightDescriptor.for_command(APPEND)
@@ -218,23 +218,23 @@ class FlightConnection:
             writer.close()
 
     def _options(
-        self, longer: float = 0.0, subjects: Collection[Subject] = ()
+        self, extra_s: float = 0.0, subjects: Collection[Subject] = ()
     ) -> flight.FlightCallOptions:
         headers = self._headers
         if subjects and (presented := self._grants.presented(subjects)):
             headers = [*headers, (GRANTS_HEADER.encode(), presented)]
-        return flight.FlightCallOptions(timeout=self._deadline + longer, headers=headers)
+        return flight.FlightCallOptions(timeout=self._deadline + extra_s, headers=headers)
 
     @contextlib.contextmanager
     def _errors_translated(self, call: str) -> Iterator[None]:
         self._fork.check()
         if self.session.lost:
-            raise OwnerUnavailable(self.session.why)
+            raise OwnerUnavailable(self.session.reason)
         try:
             yield
         except _Stuck:
             late = _no_answer(self._target, self._deadline)
-            self.session.give_up(str(late))
+            self.session.mark_lost(str(late))
             raise late from None
         except _FOREIGN as error:
             _raise_translated(error, self._target, call, self._deadline, self.session)
@@ -266,7 +266,7 @@ class SessionStream:
         self._target = target
         self._lost = threading.Event()
         self._closing = threading.Lock()
-        self.why = f"the log {target.name} was closed by this process"
+        self.reason = f"the log {target.name} was closed by this process"
         self._relay = relay_to(target, deadline)
         location = target.location if self._relay is None else self._relay.location
         self.credential = target.token if self._relay is None else self._relay.credential
@@ -275,7 +275,7 @@ class SessionStream:
         try:
             self.welcome = self._begin(deadline)
         except BaseException:
-            self._hang_up(self.client)
+            self._disconnect(self.client)
             raise
         self._watcher = threading.Thread(target=self._watch, name="strandline-session", daemon=True)
         self._watcher.start()
@@ -297,18 +297,18 @@ class SessionStream:
         self._lost.set()
         _cancel(self._reader)
         if threading.current_thread() is not self._watcher:
-            self._watcher.join(_HANG_UP_SECONDS)
-        self._hang_up(client)
+            self._watcher.join(_HANG_UP_S)
+        self._disconnect(client)
 
-    def _hang_up(self, client: Any) -> None:
+    def _disconnect(self, client: Any) -> None:
         if self._relay is not None:
             self._relay.close()
         client.close()
 
-    def give_up(self, why: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """Mark the connection as lost, with the reason for errors; the first reason stays."""
         if not self._lost.is_set():
-            self.why = why
+            self.reason = reason
             self._lost.set()
 
     def _begin(self, deadline: float) -> SessionWelcome:
@@ -323,8 +323,10 @@ class SessionStream:
         # stream if the owner's answer is late.
         late = threading.Event()
         try:
-            knock = flight.FlightCallOptions(timeout=deadline, headers=_headers(self.credential))
-            list(self.client.do_action(flight.Action(HELLO, encode(hello)), knock))
+            hello_options = flight.FlightCallOptions(
+                timeout=deadline, headers=_headers(self.credential)
+            )
+            list(self.client.do_action(flight.Action(HELLO, encode(hello)), hello_options))
             self._writer, self._reader = self.client.do_exchange(descriptor, options)
             alarm = threading.Timer(deadline, _cancel, [self._reader, late])
             alarm.daemon = True
@@ -345,20 +347,20 @@ class SessionStream:
         return welcome
 
     def _watch(self) -> None:
-        why = f"the owner of {self._target.name} (pid {self.welcome.pid}) is gone"
+        reason = f"the owner of {self._target.name} (pid {self.welcome.pid}) is gone"
         try:
             while self._reader.read_chunk().app_metadata != GOODBYE:
                 pass
-            why = f"the owner of {self._target.name} (pid {self.welcome.pid}) has closed the log"
+            reason = f"the owner of {self._target.name} (pid {self.welcome.pid}) has closed the log"
         except (StopIteration, *_FOREIGN):
             pass
-        self.give_up(why)
+        self.mark_lost(reason)
         with contextlib.suppress(*_FOREIGN):
             self._writer.close()
 
 
-_HANG_UP_SECONDS = 2.0
-_MARGIN = 0.1
+_HANG_UP_S = 2.0
+_MARGIN_S = 0.1
 """Seconds to wait beyond gRPC's own deadline, whose error is more precise."""
 _FOREIGN = (flight.FlightError, pa.ArrowException, OSError)
 
@@ -371,7 +373,7 @@ class _Stuck(Exception):
     """A write did not return in time."""
 
 
-def _in_time(call: Callable[[], T], seconds: float) -> T:
+def _call_within(call: Callable[[], T], seconds: float) -> T:
     """Return the result of `call`; raise _Stuck if it takes longer than `seconds`.
 
     A gRPC write into a full socket ignores both the call's deadline and cancellation. So it runs in
@@ -391,7 +393,7 @@ def _in_time(call: Callable[[], T], seconds: float) -> T:
     except RuntimeError:  # no thread can be started while the interpreter exits
         return call()
     try:
-        return done.result(seconds + _MARGIN)
+        return done.result(seconds + _MARGIN_S)
     except FutureTimeout:
         raise _Stuck from None
 
@@ -425,10 +427,10 @@ def _raise_translated(
         raised = SessionEnded(f"another process owns {target.name} now")
     if session.lost and not getattr(error, "extra_info", None):
         # Another thread has noticed the owner's end and closed the connection during this call.
-        raise OwnerUnavailable(session.why) from error
+        raise OwnerUnavailable(session.reason) from error
     if isinstance(raised, SessionEnded):
-        session.give_up(str(raised))
-        raise OwnerUnavailable(session.why) from error
+        session.mark_lost(str(raised))
+        raise OwnerUnavailable(session.reason) from error
     raise raised from error
 
 
@@ -449,12 +451,12 @@ def _translated(
 
 
 def _no_answer(target: ConnectionTarget, deadline: float) -> OwnerUnavailable:
-    late = OwnerUnavailable(_silence(target))
+    late = OwnerUnavailable(_no_answer_text(target))
     late.waited = deadline
     return late
 
 
-def _silence(target: ConnectionTarget) -> str:
+def _no_answer_text(target: ConnectionTarget) -> str:
     endpoint = target.endpoint
     if endpoint is None:
         return f"{target.name} did not answer"

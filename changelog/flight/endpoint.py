@@ -34,7 +34,7 @@ ENDPOINT_FILE = "owner.json"
 MAX_BYTES = 1 << 16
 """Maximum size in bytes of the endpoint file; only so many are read."""
 VERSION = 1
-MAX_SOCKET_PATH = 100
+MAX_SOCKET_PATH_BYTES = 100
 """Maximum length of a socket's path in bytes; the kernel's limit is 107 on Linux, 103 on macOS."""
 
 Life = Literal["alive", "stopped", "dead", "unknown"]
@@ -194,10 +194,10 @@ def _socket_path(folder: Path, identity: Identity) -> str:
     escapes.
     """
     path = os.path.join(os.path.realpath(folder), f"owner-{secrets.token_hex(4)}.sock")
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH and _PLAIN.fullmatch(path):
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and _PLAIN.fullmatch(path):
         return path
     path = os.path.join(tempfile.mkdtemp(prefix=_PRIVATE), _PRIVATE_SOCKET)
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         path = os.path.join(tempfile.mkdtemp(prefix=_PRIVATE, dir="/tmp"), _PRIVATE_SOCKET)
     with contextlib.closing(LocalStorage(os.path.dirname(path)).create(_MARK)) as file:
         file.append(msgspec.json.encode(identity))

@@ -107,7 +107,7 @@ class FailoverBroker:
         self._clock = clock or SystemClock()
         self._guard = TransactionGuard()
         keep_in_child(self, self._connections)
-        with self._whole_time_told():
+        with self._total_wait_reported():
             self._connections.current(deadline)
         close = partial(_close_unless_forked, self._connections, self._fork)
         self._closing = CloseOnce(self, close)
@@ -139,8 +139,8 @@ class FailoverBroker:
                 )
             except TopicExists:
                 info = attempt.broker.topic(name)
-                asked = (partitions, dict(config or {}), schema)
-                if attempt.repeated and asked == (info.partitions, info.config, info.schema):
+                requested = (partitions, dict(config or {}), schema)
+                if attempt.repeated and requested == (info.partitions, info.config, info.schema):
                     return info
                 raise
 
@@ -212,7 +212,7 @@ class FailoverBroker:
                 timeout=max(0.0, until - self._clock.monotonic()) if timeout else 0.0,
             )
 
-        return self._repeated(fetch, longer=timeout)
+        return self._repeated(fetch, extra_s=timeout)
 
     def offsets(
         self, partitions: Collection[TopicPartition]
@@ -282,7 +282,7 @@ class FailoverBroker:
         def end(attempt: _Attempt) -> ProducerIdentity:
             way = self._guard.ending(producer, attempt.connection, commit=commit)
             if way == "resolve":
-                return _resolved(attempt.broker, producer)
+                return _resolve_commit(attempt.broker, producer)
             return attempt.broker.end_transaction(producer, commit=commit)
 
         successor = self._repeated(end)
@@ -335,7 +335,7 @@ class FailoverBroker:
     ) -> Assignment:
         return self._repeated(
             lambda attempt: attempt.broker.beat_group(member, call, seen, holds, timeout=timeout),
-            longer=timeout,
+            extra_s=timeout,
         )
 
     def leave_group(self, member: GroupMember) -> None:
@@ -346,13 +346,13 @@ class FailoverBroker:
 
     # Connecting and repeating ---------------------------------------------------------
 
-    def _repeated(self, call: Callable[[_Attempt], T], longer: float = 0.0) -> T:
+    def _repeated(self, call: Callable[[_Attempt], T], extra_s: float = 0.0) -> T:
         self._fork.check()
-        with self._whole_time_told():
-            return self._attempted(call, self._clock.monotonic() + self._deadline + longer)
+        with self._total_wait_reported():
+            return self._attempted(call, self._clock.monotonic() + self._deadline + extra_s)
 
     @contextlib.contextmanager
-    def _whole_time_told(self) -> Iterator[None]:
+    def _total_wait_reported(self) -> Iterator[None]:
         """Make OwnerUnavailable report the wait of all attempts, not only of the last one."""
         begun = self._clock.monotonic()
         try:
@@ -399,12 +399,12 @@ class _Connections:
         return link is not None and link.owning
 
     def metrics(self) -> list[MetricReading]:
-        told = [
+        readings = [
             MetricReading(OWNED, (), self.owning),
             MetricReading(TAKEOVERS, (), self._takeovers),
         ]
         link = self._link
-        return told if link is None else [*told, *link.metrics()]
+        return readings if link is None else [*readings, *link.metrics()]
 
     def current(self, seconds: float) -> tuple[int, LogLink]:
         """Return the connection's number and the connection, made within `seconds` if need be."""
@@ -438,7 +438,7 @@ def _close_unless_forked(connections: _Connections, guard: ForkGuard) -> None:
         connections.close()
 
 
-def _resolved(broker: Broker, producer: ProducerIdentity) -> ProducerIdentity:
+def _resolve_commit(broker: Broker, producer: ProducerIdentity) -> ProducerIdentity:
     """Return the outcome of a commit that a former owner did not answer.
 
     Raises TransactionAborted if the transaction was not committed.

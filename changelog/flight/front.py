@@ -74,7 +74,7 @@ class Front:
         self._listener = _listen(address)
         self.port = int(self._listener.getsockname()[1])
         self._pending: dict[socket.socket, Greeting] = {}
-        self._deaf_until: float | None = None
+        self._accept_again_at: float | None = None
         self._closed = threading.Event()
         self._waker, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -117,7 +117,7 @@ class Front:
             if key.fileobj is self._listener:
                 self._accept()
             elif isinstance(key.data, Greeting) and key.data.peer in self._pending:
-                self._go_on(key.data)
+                self._advance(key.data)
         except Exception:
             # An unexpected error with one peer must not end the listener for all others.
             _log.exception("a connection failed in an unexpected way")
@@ -127,16 +127,16 @@ class Front:
     def _next_deadline(self) -> float | None:
         """Return the seconds until the next deadline; None if there is none."""
         deadlines = [greeting.deadline for greeting in self._pending.values()]
-        if self._deaf_until is not None:
-            deadlines.append(self._deaf_until)
+        if self._accept_again_at is not None:
+            deadlines.append(self._accept_again_at)
         return max(0.0, min(deadlines) - self._clock.monotonic()) if deadlines else None
 
     def _expire(self) -> None:
         now = self._clock.monotonic()
         for greeting in [g for g in self._pending.values() if g.deadline <= now]:
             self._forget(greeting)
-        if self._deaf_until is not None and self._deaf_until <= now:
-            self._deaf_until = None
+        if self._accept_again_at is not None and self._accept_again_at <= now:
+            self._accept_again_at = None
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     # Connections that are not authenticated yet ---------------------------------------------
@@ -151,7 +151,7 @@ class Front:
             # a pause this thread would loop without waiting.
             _log.warning("cannot accept connections at the moment: %s", error)
             self._selector.unregister(self._listener)
-            self._deaf_until = self._clock.monotonic() + NO_DESCRIPTOR_PAUSE_S
+            self._accept_again_at = self._clock.monotonic() + NO_DESCRIPTOR_PAUSE_S
             return
         try:
             peer.settimeout(0)
@@ -162,12 +162,14 @@ class Front:
             peer.close()
             return
         deadline = self._clock.monotonic() + self._limits.hello_timeout_s
-        greeting = Greeting(peer, network_of(address[0]), deadline, self._authenticate, self._room)
-        self._make_room(greeting.network)
+        greeting = Greeting(
+            peer, network_of(address[0]), deadline, self._authenticate, self._check_room
+        )
+        self._evict_if_full(greeting.network)
         self._pending[peer] = greeting
         self._selector.register(peer, selectors.EVENT_READ, greeting)
 
-    def _make_room(self, network: str) -> None:
+    def _evict_if_full(self, network: str) -> None:
         """Close a pending connection if there are too many.
 
         It is the oldest one of `network` if that has reached its limit. If the total limit is
@@ -182,9 +184,9 @@ class Front:
             return
         self._forget(next(g for g in self._pending.values() if g.network == crowded))
 
-    def _go_on(self, greeting: Greeting) -> None:
+    def _advance(self, greeting: Greeting) -> None:
         try:
-            wanted = greeting.go_on()
+            wanted = greeting.advance()
         except (OSError, StrandlineError, ValueError) as error:
             _log.debug("refused a peer from %s: %s", greeting.network, error)
             self._forget(greeting)
@@ -204,7 +206,7 @@ class Front:
 
     # Authenticated connections --------------------------------------------------------------
 
-    def _room(self, network: str) -> None:
+    def _check_room(self, network: str) -> None:
         """Raise OwnerUnavailable if there is no room for one more authenticated connection."""
         for count, limit, whose in (
             (len(self._clients), self._limits.max_connections, ""),
@@ -246,8 +248,8 @@ class Front:
             )
             if client.begin(splice.stop):
                 why = splice.run()
-                told = _log.warning if splice.cut_off else _log.debug
-                told("connection of %s from %s: %s", client.caller.name, client.network, why)
+                log = _log.warning if splice.cut_off else _log.debug
+                log("connection of %s from %s: %s", client.caller.name, client.network, why)
         except OSError as error:
             _log.warning("cannot connect a client with the log: %s", error)
         finally:

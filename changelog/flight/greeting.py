@@ -1,8 +1,8 @@
 """Authentication of one peer after its connection was accepted, without blocking.
 
-The steps are TLS, the opening and the proof (hello.py). Each call of `Greeting.go_on` does as much
-as is possible without waiting. All messages have a limited length. Replies fit into the buffer of
-a new socket, so a peer that does not accept a reply at once is disconnected.
+The steps are TLS, the opening and the proof (hello.py). Each call of `Greeting.advance` does as
+much as is possible without waiting. All messages have a limited length. Replies fit into the buffer
+of a new socket, so a peer that does not accept a reply at once is disconnected.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Greeting:
         network: Its network, see `network_of`.
         deadline: Monotonic time at which it is disconnected.
         authenticate: Returns the principal of a token id; None if the token is unknown.
-        room: Raises OwnerUnavailable if no more peers of a network are accepted.
+        check_room: Raises OwnerUnavailable if no more peers of a network are accepted.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Greeting:
         network: str,
         deadline: float,
         authenticate: Authenticate,
-        room: Callable[[str], None],
+        check_room: Callable[[str], None],
     ) -> None:
         self.peer = peer
         self.network = network
@@ -56,12 +56,12 @@ class Greeting:
         self.client: Client | None = None
         """The authenticated client; None before authentication is complete."""
         self._authenticate = authenticate
-        self._room = room
+        self._check_room = check_room
         self._step = self._handshake if isinstance(peer, ssl.SSLSocket) else self._open
         self._received = b""
         self._nonce = secrets.token_bytes(hello.NONCE_BYTES)
 
-    def go_on(self) -> int:
+    def advance(self) -> int:
         """Continue without blocking, and return the selector events to wait for.
 
         Raises OSError or StrandlineError if the peer must be disconnected.
@@ -93,12 +93,12 @@ class Greeting:
     def _prove(self) -> None:
         proof = self._exactly(hello.PROOF_BYTES)
         caller = self._authenticate(self._opening.token_id)
-        verifier = hello.NOBODY if caller is None else caller.verifier
+        verifier = hello.UNKNOWN_TOKEN if caller is None else caller.verifier
         credential = hello.credential_if_proven(verifier, self._transcript, proof)
         if caller is None or credential is None:
             self._refuse(Unauthenticated("the log's owner does not accept this token"))
         try:
-            self._room(self.network)
+            self._check_room(self.network)
         except StrandlineError as error:
             self._refuse(error)
         self._reply(hello.ACCEPTED, hello.signature_of(verifier, self._transcript))

@@ -47,7 +47,7 @@ def verifier_of(token: str) -> Verifier:
     return Verifier(_hash(client_key), _mac(token.encode(), b"strandline server"))
 
 
-NOBODY = Verifier(_stored := bytes(32), _stored)
+UNKNOWN_TOKEN = Verifier(_stored := bytes(32), _stored)
 """Verifier used for an unknown token, so that an unknown id takes as long as a wrong proof."""
 
 

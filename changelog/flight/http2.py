@@ -21,7 +21,7 @@ from strandline.changelog.flight.limits import (
     CONTROL_FRAMES_PER_S,
     LINGER_S,
     MAX_HEADERS,
-    MESSAGE_OVERHEAD,
+    MESSAGE_OVERHEAD_BYTES,
 )
 from strandline.changelog.flight.splice import ConnectionCut
 
@@ -59,7 +59,7 @@ class FlowMeter:
         )
         self._now = now
         while self._reset and self._reset[0][0] <= now:
-            self._give_back(self._reset.popleft()[1])
+            self._release(self._reset.popleft()[1])
         if len(self._preface) < len(PREFACE):
             start = len(PREFACE) - len(self._preface)
             self._preface += bytes(content[:start])
@@ -122,18 +122,18 @@ class FlowMeter:
                     )
                 call.left = int.from_bytes(call.prefix[1:], "big")
                 call.prefix = b""
-                self._budgets.requests.take(self._client, call.left + MESSAGE_OVERHEAD)
-                call.taken += call.left + MESSAGE_OVERHEAD
+                self._budgets.requests.take(self._client, call.left + MESSAGE_OVERHEAD_BYTES)
+                call.taken += call.left + MESSAGE_OVERHEAD_BYTES
 
     def _on_answer(self, kind: int, flags: int, stream: int, _length: int) -> bool:
         """Handle the header of a server's frame; the last frame of a call ends it."""
         if kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM):
             call = self._calls.pop(stream, None)
             if call is not None:
-                self._give_back(call.taken)
+                self._release(call.taken)
         return False
 
-    def _give_back(self, taken: int) -> None:
+    def _release(self, taken: int) -> None:
         self._budgets.calls.give(self._client, 1)
         self._budgets.requests.give(self._client, taken)
 

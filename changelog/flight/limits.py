@@ -13,7 +13,7 @@ from typing import Any
 
 from strandline.changelog.errors import InvalidConfig
 
-MAX_REPLY = 4_096
+MAX_REPLY_BYTES = 4_096
 """Maximum number of bytes of one reply of the server during the hello."""
 PASS_BYTES = 256 << 10
 """Size in bytes of the copy buffer for each direction of a connection."""
@@ -32,7 +32,7 @@ LINGER_S = 10.0
 """Seconds for which a call counts as in flight after its client has reset it."""
 MAX_HEADERS = 64 << 10
 """Maximum number of bytes of the headers of one call."""
-MESSAGE_OVERHEAD = 256
+MESSAGE_OVERHEAD_BYTES = 256
 """Bytes counted for each message in addition to its content."""
 CONTROL_FRAMES = 1_000
 """Maximum number of pings and settings that a client may send at once."""
@@ -43,7 +43,7 @@ MAX_REMOTE_APPEND = 120 << 20
 
 By default a batch has at most 100 MiB.
 """
-LARGE_APPEND = 16 << 20
+LARGE_APPEND_BYTES = 16 << 20
 """Size in bytes from which a client sends append calls one at a time."""
 PARTITIONS_AT_ONCE = 64
 """Number of partitions that are fetched together before their bytes are counted."""

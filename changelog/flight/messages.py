@@ -42,13 +42,13 @@ from strandline.changelog.records import (
 from strandline.changelog.schema import read_schema
 
 WIRE_VERSION = 2
-MAX_MESSAGE = 16 << 20
+MAX_MESSAGE_BYTES = 16 << 20
 """Maximum number of bytes of one encoded request, ticket or header."""
 MAX_APPEND = 1 << 30
 """Maximum number of bytes of all batches of one append call."""
-MAX_FETCH = 256 << 20
+MAX_FETCH_BYTES = 256 << 20
 """Maximum number of bytes of one fetch; a single larger batch is sent whole nevertheless."""
-MAX_ERROR = 2_000
+MAX_ERROR_CHARS = 2_000
 """Maximum number of characters of an error's message, because it is sent in a header."""
 
 SESSION_HEADER = "strandline-session"
@@ -56,7 +56,7 @@ SESSION = b"session"
 """Descriptor of the session stream."""
 APPEND = b"append"
 """Descriptor of a stream of batches to append."""
-MAX_SMALL_APPEND = 32 << 10
+MAX_SMALL_APPEND_BYTES = 32 << 10
 """Maximum number of bytes of batches that are sent as a SmallAppend instead of a stream."""
 SMALL_APPEND = "SmallAppend"
 """Action whose body is a SmallAppend."""
@@ -191,7 +191,7 @@ def encode(message: Any) -> bytes:
     return _ENCODER.encode(message)
 
 
-def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE) -> Any:
+def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
     """Return the message of type `kind` in `body`.
 
     Raises InvalidRequest if `body` is anything else or has more than `max_bytes`.
@@ -215,7 +215,7 @@ def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE) -> Any:
 def check_version(hello: Any) -> SessionHello:
     """Return a client's hello. Raises InvalidRequest if it has another protocol version."""
     try:
-        start = memoryview(hello)[:MAX_ERROR]
+        start = memoryview(hello)[:MAX_ERROR_CHARS]
         check_msgpack(start)
         version = msgspec.msgpack.decode(start)[0]
     except (LookupError, TypeError, *UNREADABLE):
@@ -233,9 +233,9 @@ def failure_of(error: Exception) -> RemoteFailure:
     kind = type(error).__name__
     if _error_type(kind) is not type(error):
         return RemoteFailure(
-            "StrandlineError", f"the log's owner failed: {kind}: {error}"[:MAX_ERROR]
+            "StrandlineError", f"the log's owner failed: {kind}: {error}"[:MAX_ERROR_CHARS]
         )
-    return RemoteFailure(kind, str(error)[:MAX_ERROR])
+    return RemoteFailure(kind, str(error)[:MAX_ERROR_CHARS])
 
 
 def error_of(failure: RemoteFailure) -> StrandlineError:

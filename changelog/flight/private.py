@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 
-MAX_SOCKET_PATH = 100
+MAX_SOCKET_PATH_BYTES = 100
 """Maximum length of a socket's path in bytes; the kernel's limit is 107 on Linux, 103 on macOS."""
 _PLAIN = re.compile(r"[\w/.+-]+", re.ASCII)
 """Paths whose characters a URL does not escape."""
@@ -20,7 +20,7 @@ def private_socket(name: str) -> str:
     socket, or has characters that a URL escapes.
     """
     path = os.path.join(tempfile.mkdtemp(prefix="strandline-"), name)
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH and _PLAIN.fullmatch(path):
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and _PLAIN.fullmatch(path):
         return path
     remove_private(path)
     return os.path.join(tempfile.mkdtemp(prefix="strandline-", dir="/tmp"), name)

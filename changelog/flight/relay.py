@@ -25,7 +25,7 @@ from strandline.changelog.errors import (
     Unauthenticated,
 )
 from strandline.changelog.flight import hello
-from strandline.changelog.flight.limits import MAX_REPLY
+from strandline.changelog.flight.limits import MAX_REPLY_BYTES
 from strandline.changelog.flight.messages import RemoteFailure, decode, error_of
 from strandline.changelog.flight.private import private_socket, remove_private
 from strandline.changelog.flight.splice import Splice, end_if_peer_vanishes
@@ -193,7 +193,7 @@ class Relay:
 
     def _reply(self, peer: socket.socket) -> bytes:
         status, length = hello.REPLY_HEADER.unpack(self._exactly(peer, hello.REPLY_HEADER.size))
-        if length > MAX_REPLY:
+        if length > MAX_REPLY_BYTES:
             raise ConnectionError("the server is not a Strandline log")
         body = self._exactly(peer, length)
         if status == hello.ACCEPTED:

@@ -25,7 +25,7 @@ from strandline.changelog.records import (
 )
 from strandline.changelog.snapshots import in_folder
 
-MAX_BEAT_SECONDS = 5.0
+MAX_HEARTBEAT_WAIT_S = 5.0
 """Maximum seconds that a heartbeat of a group member may wait for a new assignment."""
 
 
@@ -260,7 +260,7 @@ class Heartbeat(Request, frozen=True):
     timeout: float
 
     def run(self, broker: Broker) -> Assignment:
-        timeout = max(0.0, min(self.timeout, MAX_BEAT_SECONDS))  # it may be NaN
+        timeout = max(0.0, min(self.timeout, MAX_HEARTBEAT_WAIT_S))  # it may be NaN
         return broker.beat_group(self.member, self.call, self.seen, self.holds, timeout=timeout)
 
 

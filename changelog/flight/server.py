@@ -50,8 +50,8 @@ from strandline.changelog.flight.messages import (
     GOODBYE,
     HELLO,
     LOCATE,
-    MAX_FETCH,
-    MAX_MESSAGE,
+    MAX_FETCH_BYTES,
+    MAX_MESSAGE_BYTES,
     REMOTE_APPEND,
     SESSION,
     SESSION_HEADER,
@@ -87,7 +87,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-POLL_SLICE = 0.2
+POLL_SLICE_S = 0.2
 """Seconds after which a waiting fetch checks if its client is still connected."""
 
 
@@ -214,7 +214,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 writer.write_metadata(encode(welcome))
                 self._register(session, goodbye)
                 if caller.client is None:
-                    _until_it_ends(reader)
+                    _wait_until_closed(reader)
                 else:
                     caller.client.ended.wait()
             finally:
@@ -234,11 +234,11 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 sent: SmallAppend = decode(action.body, SmallAppend)
                 return [encode(self._append_from(caller, session, sent))]
             if action.type == REMOTE_APPEND and caller.client is not None:
-                sent = decode(action.body, SmallAppend, MAX_REMOTE_APPEND + MAX_MESSAGE)
+                sent = decode(action.body, SmallAppend, MAX_REMOTE_APPEND + MAX_MESSAGE_BYTES)
                 return [encode(self._append_from(caller, session, sent))]
             if action.type == LOCATE and self._locate is not None:
                 wanted: FetchRequest = decode(action.body, FetchRequest)
-                return [encode(self._waited(context, wanted, self._locate, _has_pieces))]
+                return [encode(self._poll(context, wanted, self._locate, _has_pieces))]
             kind = REQUESTS.get(action.type)
             if kind is None:
                 raise InvalidRequest(f"the log's owner has no call named {action.type!r}")
@@ -267,16 +267,16 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             permit = self._permit(caller)
             if permit is not None:
                 permit.check(request)
-                answer = self._answered(context, caller.client, permit.own(request))
+                answer = self._fetch_stream(context, caller.client, permit.own(request))
                 return stream_of(_with_failures_sent(answer))
             if request.pin is not None:
                 fetched = self._pinned(request, request.pin)
             else:
-                fetched = self._waited(context, request, self._broker.fetch, _has_news)
+                fetched = self._poll(context, request, self._broker.fetch, _has_new_records)
             return stream_of(_with_failures_sent(fetched_rows(fetched)))
 
     def _pinned(self, request: FetchRequest, pin: PinName) -> dict[TopicPartition, Fetched]:
-        max_bytes, fetch = min(request.max_bytes, MAX_FETCH), there(self._broker.pins).fetch
+        max_bytes, fetch = min(request.max_bytes, MAX_FETCH_BYTES), there(self._broker.pins).fetch
         return {
             tp: fetch(pin, tp, offset, max_bytes=max_bytes)
             for tp, offset in request.positions.items()
@@ -324,7 +324,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             session.left(request.member)
         return request.run(self._broker)
 
-    def _answered(
+    def _fetch_stream(
         self, context: Any, client: Client, request: FetchRequest
     ) -> Iterator[StreamMessage]:
         """Yield the answer to a fetch over TCP; its bytes count as in flight until it is sent."""
@@ -333,7 +333,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             if request.pin is not None:
                 fetched = answer.pinned(request, request.pin)
             else:
-                fetched = self._waited(context, request, answer.fetch, _has_news)
+                fetched = self._poll(context, request, answer.fetch, _has_new_records)
             yield from fetched_rows(fetched)
         finally:
             answer.sent()
@@ -353,25 +353,25 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         with session.changing(*opening):
             return AppendAnswer(self._broker.append(appends))
 
-    def _waited(
+    def _poll(
         self,
         context: Any,
         request: FetchRequest,
-        look: Callable[..., dict[TopicPartition, T]],
+        read: Callable[..., dict[TopicPartition, T]],
         is_new: Callable[[T, int], bool],
     ) -> dict[TopicPartition, T]:
-        """Return the result of `look` once something is new, time is up or the client is gone."""
+        """Return the result of `read` once something is new, time is up or the client is gone."""
         positions = request.positions
         deadline = self._clock.monotonic() + request.timeout
         while True:
             left = max(0.0, deadline - self._clock.monotonic())
-            found = look(
+            found = read(
                 positions,
-                max_bytes=min(request.max_bytes, MAX_FETCH),
+                max_bytes=min(request.max_bytes, MAX_FETCH_BYTES),
                 isolation=request.isolation,
-                timeout=min(left, POLL_SLICE),
+                timeout=min(left, POLL_SLICE_S),
             )
-            over = left <= POLL_SLICE or context.is_cancelled() or self._closing
+            over = left <= POLL_SLICE_S or context.is_cancelled() or self._closing
             if over or any(is_new(one, positions[tp]) for tp, one in found.items()):
                 return found
 
@@ -454,7 +454,7 @@ def _hello_of(command: bytes, reader: Any, client: Client | None) -> SessionHell
     return hello
 
 
-def _until_it_ends(reader: Any) -> None:
+def _wait_until_closed(reader: Any) -> None:
     """Wait until the client closes its side of the stream or dies."""
     with contextlib.suppress(StopIteration, flight.FlightError, OSError):
         while True:
@@ -472,7 +472,7 @@ def _answer(writer: Any, answer: AppendAnswer) -> None:
         raise flight.FlightUnavailableError(f"the answer cannot be sent: {error}") from None
 
 
-def _has_news(fetched: Fetched, position: int) -> bool:
+def _has_new_records(fetched: Fetched, position: int) -> bool:
     return bool(fetched.batches) or fetched.next_offset != position
 
 

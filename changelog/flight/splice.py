@@ -86,12 +86,12 @@ class Splice:
         directions = (self._inward, self._outward)
         waiting_since = self._clock.monotonic()
         while not self._stopping.is_set():
-            before = self._outward.held
+            before = self._outward.buffered
             for direction in directions:
                 direction.pass_on()
-            if any(direction.over for direction in directions):
+            if any(direction.finished for direction in directions):
                 return "the other side has closed the connection"
-            if not self._outward.held or self._outward.held != before:
+            if not self._outward.buffered or self._outward.buffered != before:
                 waiting_since = self._clock.monotonic()
             if not self._wait(waiting_since):
                 raise ConnectionCut(f"the client took nothing for {self._stall_s:g} s")
@@ -106,10 +106,12 @@ class Splice:
             (self._near, self._inward, self._outward),
             (self._far, self._outward, self._inward),
         ):
-            wanted = (0 if reads.held else select.POLLIN) | (select.POLLOUT if writes.held else 0)
+            wanted = (0 if reads.buffered else select.POLLIN) | (
+                select.POLLOUT if writes.buffered else 0
+            )
             if wanted:
                 poll.register(side, wanted)
-        if self._stall_s is None or not self._outward.held:
+        if self._stall_s is None or not self._outward.buffered:
             poll.poll()
             return True
         left = waiting_since + self._stall_s - self._clock.monotonic()
@@ -143,27 +145,27 @@ class _Direction:
         self._ended = False
 
     @property
-    def held(self) -> int:
+    def buffered(self) -> int:
         """Number of bytes that were read but not written."""
         return self._end - self._start
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """True if the source has ended and all of its bytes were passed on."""
-        return self._ended and not self.held
+        return self._ended and not self.buffered
 
     @property
     def readable_at_once(self) -> bool:
         """True if TLS has buffered bytes, which polling the socket does not show."""
         source = self._source
-        return not self.held and isinstance(source, ssl.SSLSocket) and source.pending() > 0
+        return not self.buffered and isinstance(source, ssl.SSLSocket) and source.pending() > 0
 
     def pass_on(self) -> None:
         """Read if the buffer is empty, then write it, as far as possible without waiting."""
-        if not self.held and not self._ended:
+        if not self.buffered and not self._ended:
             self._read()
         with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            while self.held:
+            while self.buffered:
                 self._start += self._target.send(self._buffer[self._start : self._end])
 
     def _read(self) -> None:

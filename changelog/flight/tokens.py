@@ -117,7 +117,7 @@ def create(storage: Storage, name: str, rights: Rights, *, clock: Clock | None =
             raise InvalidConfig(f"a log has {MAX_TOKENS:,} tokens at most; revoke some first")
         found.tokens.append(stored)
 
-    _changed(storage, add)
+    _update(storage, add)
     return MadeToken(stored, token)
 
 
@@ -139,7 +139,7 @@ def revoke(storage: Storage, which: str) -> StoredToken:
         names = ", ".join(one.name for one in found.tokens) or "none"
         raise InvalidConfig(f"there is no token {which[:100]!r}; tokens: {names}")
 
-    return _changed(storage, remove)
+    return _update(storage, remove)
 
 
 def stored_tokens(storage: Storage) -> list[StoredToken]:
@@ -151,7 +151,7 @@ def stored_tokens(storage: Storage) -> list[StoredToken]:
 def grant_key(storage: Storage) -> bytes:
     """Return the secret key of the log's grants; create it if there is none."""
     found = load(storage)
-    return _changed(storage, lambda now: now.grant_key) if found is None else found.grant_key
+    return _update(storage, lambda now: now.grant_key) if found is None else found.grant_key
 
 
 def load(storage: Storage) -> TokensDocument | None:
@@ -176,7 +176,7 @@ def load(storage: Storage) -> TokensDocument | None:
         ) from error
 
 
-def _changed(storage: Storage, change: Callable[[TokensDocument], T]) -> T:
+def _update(storage: Storage, change: Callable[[TokensDocument], T]) -> T:
     with _locked(storage):
         found = load(storage) or TokensDocument(grant_key=secrets.token_bytes(SECRET_BYTES))
         returned = change(found)

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 DEADLINE = 10.0
 """Default seconds that a query waits for a partition that no worker owns at the moment."""
-KEYS_AT_ONCE = 1_000
+MAX_KEYS_PER_REQUEST = 1_000
 """Maximum number of keys of one request of `get_many`."""
 
 
@@ -176,9 +176,9 @@ class Connection:
         if not partitions:
             raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")
         fleet = Fleet(app, self.broker, self._connections, self._clock, self._deadline)
-        folded = ReplayedSource(self.broker, topic, partitions, app=app, wait=self._deadline)
+        replayed = ReplayedSource(self.broker, topic, partitions, app=app, wait=self._deadline)
         placement = Placement(self.broker, app, short, partitions, self._clock)
-        return CommittedSource(short, fleet, folded, placement, partitions)
+        return CommittedSource(short, fleet, replayed, placement, partitions)
 
     def close(self) -> None:
         """Close the connections to all workers, and the log if `connect` opened it. Idempotent."""
@@ -281,8 +281,8 @@ class ReadOnlyStore(Generic[K, V]):
         """
         wanted = list(keys)
         found: dict[K, V] = {}
-        for start in range(0, len(wanted), KEYS_AT_ONCE):
-            some = wanted[start : start + KEYS_AT_ONCE]
+        for start in range(0, len(wanted), MAX_KEYS_PER_REQUEST):
+            some = wanted[start : start + MAX_KEYS_PER_REQUEST]
             found |= self._ask(partial(self._get_some, keys=some))
         return found
 
@@ -365,17 +365,17 @@ class ReadOnlyStore(Generic[K, V]):
     def _find(self, form: StoreCodec, source: Source, key: Any) -> bytes | None:
         """Return the stored bytes of a key, merged over partitions; None if it has no value."""
         name = form.key(key)
-        values = source.read(self._may_have(key), [name])
+        values = source.read(self._candidates(key), [name])
         found = {number: value for number, [value] in values.items() if value is not None}
         return form.parts.whole(name, found) if found else None
 
     def _get_some(self, form: StoreCodec, source: Source, keys: list[K]) -> dict[K, V]:
         names = {key: form.key(key) for key in keys}
-        together: dict[Sequence[int], list[K]] = {}
+        by_partitions: dict[Sequence[int], list[K]] = {}
         for key in names:
-            together.setdefault(self._may_have(key), []).append(key)
+            by_partitions.setdefault(self._candidates(key), []).append(key)
         found: dict[K, V] = {}
-        for numbers, some in together.items():
+        for numbers, some in by_partitions.items():
             values = source.read(numbers, [names[key] for key in some])
             for at, key in enumerate(some):
                 here = {n: data for n, part in values.items() if (data := part[at]) is not None}
@@ -383,7 +383,7 @@ class ReadOnlyStore(Generic[K, V]):
                     found[key] = form.value_of(form.parts.whole(names[key], here))
         return {key: found[key] for key in names if key in found}
 
-    def _may_have(self, key: Any) -> Sequence[int]:
+    def _candidates(self, key: Any) -> Sequence[int]:
         """Return the partitions that can have a key."""
         if len(self._partitions) == 1:
             return self._partitions
@@ -397,11 +397,13 @@ class ReadOnlyStore(Generic[K, V]):
         return ((form.key_of(key), form.value_of(data)) for key, data in found)
 
     def _ask(self, question: Callable[[StoreCodec, Source], T]) -> T:
-        return self._committed.ask(lambda told, source: question(self._form(told), source))
+        return self._committed.ask(
+            lambda description, source: question(self._form(description), source)
+        )
 
-    def _form(self, told: StoreDescription | None) -> StoreCodec:
-        if told is None:
+    def _form(self, description: StoreDescription | None) -> StoreCodec:
+        if description is None:
             return form_of(self.name, as_recorded(self._committed.declaration()), *self._given)
         if self._known is None:
-            self._known = form_of(self.name, told, *self._given)
+            self._known = form_of(self.name, description, *self._given)
         return self._known

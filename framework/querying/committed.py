@@ -18,14 +18,14 @@ T = TypeVar("T")
 Question = Callable[[StoreDescription | None, Source], T]
 """Reads from a source, given the store's description if a worker has ever sent it."""
 
-FIRST_PAGE = 64
+FIRST_PAGE_ENTRIES = 64
 """Number of entries in the first page of a scan; later pages are larger."""
 
 
 def entries(source: Source, partition: int, bounds: KeyRange) -> Iterator[Entry[bytes]]:
     """Yield the entries of a partition within `bounds` in order, read page by page."""
     rest: KeyRange | None = bounds
-    limit = FIRST_PAGE
+    limit = FIRST_PAGE_ENTRIES
     while rest is not None:
         found, rest = source.page(partition, rest, limit)
         for key, data in found:
@@ -43,7 +43,7 @@ class CommittedSource:
         self,
         store: str,
         fleet: Fleet,
-        folded: ReplayedSource,
+        replayed: ReplayedSource,
         placement: Placement,
         partitions: int,
     ) -> None:
@@ -51,7 +51,7 @@ class CommittedSource:
         self.home = placement.home
         self._store = store
         self._fleet = fleet
-        self._folded = folded
+        self._replayed = replayed
         self._known: tuple[StoreDescription, Source] | None = None
         """Description of the store and the source by workers; None until a worker has answered."""
 
@@ -60,43 +60,43 @@ class CommittedSource:
 
         Raises InvalidConfig if some values have not been rewritten for it yet.
         """
-        return self._folded.declaration()
+        return self._replayed.declaration()
 
     def recorded(self) -> Declaration | None:
         """Return the recorded declaration of the store; None if there is none."""
-        return self._folded.recorded()
+        return self._replayed.recorded()
 
     def ask(self, question: Question[T]) -> T:
         """Run `question` on the workers, or on the changelogs if no worker answers."""
-        told, source = self._now()
+        description, source = self._current()
         try:
-            return question(told, source)
+            return question(description, source)
         except NoWorkerAnswers:
-            return question(told, self._folded)
+            return question(description, self._replayed)
 
     def read(
         self, partitions: Collection[int], keys: Sequence[bytes]
     ) -> dict[int, list[bytes | None]]:
-        return self.ask(lambda _told, source: source.read(partitions, keys))
+        return self.ask(lambda _description, source: source.read(partitions, keys))
 
     def page(
         self, partition: int, bounds: KeyRange, limit: int
     ) -> tuple[Sequence[tuple[bytes, bytes]], KeyRange | None]:
-        return self.ask(lambda _told, source: source.page(partition, bounds, limit))
+        return self.ask(lambda _description, source: source.page(partition, bounds, limit))
 
     def stream(self, partition: int, bounds: KeyRange) -> Iterator[Entry[bytes]]:
         """Yield the entries of a partition within `bounds` in order."""
         return entries(self, partition, bounds)
 
     def count(self, partitions: Collection[int]) -> int:
-        return self.ask(lambda _told, source: source.count(partitions))
+        return self.ask(lambda _description, source: source.count(partitions))
 
-    def _now(self) -> tuple[StoreDescription | None, Source]:
+    def _current(self) -> tuple[StoreDescription | None, Source]:
         if self._known is None:
             try:
-                told = self._fleet.describe(self._store)
+                description = self._fleet.describe(self._store)
             except NoWorkerAnswers:
-                return None, self._folded
-            source = WorkerSource(self._fleet, self._store, told.inputs)
-            self._known = told, source
+                return None, self._replayed
+            source = WorkerSource(self._fleet, self._store, description.inputs)
+            self._known = description, source
         return self._known

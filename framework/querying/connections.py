@@ -18,7 +18,7 @@ from strandline.changelog.secret import Secret
 from strandline.framework.peers import Deadline, send_all
 from strandline.framework.querying import proofs, sockets
 from strandline.framework.querying.messages import (
-    MAX_ANSWER,
+    MAX_ANSWER_BYTES,
     WIRE_VERSION,
     Challenge,
     Proof,
@@ -34,7 +34,7 @@ from strandline.framework.querying.messages import (
 
 _log = logging.getLogger("strandline")
 
-MAX_IDLE = 32
+MAX_IDLE_CONNECTIONS = 32
 """Maximum number of unused connections to one worker that are kept."""
 
 
@@ -55,7 +55,7 @@ class Connections:
         self._token = Secret(token)
         self._ca = ca
         self._encrypted = encrypted
-        self._in_clear = RateLimitedLog(_log, SystemClock())
+        self._unencrypted = RateLimitedLog(_log, SystemClock())
         self._idle: dict[str, list[socket.socket]] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -64,7 +64,7 @@ class Connections:
     def reaches(self, url: str) -> bool:
         """Return True if this client may and can connect to a worker at `url`."""
         if self._encrypted and sockets.is_in_clear(url):
-            self._in_clear.note(
+            self._unencrypted.note(
                 f"the worker at {url!r:.200} listens without TLS, but the log is accessed by TLS, so "
                 f"it is not queried; make it listen at tls://"
             )
@@ -104,7 +104,7 @@ class Connections:
     ) -> Any:
         answer = _exchange(url, connection, request, kind, timeout)
         self._keep(url, connection)
-        return _no_failure(answer)
+        return _answer_or_raise(answer)
 
     def _connect(self, url: str, timeout: float) -> socket.socket:
         try:
@@ -125,17 +125,19 @@ class Connections:
         Raises Unauthenticated, and the errors of `_exchange` and of the worker.
         """
         if url.startswith(sockets.UNIX):
-            _no_failure(_exchange(url, connection, QueryHello(WIRE_VERSION), QueryWelcome, timeout))
+            _answer_or_raise(
+                _exchange(url, connection, QueryHello(WIRE_VERSION), QueryWelcome, timeout)
+            )
             return
         if not self._token:
             raise Unauthenticated(f"the worker at {url} asks for a token; {HOW_TO_GIVE_ONE}")
         nonce = proofs.new_nonce()
         key = proofs.key_of(self._token.reveal(), url, sockets.certificate_of(connection))
         hello = QueryHello(WIRE_VERSION, nonce=nonce)
-        asked = _no_failure(_exchange(url, connection, hello, Challenge, timeout))
-        ours = Proof(proofs.proof(key, b"client", nonce, asked.nonce))
-        welcome = _no_failure(_exchange(url, connection, ours, QueryWelcome, timeout))
-        if not proofs.is_proof(welcome.proof, key, b"worker", nonce, asked.nonce):
+        challenge = _answer_or_raise(_exchange(url, connection, hello, Challenge, timeout))
+        answer = Proof(proofs.proof(key, b"client", nonce, challenge.nonce))
+        welcome = _answer_or_raise(_exchange(url, connection, answer, QueryWelcome, timeout))
+        if not proofs.is_proof(welcome.proof, key, b"worker", nonce, challenge.nonce):
             raise Unauthenticated(
                 f"the server at {url} does not know the token, so it is not a worker of this log"
             )
@@ -148,7 +150,7 @@ class Connections:
     def _keep(self, url: str, connection: socket.socket) -> None:
         with self._lock:
             kept = self._idle.setdefault(url, [])
-            if len(kept) < MAX_IDLE and not self._closed:
+            if len(kept) < MAX_IDLE_CONNECTIONS and not self._closed:
                 kept.append(connection)
                 return
         connection.close()
@@ -172,7 +174,7 @@ def _exchange(
         sent = connection.send(data)
         if sent < len(data):
             send_all(connection, data[sent:], Deadline(timeout))
-        frame = read_frame(connection, MAX_ANSWER, idle_s=timeout)
+        frame = read_frame(connection, MAX_ANSWER_BYTES, idle_s=timeout)
         if frame is None:
             raise OwnerUnavailable(f"the worker at {url} closed the connection")
         return decode(frame, _or_failure(kind))
@@ -192,7 +194,7 @@ def _or_failure(kind: Any) -> Any:
     return kind | QueryFailure
 
 
-def _no_failure(answer: Any) -> Any:
+def _answer_or_raise(answer: Any) -> Any:
     if isinstance(answer, QueryFailure):
         raise log_messages.error_of(log_messages.RemoteFailure(answer.kind, answer.message))
     return answer

@@ -22,7 +22,7 @@ class QueryEndpoint:
 
     Args:
         log: Folder of the log; None if it is not on this machine.
-        listen: Network address in addition to the Unix socket (`sockets.listen_beyond`).
+        listen: Network address in addition to the Unix socket (`sockets.listen_network`).
         token: Token that clients at that address must know, with at least 16 characters.
         encrypted: Whether the log is accessed by TLS. Then clients on other machines must use TLS.
 
@@ -42,16 +42,16 @@ class QueryEndpoint:
         if listen is not None:
             _check_token(token, listen)
         try:
-            self._listeners.append(Listener(sockets.listen_here(log), token))
+            self._listeners.append(Listener(sockets.listen_local(log), token))
         except StorageFailed as error:
             _log.warning("no queries on this machine: %s", error)
         if listen is not None:
             try:
-                beyond = sockets.listen_beyond(listen, encrypted=encrypted)
+                network = sockets.listen_network(listen, encrypted=encrypted)
             except BaseException:
                 self.close()
                 raise
-            self._listeners.append(Listener(beyond, token))
+            self._listeners.append(Listener(network, token))
 
     @property
     def urls(self) -> Sequence[str]:

@@ -50,14 +50,14 @@ class ReplayedSource:
         """
         self._broker = broker
         self._wait = wait
-        self._places = [TopicPartition(changelog, number) for number in range(partitions)]
+        self._partitions = [TopicPartition(changelog, number) for number in range(partitions)]
         self._changelog = changelog
         self._log = None if app is None else DeclarationLog(broker, app, SystemClock())
         self._now = _long_ago if expired else None
         self._expiry: Expiry = "marked"  # if nothing is recorded, marks in the values count
         self._parts: list[AnyStore] = []
         self._readers: list[CommittedReader] = []
-        self._begin(self._expiry)
+        self._reset(self._expiry)
         self._lock = threading.Lock()
         """Serializes queries, because a replay may replace the stores and their readers."""
 
@@ -65,7 +65,7 @@ class ReplayedSource:
         self, partitions: Collection[int], keys: Sequence[bytes]
     ) -> dict[int, list[bytes | None]]:
         with self._lock:
-            self._read_on(partitions)
+            self._catch_up(partitions)
             found = {number: self._readers[number].get_many(keys) for number in partitions}
             return {number: one.values for number, one in found.items() if one is not None}
 
@@ -73,14 +73,14 @@ class ReplayedSource:
         self, partition: int, bounds: KeyRange, limit: int
     ) -> tuple[Sequence[tuple[bytes, bytes]], KeyRange | None]:
         with self._lock:
-            self._read_on([partition])
+            self._catch_up([partition])
             page = self._readers[partition].page(bounds, limit)
             assert page is not None  # it is never closed
             return page.entries, page.rest
 
     def count(self, partitions: Collection[int]) -> int:
         with self._lock:
-            self._read_on(partitions)
+            self._catch_up(partitions)
             return sum(self._readers[n].approximate_num_entries() or 0 for n in partitions)
 
     def recorded(self) -> Declaration | None:
@@ -95,16 +95,16 @@ class ReplayedSource:
         if self._log is None:
             return None
         recorded = self._log.read()
-        if unfinished := recorded.unfinished(self._changelog, len(self._places)):
+        if unfinished := recorded.unfinished(self._changelog, len(self._partitions)):
             raise InvalidConfig(
                 f"values of {self._changelog}, partitions {unfinished}, are still of an older "
                 "declaration of the store, and are rewritten when the app runs; run it first"
             )
         return recorded.stores.get(self._changelog)
 
-    def _read_on(self, partitions: Collection[int]) -> None:
+    def _catch_up(self, partitions: Collection[int]) -> None:
         while True:
-            parts = [(self._parts[n], self._places[n]) for n in partitions]
+            parts = [(self._parts[n], self._partitions[n]) for n in partitions]
             restore_all(parts, self._broker, wait=self._wait)
             # The declaration is read after the replay. Values are rewritten only after their
             # declaration was recorded, so this read returns that of all replayed values.
@@ -112,14 +112,14 @@ class ReplayedSource:
             expiry = self._expiry if declaration is None else declaration.expiry
             if expiry == self._expiry:
                 return
-            self._begin(expiry)
+            self._reset(expiry)
 
-    def _begin(self, expiry: Expiry) -> None:
+    def _reset(self, expiry: Expiry) -> None:
         spec: StoreSpec[bytes, bytes] = StoreSpec(
             "folded", key=bytes, value=bytes, ttl_ms=1, engine="memory"
         )
         self._expiry = expiry
-        self._parts = [open_store(spec, now=self._now, expiry=expiry) for _ in self._places]
+        self._parts = [open_store(spec, now=self._now, expiry=expiry) for _ in self._partitions]
         self._readers = [part.reader() for part in self._parts]
 
 

@@ -28,10 +28,10 @@ from strandline.changelog.flight.messages import failure_of
 from strandline.framework.peers import AT_ONCE, Admission, Deadline, SharedBudget, bounded, send_all
 from strandline.framework.querying import proofs, sockets
 from strandline.framework.querying.messages import (
-    MAX_HELLO,
-    MAX_REQUEST,
+    MAX_HELLO_BYTES,
+    MAX_REQUEST_BYTES,
+    MIN_BYTES_PER_S,
     REQUEST_SECONDS,
-    SLOWEST,
     WIRE_VERSION,
     Answer,
     Challenge,
@@ -54,7 +54,10 @@ HELLO_SECONDS = 5.0
 IDLE_SECONDS = 60.0
 """Seconds without a request after which a connection is closed; clients reconnect on demand."""
 SEND_SECONDS = 10.0
-"""Seconds in which a client must accept an answer, in addition to its size divided by SLOWEST."""
+"""Seconds in which a client must accept an answer, in addition to its size's share.
+
+The share is the size divided by MIN_BYTES_PER_S.
+"""
 ACCEPT_SECONDS = 0.5
 """Seconds between checks for `close`, on systems where closing a socket does not end `accept`."""
 PAUSE_SECONDS = 0.1
@@ -84,8 +87,12 @@ class QueryLimits:
     """Maximum bytes of answers that are being sent, without one page of each answer."""
 
 
-HERE = QueryLimits(256, 256, 256, 256, requests=32, request_bytes=64 << 20, answer_bytes=256 << 20)
-BEYOND = QueryLimits(256, 64, 32, 8, requests=16, request_bytes=32 << 20, answer_bytes=64 << 20)
+LOCAL_LIMITS = QueryLimits(
+    256, 256, 256, 256, requests=32, request_bytes=64 << 20, answer_bytes=256 << 20
+)
+NETWORK_LIMITS = QueryLimits(
+    256, 64, 32, 8, requests=16, request_bytes=32 << 20, answer_bytes=64 << 20
+)
 
 
 class Listener:
@@ -99,12 +106,12 @@ class Listener:
     ) -> None:
         self.url = listening.url
         self._listening = listening
-        self._is_here = listening.url.startswith(sockets.UNIX)
-        limits = limits or (HERE if self._is_here else BEYOND)
+        self._is_local = listening.url.startswith(sockets.UNIX)
+        limits = limits or (LOCAL_LIMITS if self._is_local else NETWORK_LIMITS)
         self._key = proofs.key_of(token, listening.url, listening.certificate)
         self._answer: Answering = _not_yet
-        self._known = Admission(limits.clients, limits.clients_each)
-        self._unknown = Admission(limits.unknown, limits.unknown_each)
+        self._connected = Admission(limits.clients, limits.clients_each)
+        self._unauthenticated = Admission(limits.unknown, limits.unknown_each)
         self._requests = SharedBudget(limits.requests)
         self._request_bytes = SharedBudget(limits.request_bytes)
         self._answer_bytes = SharedBudget(limits.answer_bytes)
@@ -143,42 +150,42 @@ class Listener:
                 _log.warning("cannot accept a client of queries: %s", error)
                 self._closed.wait(PAUSE_SECONDS)
                 continue
-            self._admit(client, "" if self._is_here else str(peer[0]))
+            self._admit(client, "" if self._is_local else str(peer[0]))
 
     def _admit(self, client: socket.socket, address: str) -> None:
         """Serve a client on its own thread, or close its connection if a limit is reached."""
-        if not self._unknown.enter(address):
+        if not self._unauthenticated.enter(address):
             client.close()
             return
-        if not self._known.enter(address):
-            self._unknown.leave(address)
+        if not self._connected.enter(address):
+            self._unauthenticated.leave(address)
             client.close()
             return
         try:
             self._thread(self._serve, client, address)
         except RuntimeError as error:  # the limit of threads is reached
-            self._unknown.leave(address)
-            self._known.leave(address)
+            self._unauthenticated.leave(address)
+            self._connected.leave(address)
             client.close()
             _log.warning("cannot start a thread for a client of queries: %s", error)
 
     def _serve(self, client: socket.socket, address: str) -> None:
         with ExitStack() as end:
-            end.callback(self._known.leave, address)
+            end.callback(self._connected.leave, address)
             end.callback(client.close)
             with contextlib.suppress(OSError):
-                with self._until_known(address):
+                with self._until_authenticated(address):
                     client = self._wrapped(client, end)
-                    is_known = not self._closed.is_set() and self._is_welcome(client)
-                if is_known:
+                    is_authenticated = not self._closed.is_set() and self._authenticate(client)
+                if is_authenticated:
                     self._serve_all(client)
 
     @contextmanager
-    def _until_known(self, address: str) -> Iterator[None]:
+    def _until_authenticated(self, address: str) -> Iterator[None]:
         try:
             yield
         finally:
-            self._unknown.leave(address)
+            self._unauthenticated.leave(address)
 
     def _wrapped(self, client: socket.socket, end: ExitStack) -> socket.socket:
         """Return the client's connection, wrapped in TLS if configured; `end` closes it."""
@@ -196,7 +203,7 @@ class Listener:
         with self._lock:
             self._clients.discard(client)
 
-    def _is_welcome(self, client: socket.socket) -> bool:
+    def _authenticate(self, client: socket.socket) -> bool:
         """Perform the hello; return True if the client is authenticated."""
         deadline = Deadline(HELLO_SECONDS)
         try:
@@ -211,28 +218,30 @@ class Listener:
                     f"the client speaks version {hello.version} of queries, the worker version "
                     f"{WIRE_VERSION}; run the same release of strandline in both"
                 )
-            shown = b"" if self._is_here else self._shown(client, hello.nonce, deadline)
+            proof = b"" if self._is_local else self._exchange_proofs(client, hello.nonce, deadline)
         except StrandlineError as error:
             _send(client, _failed(error))
             return False
-        if shown is None:
+        if proof is None:
             return False
-        _send(client, QueryWelcome(WIRE_VERSION, shown))
+        _send(client, QueryWelcome(WIRE_VERSION, proof))
         return True
 
-    def _shown(self, client: socket.socket, nonce: bytes, deadline: Deadline) -> bytes | None:
+    def _exchange_proofs(
+        self, client: socket.socket, nonce: bytes, deadline: Deadline
+    ) -> bytes | None:
         """Check the client's proof and return the worker's; None if the client has disconnected.
 
         Raises Unauthenticated.
         """
-        ours = proofs.new_nonce()
-        _send(client, Challenge(WIRE_VERSION, ours))
+        worker_nonce = proofs.new_nonce()
+        _send(client, Challenge(WIRE_VERSION, worker_nonce))
         answer = _received(client, Proof, deadline)
         if answer is None:
             return None
-        if not proofs.is_proof(answer.proof, self._key, b"client", nonce, ours):
+        if not proofs.is_proof(answer.proof, self._key, b"client", nonce, worker_nonce):
             raise Unauthenticated("the worker does not accept this token")
-        return proofs.proof(self._key, b"worker", nonce, ours)
+        return proofs.proof(self._key, b"worker", nonce, worker_nonce)
 
     def _serve_all(self, client: socket.socket) -> None:
         """Answer requests one after another until the connection must be closed."""
@@ -250,7 +259,7 @@ class Listener:
             taken.append(size)
 
         try:
-            frame = read_frame(client, MAX_REQUEST, idle_s=IDLE_SECONDS, taking=take)
+            frame = read_frame(client, MAX_REQUEST_BYTES, idle_s=IDLE_SECONDS, taking=take)
             if frame is not None:
                 self._reply(client, frame)
             return frame is not None
@@ -264,7 +273,7 @@ class Listener:
     def _reply(self, client: socket.socket, frame: bytes | bytearray) -> None:
         """Send the answer to a request.
 
-        Each request in progress may send one page; the bytes beyond it are counted.
+        Each request in progress may send one page; only the bytes after that are counted.
         """
         try:
             self._requests.take(1, REQUEST_SECONDS)
@@ -283,16 +292,16 @@ class Listener:
             self._requests.give(1)
 
     def _reply_long(self, client: socket.socket, answer: bytes) -> None:
-        beyond = min(max(0, len(answer) - PAGE_BYTES), self._answer_bytes.total)
+        extra = min(max(0, len(answer) - PAGE_BYTES), self._answer_bytes.total)
         try:
-            self._answer_bytes.take(beyond, REQUEST_SECONDS)
+            self._answer_bytes.take(extra, REQUEST_SECONDS)
         except TimeoutError:
             _send(client, _failed(_BUSY))
             return
         try:
             _send_bytes(client, answer)
         finally:
-            self._answer_bytes.give(beyond)
+            self._answer_bytes.give(extra)
 
     def _answered(self, frame: bytes | bytearray) -> Answer | QueryFailure:
         try:
@@ -308,7 +317,7 @@ class Listener:
 
 
 def _received(client: socket.socket, kind: type[T], deadline: Deadline) -> T | None:
-    frame = read_frame(client, MAX_HELLO, deadline)
+    frame = read_frame(client, MAX_HELLO_BYTES, deadline)
     return None if frame is None else decode(frame, kind)
 
 
@@ -317,7 +326,7 @@ def _send(client: socket.socket, message: QueryMessage) -> None:
 
 
 def _send_bytes(client: socket.socket, data: bytes) -> None:
-    send_all(client, data, Deadline(SEND_SECONDS + len(data) / SLOWEST))
+    send_all(client, data, Deadline(SEND_SECONDS + len(data) / MIN_BYTES_PER_S))
 
 
 def _failed(error: Exception) -> QueryFailure:

@@ -23,19 +23,19 @@ from strandline.changelog.history import UNKNOWN_EPOCH
 from strandline.framework.peers import AT_ONCE, Deadline, receive
 
 WIRE_VERSION = 2
-HEAD = 4
+HEAD_BYTES = 4
 """Number of bytes of a frame's length."""
-MAX_HELLO = 4_096
+MAX_HELLO_BYTES = 4_096
 """Maximum number of bytes of a message before authentication."""
 REQUEST_SECONDS = 10.0
-"""Seconds that a message may take from its first byte on, in addition to its size's share."""
-SLOWEST = 1 << 20
+"""Seconds for a message from its first byte on, in addition to size / MIN_BYTES_PER_S."""
+MIN_BYTES_PER_S = 1 << 20
 """Minimum bytes per second at which a large message must be sent or received."""
-MAX_REQUEST = 4 << 20
+MAX_REQUEST_BYTES = 4 << 20
 """Maximum number of bytes of a request."""
 MAX_PARTITIONS = 10_000
 """Maximum number of partitions in one request."""
-MAX_ANSWER = 1 << 30
+MAX_ANSWER_BYTES = 1 << 30
 """Maximum number of bytes of an answer.
 
 A page has about 1 MiB, but a single value may be as large as a record.
@@ -197,7 +197,7 @@ Answer = StoreDescription | FoundKeys | Scanned | KeyCounts
 def encode(message: QueryMessage) -> bytes:
     """Return the frame of a message: its length and its body."""
     body = _ENCODER.encode(message)
-    return len(body).to_bytes(HEAD, "big") + body
+    return len(body).to_bytes(HEAD_BYTES, "big") + body
 
 
 def decode(body: bytes | bytearray, kinds: Any) -> Any:
@@ -227,7 +227,7 @@ def read_frame(
         source: The connection.
         limit: Maximum number of bytes of the body.
         deadline: Deadline for the whole frame, extended by the time that its size takes at
-            SLOWEST; None for no deadline.
+            MIN_BYTES_PER_S; None for no deadline.
         idle_s: Seconds to wait for the first byte. If given, the deadline begins with that byte.
         taking: Called with the body's size before memory is allocated for it.
 
@@ -239,27 +239,32 @@ def read_frame(
         if source.gettimeout() not in (None, idle_s):
             source.settimeout(idle_s)  # without a timeout, the kernel enforces it (`bounded`)
         first = source.recv(AT_ONCE)
-        if HEAD <= len(first) == HEAD + int.from_bytes(first[:HEAD], "big") <= HEAD + limit:
-            return first[HEAD:]  # the usual case: the whole frame arrives at once
+        if (
+            HEAD_BYTES
+            <= len(first)
+            == HEAD_BYTES + int.from_bytes(first[:HEAD_BYTES], "big")
+            <= HEAD_BYTES + limit
+        ):
+            return first[HEAD_BYTES:]  # the usual case: the whole frame arrives at once
         deadline = Deadline(REQUEST_SECONDS)
     else:
         first = receive(source, AT_ONCE, deadline)  # usually the whole frame
-    while 0 < len(first) < HEAD:
+    while 0 < len(first) < HEAD_BYTES:
         more = receive(source, AT_ONCE, deadline)
         first = first + more if more else b""
     if not first:
         return None
-    size = int.from_bytes(first[:HEAD], "big")
+    size = int.from_bytes(first[:HEAD_BYTES], "big")
     if size > limit:
         raise InvalidRequest(f"a message of {size:,} bytes is over the limit of {limit:,}")
-    if len(first) > HEAD + size:
+    if len(first) > HEAD_BYTES + size:
         raise InvalidRequest("a message arrived before the previous one was answered")
-    if len(first) == HEAD + size:
-        return first[HEAD:]
+    if len(first) == HEAD_BYTES + size:
+        return first[HEAD_BYTES:]
     if deadline is not None:
-        deadline.extend(size / SLOWEST)
+        deadline.extend(size / MIN_BYTES_PER_S)
     taking(size)
-    return _whole(source, first[HEAD:], size, deadline)
+    return _whole(source, first[HEAD_BYTES:], size, deadline)
 
 
 def _whole(

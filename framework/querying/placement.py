@@ -42,11 +42,11 @@ class Placement:
         if now >= self._until:
             with self._lock:  # one thread reads the log, others wait for its answer
                 if now >= self._until:
-                    self._placed = self._look()
+                    self._placed = self._read()
                     self._until = now + PLACED_SECONDS
         return self._placed
 
-    def _look(self) -> bool:
+    def _read(self) -> bool:
         try:
             return is_placed(self._broker, self._app, self._store, self._partitions)
         except Retriable:

@@ -31,12 +31,12 @@ from strandline.framework.task import TaskSpec
 from strandline.statestore.engine import StorePosition
 from strandline.statestore.reader import PAGE_BYTES, CommittedReader, KeyRange
 
-NOWHERE = ReflectedPosition("", 0)
+NO_POSITION = ReflectedPosition("", 0)
 FIRST_KEYS = 16
 """Number of keys in the first step of a look-up, which measures the size of values."""
-MOST_KEYS = 1_000
+MAX_KEYS = 1_000
 """Maximum number of keys in one step of a look-up."""
-VALUE_BYTES = 8
+VALUE_OVERHEAD_BYTES = 8
 """Approximate number of bytes of a message for each value, in addition to the value's bytes."""
 
 
@@ -79,7 +79,7 @@ class StoreProvider:
         room = PAGE_BYTES
         for number in dict.fromkeys(request.partitions):
             reader = self._reader(request.store, number, request.at_least.get(number))
-            found = None if reader is None else _some(reader, request.keys, room)
+            found = None if reader is None else _get_some(reader, request.keys, room)
             if found is None:
                 continue
             values, position = found
@@ -99,7 +99,7 @@ class StoreProvider:
         page = None if reader is None else reader.page(bounds, max(1, request.limit))
         # Checked after reading, for the same reason as in `_get`.
         if page is None or not self._is_certain():
-            return Scanned(False, [], None, NOWHERE)  # noqa: FBT003
+            return Scanned(False, [], None, NO_POSITION)  # noqa: FBT003
         rest = None if page.rest is None else (page.rest.lower, page.rest.upper)
         return Scanned(True, page.entries, rest, _at(page.position))  # noqa: FBT003
 
@@ -136,7 +136,7 @@ class StoreProvider:
             ) from None
 
 
-def _some(
+def _get_some(
     reader: CommittedReader, keys: Sequence[bytes], room: int
 ) -> tuple[list[bytes | None], StorePosition | None] | None:
     """Return the values of the first keys, about `room` bytes of them, and their position.
@@ -156,18 +156,18 @@ def _some(
         size += _size(found.values)
         if size >= room or not keys:
             break
-        step = max(1, min(MOST_KEYS, (room - size) * len(values) // max(1, size)))
+        step = max(1, min(MAX_KEYS, (room - size) * len(values) // max(1, size)))
     return values, position
 
 
 def _size(values: Sequence[bytes | None]) -> int:
     """Return the approximate number of bytes of the values in a message."""
-    return sum(VALUE_BYTES + (0 if value is None else len(value)) for value in values)
+    return sum(VALUE_OVERHEAD_BYTES + (0 if value is None else len(value)) for value in values)
 
 
 def _at(position: StorePosition | None) -> ReflectedPosition:
     if position is None:
-        return NOWHERE
+        return NO_POSITION
     return ReflectedPosition(
         position.topic_id, position.offset, position.leader_epoch, position.incarnation
     )

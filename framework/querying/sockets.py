@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from strandline.changelog.embedded.names import QUERIES
 from strandline.changelog.errors import InvalidConfig, from_os_error
-from strandline.changelog.flight.endpoint import MAX_SOCKET_PATH
+from strandline.changelog.flight.endpoint import MAX_SOCKET_PATH_BYTES
 from strandline.changelog.hosts import bracketed, is_loopback
 from strandline.changelog.location import options_of
 from strandline.changelog.secret import masked
@@ -38,7 +38,7 @@ _CREDENTIALS = "3i"
 """Struct format of SO_PEERCRED: process, user and group of the peer of a Unix socket."""
 _PRIVATE = "strandline-"
 _SUFFIX = ".sock"
-_EVERY = ("0.0.0.0", "::")  # noqa: S104 - they mean all addresses; clients get the host's name
+_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - any address; clients get the host's name
 
 
 class ListeningSocket(NamedTuple):
@@ -53,7 +53,7 @@ class ListeningSocket(NamedTuple):
     """Certificate that clients receive (DER); None without TLS."""
 
 
-def listen_here(log: Path | None) -> ListeningSocket:
+def listen_local(log: Path | None) -> ListeningSocket:
     """Listen on a new Unix socket, for processes of this user.
 
     `log` is the log's folder; None if it is not on this machine. Raises StorageFailed.
@@ -61,19 +61,19 @@ def listen_here(log: Path | None) -> ListeningSocket:
     folder = _folder(log)
     path = folder / f"{secrets.token_hex(8)}{_SUFFIX}"
     listening = socket.socket(socket.AF_UNIX)
-    unnamed = path.with_suffix(".new")
+    temporary = path.with_suffix(".new")
     try:
-        listening.bind(str(unnamed))
-        os.chmod(unnamed, 0o600)
+        listening.bind(str(temporary))
+        os.chmod(temporary, 0o600)
         listening.listen(BACKLOG)
-        os.rename(unnamed, path)
+        os.rename(temporary, path)
     except OSError as error:
         listening.close()
         raise from_os_error(error, "listen at", str(path)) from error
     return ListeningSocket(listening, f"{UNIX}{path}")
 
 
-def listen_beyond(address: str, *, encrypted: bool = False) -> ListeningSocket:
+def listen_network(address: str, *, encrypted: bool = False) -> ListeningSocket:
     """Listen on a TCP socket.
 
     Args:
@@ -86,7 +86,7 @@ def listen_beyond(address: str, *, encrypted: bool = False) -> ListeningSocket:
     Raises:
         InvalidConfig: The address is not valid or not allowed, or cannot be bound.
     """
-    scheme, place, tls, certificate = _asked_for(address)
+    scheme, place, tls, certificate = _parse_address(address)
     host, port = host_and_port(place)
     if encrypted and tls is None and not is_loopback(host):
         raise InvalidConfig(
@@ -98,7 +98,7 @@ def listen_beyond(address: str, *, encrypted: bool = False) -> ListeningSocket:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise InvalidConfig(f"cannot listen at {address}: {error}") from error
-    name = socket.gethostname() if host in _EVERY else host
+    name = socket.gethostname() if host in _ANY_ADDRESS else host
     return ListeningSocket(
         listening, f"{scheme}{bracketed(name)}:{listening.getsockname()[1]}", tls, certificate
     )
@@ -195,7 +195,7 @@ def _check_peer(connection: socket.socket, url: str) -> None:
         raise PermissionError(f"user {owner} listens at {url}, and this is user {user}")
 
 
-def _asked_for(address: str) -> tuple[str, str, ssl.SSLContext | None, bytes | None]:
+def _parse_address(address: str) -> tuple[str, str, ssl.SSLContext | None, bytes | None]:
     """Return scheme, "host:port", TLS context and certificate (DER) of an address.
 
     Raises InvalidConfig, also if other machines could connect without TLS and the address does not
@@ -264,7 +264,7 @@ def _folder(log: Path | None) -> Path:
 
 
 def _is_too_long(folder: Path) -> bool:
-    return len(os.fsencode(folder)) + len("/" + "0" * 16 + _SUFFIX) > MAX_SOCKET_PATH
+    return len(os.fsencode(folder)) + len("/" + "0" * 16 + _SUFFIX) > MAX_SOCKET_PATH_BYTES
 
 
 def _belongs_to_another(folder: Path) -> bool:

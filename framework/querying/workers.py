@@ -35,15 +35,15 @@ from strandline.statestore.spec import changelog_topic
 
 ATTEMPT_SECONDS = 3.0
 """Seconds to wait for one worker before looking up which worker owns the partition now."""
-FIRST_PAUSE = 0.005
+FIRST_PAUSE_S = 0.005
 """Seconds to wait before the second attempt; doubled after each attempt."""
-LONGEST_PAUSE = 0.1
+MAX_PAUSE_S = 0.1
 """Maximum seconds between two attempts."""
 
-KEY_BYTES = 1 << 20
+MAX_KEY_BYTES = 1 << 20
 """Maximum bytes of keys in one request, unless a single key is larger."""
 
-SILENCE = (OwnerUnavailable, RequestTimedOut)
+NO_ANSWER_ERRORS = (OwnerUnavailable, RequestTimedOut)
 """Errors of a worker that does not answer."""
 
 
@@ -98,9 +98,9 @@ class Fleet:
 
         def ask_any(call: QueryCall) -> StoreDescription | None:
             for url in self._urls:
-                with contextlib.suppress(*SILENCE):  # any worker can describe a store
-                    told: StoreDescription = call(url, Describe(store), StoreDescription)
-                    return told
+                with contextlib.suppress(*NO_ANSWER_ERRORS):  # any worker can describe a store
+                    description: StoreDescription = call(url, Describe(store), StoreDescription)
+                    return description
             return None
 
         described: StoreDescription = self._until_done(
@@ -131,14 +131,14 @@ class Fleet:
         """
         left = sorted(partitions)
 
-        def go_round(call: QueryCall) -> bool | None:
+        def ask_workers(call: QueryCall) -> bool | None:
             for url, numbers in self._by_holder(left, inputs).items():
-                with contextlib.suppress(*SILENCE):
+                with contextlib.suppress(*NO_ANSWER_ERRORS):
                     answered = ask(call, url, numbers)
                     left[:] = [number for number in left if number not in answered]
             return None if left else True
 
-        self._until_done(go_round, lambda: self._unanswered(store, left, inputs))
+        self._until_done(ask_workers, lambda: self._unanswered(store, left, inputs))
 
     def _until_done(self, attempt: Callable[[QueryCall], Any], what: Callable[[], str]) -> Any:
         """Call `attempt` until its result is not None, and return that.
@@ -147,18 +147,18 @@ class Fleet:
         do not answer are recorded for the error of a timeout.
         """
         until = self._clock.monotonic() + self._deadline
-        pause = FIRST_PAUSE
+        pause = FIRST_PAUSE_S
         silent: dict[str, Retriable] = {}
 
         def ask(url: str, request: Request, answer: Any) -> Any:
-            left = max(FIRST_PAUSE, until - self._clock.monotonic())
+            left = max(FIRST_PAUSE_S, until - self._clock.monotonic())
             try:
-                told = self._connections.ask(url, request, answer, min(left, ATTEMPT_SECONDS))
-            except SILENCE as error:
+                result = self._connections.ask(url, request, answer, min(left, ATTEMPT_SECONDS))
+            except NO_ANSWER_ERRORS as error:
                 silent[url] = error
                 raise
             silent.pop(url, None)
-            return told
+            return result
 
         while True:
             if self._urls and (found := attempt(ask)) is not None:
@@ -169,8 +169,8 @@ class Fleet:
                 )
             if self._urls:
                 threading.Event().wait(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-            self._look()
+                pause = min(2 * pause, MAX_PAUSE_S)
+            self._look_up()
 
     def _why(self, silent: Mapping[str, Retriable]) -> str:
         there = [url for url in silent if url in self._urls]
@@ -182,7 +182,7 @@ class Fleet:
             f"its session timeout"
         )
 
-    def _look(self) -> None:
+    def _look_up(self) -> None:
         holders: dict[TopicPartition, str] = {}
         urls: list[str] = []
         for member in self._broker.describe_group(self.app).members:
@@ -255,20 +255,20 @@ class WorkerSource:
         while rest:
             done = len(found.get(rest[0], ()))
             some = rest[:1] if done else rest
-            request = GetKeys(self._store, some, _that_fit(keys, done), self._at_least(some))
+            request = GetKeys(self._store, some, _keys_that_fit(keys, done), self._at_least(some))
             got: FoundKeys = call(request, FoundKeys)
-            told = {part.partition: part for part in got.parts if part.values or not keys}
-            for number, part in told.items():
-                self._saw(number, part.at)
+            answered = {part.partition: part for part in got.parts if part.values or not keys}
+            for number, part in answered.items():
+                self._note_position(number, part.at)
                 found.setdefault(number, []).extend(part.values)
             if not (done or got.full) and len(request.keys) == len(keys):
                 break  # the usual case: one answer has everything
-            looked_at = _looked_at(got, some)
+            covered = _covered(got, some)
             rest = [
                 number
                 for number in rest
                 if len(found.get(number, ())) < len(keys)
-                and (number in told or number not in looked_at)
+                and (number in answered or number not in covered)
             ]
         whole = len(keys)
         return {n: found[n] for n in numbers if n in found and len(found[n]) == whole}
@@ -287,7 +287,7 @@ class WorkerSource:
             scanned: Scanned = call(url, request, Scanned)
             if not scanned.here:
                 return ()
-            self._saw(partition, scanned.at)
+            self._note_position(partition, scanned.at)
             found.append(scanned)
             return (partition,)
 
@@ -307,7 +307,7 @@ class WorkerSource:
         self._fleet.gather(self._store, self._inputs, partitions, ask)
         return sum(found.values())
 
-    def _saw(self, partition: int, at: ReflectedPosition) -> None:
+    def _note_position(self, partition: int, at: ReflectedPosition) -> None:
         with self._lock:
             before = self._seen.get(partition)
             if before is None or before.topic_id != at.topic_id or before.offset < at.offset:
@@ -334,18 +334,18 @@ class WorkerSource:
                     del self._seen[number]
 
 
-def _that_fit(keys: Sequence[bytes], start: int) -> list[bytes]:
+def _keys_that_fit(keys: Sequence[bytes], start: int) -> list[bytes]:
     """Return the keys from `start` on that fit into one request."""
     if len(keys) == 1:
         return list(keys)
     size, end = 0, start
-    while end < len(keys) and (end == start or size + len(keys[end]) <= KEY_BYTES):
+    while end < len(keys) and (end == start or size + len(keys[end]) <= MAX_KEY_BYTES):
         size += len(keys[end])
         end += 1
     return list(keys[start:end])
 
 
-def _looked_at(got: FoundKeys, asked: Sequence[int]) -> Collection[int]:
+def _covered(got: FoundKeys, asked: Sequence[int]) -> Collection[int]:
     """Return the partitions that an answer covers."""
     if not got.full or not got.parts or got.parts[-1].partition not in asked:
         return asked

@@ -51,7 +51,7 @@ class LagMonitor:
         self._lag: dict[str, int] = {}
         self._unanswered: float | None = None
         """Monotonic time of the pending request; None if the last one was answered."""
-        threading.Thread(target=self._ask_on, name="strandline-behind", daemon=True).start()
+        threading.Thread(target=self._run, name="strandline-lag", daemon=True).start()
 
     def lag(self) -> dict[str, int]:
         """Return the lag in offsets by topic, at most ASK_SECONDS old; empty if it is not known."""
@@ -67,7 +67,7 @@ class LagMonitor:
         """Stop asking, without waiting for a pending request."""
         self._over.set()
 
-    def _ask_on(self) -> None:
+    def _run(self) -> None:
         while not self._over.is_set():
             self._ask()
             self._over.wait(ASK_SECONDS)
@@ -76,7 +76,7 @@ class LagMonitor:
         if self._unanswered is None:
             self._unanswered = self._clock.monotonic()
         try:
-            self._lag = self._asked()
+            self._lag = self._measure()
         except Retriable:
             return
         except StrandlineError:
@@ -84,12 +84,12 @@ class LagMonitor:
             pass
         self._unanswered = None
 
-    def _asked(self) -> dict[str, int]:
+    def _measure(self) -> dict[str, int]:
         positions = self._positions()
         known = [tp for tp, offset in positions.items() if offset is not None]
         ends = self._broker.offsets(known or self._probes)
         stable = {tp: end.last_stable_offset for tp, end in ends.items()}
-        behind: defaultdict[str, int] = defaultdict(int)
+        total: defaultdict[str, int] = defaultdict(int)
         for tp, lag in lags(positions, stable).items():
-            behind[tp.topic] += lag
-        return dict(behind)
+            total[tp.topic] += lag
+        return dict(total)

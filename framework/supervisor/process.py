@@ -15,13 +15,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-CHUNK = 1 << 16
+CHUNK_BYTES = 1 << 16
 """Maximum number of bytes of one read."""
-LONGEST = 1 << 16
+MAX_LINE_BYTES = 1 << 16
 """Number of bytes after which a line is split."""
 QUOTED = 200
 """Maximum number of characters of a process's last line in an error."""
-LEFT = 64
+MAX_REMAINING_READS = 64
 """Maximum number of reads from a dead process's pipe, into which its children may still write."""
 
 
@@ -46,28 +46,28 @@ class LineReader:
         """Return the descriptor, for a selector."""
         return self._source.fileno()
 
-    def come(self) -> list[str]:
+    def read_available(self) -> list[str]:
         """Return the lines that have arrived; set `ended` at the end of the stream."""
         try:
-            data = os.read(self.fileno(), CHUNK)
+            data = os.read(self.fileno(), CHUNK_BYTES)
         except BlockingIOError:
             return []
         except ConnectionResetError:
             data = b""
         self.ended = not data
         *lines, rest = (self._rest + data).split(b"\n")
-        if rest and (self.ended or len(rest) >= LONGEST):
+        if rest and (self.ended or len(rest) >= MAX_LINE_BYTES):
             lines, rest = [*lines, rest], b""
         self._rest = rest
         return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
-    def left(self) -> list[str]:
+    def read_remaining(self) -> list[str]:
         """Return the remaining lines of a dead process."""
         lines: list[str] = []
-        for _ in range(LEFT):
+        for _ in range(MAX_REMAINING_READS):
             if self.ended:
                 break
-            lines += self.come()
+            lines += self.read_available()
         return lines
 
     def close(self) -> None:

@@ -76,8 +76,8 @@ class Reporter:
         self._app: App | None = None
         self._worker: Worker | None = None
         self._restoring: RestoringStatus | None = None
-        self._behind: LagMonitor | None = None
-        self._opening: float | None = None
+        self._lag_monitor: LagMonitor | None = None
+        self._opening_since: float | None = None
         """Monotonic time at which opening the log began; None if it is not being opened."""
         self._error = ""
         self._supervisor = os.getppid()
@@ -85,8 +85,8 @@ class Reporter:
         self._reporting.daemon = True
 
     def __enter__(self) -> Self:
-        _outlive_the_reader()
-        threading.Thread(target=self._outlive_no_supervisor, daemon=True).start()
+        _ignore_broken_pipes()
+        threading.Thread(target=self._end_with_supervisor, daemon=True).start()
         self._reporting.start()
         return self
 
@@ -98,19 +98,19 @@ class Reporter:
         """Report on this app within `with`; its log must stay open that long."""
         self._app = app
         inputs = [TopicPartition(task.inputs[0].name, 0) for task in app.declared.tasks.values()]
-        self._behind = LagMonitor(app.broker, self._positions, inputs[:1], self._clock)
+        self._lag_monitor = LagMonitor(app.broker, self._positions, inputs[:1], self._clock)
         try:
             yield
         finally:
-            self._behind.close()
+            self._lag_monitor.close()
             self._end()
 
     @contextmanager
     def opening(self) -> Iterator[None]:
         """Report that the log is being opened within `with`, which may wait for its owner."""
-        self._opening = self._clock.monotonic()
+        self._opening_since = self._clock.monotonic()
         yield
-        self._opening = None
+        self._opening_since = None
 
     def _end(self) -> None:
         """Send the final report. Idempotent."""
@@ -122,7 +122,7 @@ class Reporter:
     def restoring(self, progress: RestoreProgress) -> None:
         """Record the progress of a restore."""
         # The worker is looked up here too, because the whole run may end before the next report.
-        self._notice_worker()
+        self._find_worker()
         left = None if progress.done else RestoringStatus(progress.records, progress.remaining)
         self._restoring = left
 
@@ -132,13 +132,13 @@ class Reporter:
         if self._over.is_set():  # the final report was sent already
             self._send(self._now())
 
-    def _notice_worker(self) -> None:
+    def _find_worker(self) -> None:
         """Remember the app's worker, which the app has only while it runs."""
         self._worker = (self._app and self._app._worker) or self._worker
 
     # The end of the supervisor --------------------------------------------------------
 
-    def _outlive_no_supervisor(self) -> None:
+    def _end_with_supervisor(self) -> None:
         """End this process after the supervisor has gone.
 
         The supervisor never sends anything, so `recv` returns only when its end is closed.
@@ -180,11 +180,11 @@ class Reporter:
 
     def _now(self) -> WorkerReport:
         app = self._app
-        self._notice_worker()
+        self._find_worker()
         over = self._over.is_set()
         silent = 0.0 if over else self._silent()
         waits = WAITING if silent else ""
-        if app is None or self._behind is None or self._worker is None:
+        if app is None or self._lag_monitor is None or self._worker is None:
             return WorkerReport(waits or "starting", silent=silent, error=self._error)
         status = self._worker.status()
         if status.state == "waiting for disk":
@@ -194,7 +194,7 @@ class Reporter:
             status.handled,
             status.commits,
             tuple(sorted(map(str, status.positions))),
-            {} if over else self._behind.lag(),
+            {} if over else self._lag_monitor.lag(),
             silent,
             self._restoring if status.state == "restoring" else None,
             self._error,
@@ -202,9 +202,9 @@ class Reporter:
 
     def _silent(self) -> float:
         """Return the seconds for which the log has not answered; 0 if it answers."""
-        if self._behind is not None:
-            return self._behind.silent()
-        since = self._opening
+        if self._lag_monitor is not None:
+            return self._lag_monitor.silent()
+        since = self._opening_since
         seconds = 0.0 if since is None else self._clock.monotonic() - since
         return seconds if seconds > SILENT_SECONDS else 0.0
 
@@ -212,7 +212,7 @@ class Reporter:
         return {} if self._worker is None else self._worker.status().positions
 
 
-def _outlive_the_reader() -> None:
+def _ignore_broken_pipes() -> None:
     """Make writes to standard output and error succeed after the supervisor is gone.
 
     Otherwise `print` in a handler would raise, and a task that skips failing records would skip

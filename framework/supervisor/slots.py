@@ -94,7 +94,7 @@ class WorkerSlot:
         self._starts += 1
         self.process = self._start(self.number)
 
-    def bury(self, status: int) -> str:
+    def reap(self, status: int) -> str:
         """Release the process, which has ended with `status`; return a description of its end."""
         process, self.process = self.process, None
         assert process is not None
@@ -104,7 +104,7 @@ class WorkerSlot:
         last, self._last_line = self.error or self._last_line, ""
         return f"worker {self.number} (pid {process.pid}) {ending(status, last)}"
 
-    def put_off(self) -> float:
+    def schedule_restart(self) -> float:
         """Schedule a restart after a pause, and return the pause in seconds."""
         now = self._clock.monotonic()
         self._deaths = self._backoff.deaths_in_a_row(self._deaths, now - self._begun)
@@ -115,12 +115,12 @@ class WorkerSlot:
 
     # Output of the process ------------------------------------------------------------
 
-    def complained(self, lines: Sequence[str]) -> None:
+    def note_stderr(self, lines: Sequence[str]) -> None:
         """Record lines of its standard error."""
         for line in lines:
             self._last_line = line.strip() or self._last_line
 
-    def reported(self, lines: Sequence[str]) -> None:
+    def note_reports(self, lines: Sequence[str]) -> None:
         """Record its reports."""
         for line in lines:
             self._report = decoded(line) or self._report

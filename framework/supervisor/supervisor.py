@@ -99,20 +99,20 @@ class Supervisor:
         self._failure = ""
         self._killed = False
 
-    def run(self, came: SimpleQueue[int]) -> Outcome:
-        """Run the workers until a signal arrives in `came` or a limit is reached.
+    def run(self, signals_received: SimpleQueue[int]) -> Outcome:
+        """Run the workers until a signal arrives in `signals_received` or a limit is reached.
 
         No process is left when it returns.
         """
         try:
             while not self._is_over:
-                self._start_those_due()
+                self._start_due()
                 self._listen()
-                self._bury_the_dead()
-                self._heed(came)
+                self._reap_ended()
+                self._handle_signals(signals_received)
                 self._show()
         finally:
-            self._leave_nobody()
+            self._kill_remaining()
         records = sum(slot.records for slot in self._slots)
         return Outcome(records, self._failure, self._killed)
 
@@ -128,38 +128,38 @@ class Supervisor:
 
     # Starting and reaping -------------------------------------------------------------
 
-    def _start_those_due(self) -> None:
+    def _start_due(self) -> None:
         for slot in self._slots:
             if slot.is_due and not self._leaving:
                 try:
                     slot.start()
                 except OSError as error:
                     what = f"worker {slot.number} cannot be started: {error.strerror or error}"
-                    self._put_off(slot, what)
+                    self._schedule_restart(slot, what)
                 else:
-                    self._hear(slot)
+                    self._register(slot)
 
-    def _bury_the_dead(self) -> None:
+    def _reap_ended(self) -> None:
         for slot, process in self._alive:
             if (status := process.status) is not None:
-                self._hear_the_rest(process)
-                self._bury(slot, status)
+                self._drain(process)
+                self._reap(slot, status)
 
-    def _bury(self, slot: WorkerSlot, status: int) -> None:
-        how = slot.bury(status)
+    def _reap(self, slot: WorkerSlot, status: int) -> None:
+        how = slot.reap(status)
         if slot.error and not any(slot.has_run for slot in self._slots):
             # A permanent error before any worker has run stops all, since it would stop each.
             self._failure = self._failure or slot.error
             self._end()
         slot.done = self._leaving or (status == 0 and self._until_idle)
         if not slot.done:
-            self._put_off(slot, how)
+            self._schedule_restart(slot, how)
         elif self._leaving and status not in (0, -signal.SIGTERM) and not slot.error:
             self._failure = self._failure or how
-            self._say(how)
+            self._add_line(how)
 
-    def _put_off(self, slot: WorkerSlot, why: str) -> None:
-        pause = slot.put_off()
+    def _schedule_restart(self, slot: WorkerSlot, why: str) -> None:
+        pause = slot.schedule_restart()
         if all(slot.done or slot.is_hopeless for slot in self._slots):
             self._failure = (
                 f"every worker ended {self._backoff.give_up} times in a row or more, each time soon "
@@ -167,15 +167,15 @@ class Supervisor:
             )
             self._leaving = True
         else:
-            self._say(f"{why}; it starts again in {pause:.1f} s")
+            self._add_line(f"{why}; it starts again in {pause:.1f} s")
 
     # Ending ---------------------------------------------------------------------------
 
-    def _heed(self, came: SimpleQueue[int]) -> None:
+    def _handle_signals(self, signals_received: SimpleQueue[int]) -> None:
         """Act on signals, the timeout and the deadline for leaving."""
         now = self._clock.monotonic()
-        while not came.empty():
-            came.get()
+        while not signals_received.empty():
+            signals_received.get()
             if self._leaving and now >= self._left_at + IMPATIENT_SECONDS:
                 self._killed = True
                 self._kill_at = now
@@ -199,35 +199,35 @@ class Supervisor:
         for slot, process in self._alive:
             if not self._killed:
                 who = f"worker {slot.number} (pid {process.pid})"
-                self._say(f"{who} has not left within {LEAVE_SECONDS:g} s; it is killed")
+                self._add_line(f"{who} has not left within {LEAVE_SECONDS:g} s; it is killed")
             process.kill()
 
-    def _leave_nobody(self) -> None:
+    def _kill_remaining(self) -> None:
         """Kill workers that are left because of an error in the supervisor, and close the view."""
         for _, process in self._alive:
             process.kill()
             process.close()
         self._selector.close()
-        with self._as_far_as_possible():
+        with self._output_errors_handled():
             self._view.close()
             self._view.lines(self._lines)
 
     # Listening ------------------------------------------------------------------------
 
-    def _hear(self, slot: WorkerSlot) -> None:
-        def passed_on(lines: list[str]) -> None:
-            self._pass_on(slot.number, lines)
+    def _register(self, slot: WorkerSlot) -> None:
+        def take_output(lines: list[str]) -> None:
+            self._add_output(slot.number, lines)
 
-        def complaints(lines: list[str]) -> None:
-            slot.complained(lines)
-            passed_on(lines)
+        def take_stderr(lines: list[str]) -> None:
+            slot.note_stderr(lines)
+            take_output(lines)
 
         process = slot.process
         assert process is not None
         for source, take in (
-            (process.out, passed_on),
-            (process.err, complaints),
-            (process.reports, slot.reported),
+            (process.out, take_output),
+            (process.err, take_stderr),
+            (process.reports, slot.note_reports),
         ):
             self._selector.register(source, selectors.EVENT_READ, take)
 
@@ -235,26 +235,26 @@ class Supervisor:
         """Read what arrives within one tick."""
         for key, _ in self._selector.select(TICK_SECONDS):
             assert isinstance(key.fileobj, LineReader)
-            key.data(key.fileobj.come())
+            key.data(key.fileobj.read_available())
             if key.fileobj.ended:
                 self._selector.unregister(key.fileobj)
 
-    def _hear_the_rest(self, process: WorkerProcess) -> None:
+    def _drain(self, process: WorkerProcess) -> None:
         """Read the remaining output of a dead process, whose children may still write."""
         for source in (process.out, process.err, process.reports):
             if not source.ended:
                 key = self._selector.unregister(source)
-                key.data(source.left())
+                key.data(source.read_remaining())
 
     # Showing --------------------------------------------------------------------------
 
-    def _pass_on(self, worker: int, lines: list[str]) -> None:
+    def _add_output(self, worker: int, lines: list[str]) -> None:
         if self._logs is not None:
             self._logs.take(worker, lines)
         else:
             self._lines += [f"[{worker}] {line}" for line in lines]
 
-    def _say(self, line: str) -> None:
+    def _add_line(self, line: str) -> None:
         self._lines.append(line)
 
     def _show(self) -> None:
@@ -263,7 +263,7 @@ class Supervisor:
         self._note(rows)
         lines, self._lines = self._lines, []
         now = self._clock.monotonic()
-        with self._as_far_as_possible():
+        with self._output_errors_handled():
             if lines:
                 self._view.lines(lines)
             if now >= self._show_at:
@@ -271,7 +271,7 @@ class Supervisor:
                 self._view.show(rows)
 
     @contextlib.contextmanager
-    def _as_far_as_possible(self) -> Iterator[None]:
+    def _output_errors_handled(self) -> Iterator[None]:
         """Stop the workers in order if the output's reader is gone (`| head`).
 
         Output that cannot be written for other reasons, such as a full disk, is dropped.
