@@ -75,6 +75,7 @@ class TokenAuthority:
         except StrandlineError as error:
             _log.error("no token made by `strandline tokens` has access: %s", error)
             return {}
+        # Read without the lock: `_known` is replaced as a whole, so stamp and callers match.
         known = self._known
         if stamp == known.stamp:
             return known.callers

@@ -70,7 +70,11 @@ class Client:
             return not had
 
     def begin(self, stop: Callable[[], None]) -> bool:
-        """Set the function that stops the connection; return False if it was dropped already."""
+        """Set the function that stops the connection; return False if it was dropped already.
+
+        The lock orders this with `drop`: a drop before it is seen here, a drop after it stops the
+        connection.
+        """
         with self._lock:
             self._stop = stop
             return not self._dropped

@@ -294,6 +294,8 @@ class SessionStream:
             if self.client is None:
                 return
             client, self.client = self.client, None
+        # Set before the stream is cancelled, because the first reason stays: the watcher would
+        # otherwise report that the owner is gone.
         self._lost.set()
         _cancel(self._reader)
         if threading.current_thread() is not self._watcher:

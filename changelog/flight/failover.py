@@ -371,6 +371,7 @@ class FailoverBroker:
             except OwnerUnavailable:
                 if not link.lost():
                     raise
+                # By number, because another thread may have replaced the connection already.
                 self._connections.drop(number)
                 if self._clock.monotonic() >= until:
                     raise

@@ -50,6 +50,7 @@ class ServedOwner:
         )
         with contextlib.suppress(OSError):
             os.chmod(self._endpoint.socket, 0o600)
+        # Published last, because clients connect as soon as they can read the file.
         endpoints.publish(self._storage, self._endpoint)
 
     def metrics(self) -> list[MetricReading]:
@@ -61,6 +62,7 @@ class ServedOwner:
 
     def close(self) -> None:
         """Withdraw the endpoint, end all sessions and close the log. Idempotent."""
+        # The owner closes last, because calls in progress still use it.
         endpoints.withdraw(self._storage, self._endpoint)
         self.server.close()
         self.owner.close()

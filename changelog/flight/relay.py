@@ -134,6 +134,7 @@ class Relay:
         finally:
             self._listener.close()
             remove_private(self._path)
+        # Under the lock, so that either `close` finds the splice or this finds `_closed` set.
         with self._lock:
             self._splice = splice = Splice(near, self._peer)
             if self._closed:

@@ -102,6 +102,7 @@ class RemoteEndpoint:
     def close(self) -> None:
         """End all sessions and stop listening, without waiting for peers. Idempotent."""
         self._closed.set()
+        # First, because the goodbye reaches the clients through the front.
         self._endpoint.say_goodbye()
         self._front.close()
         self._close_server()

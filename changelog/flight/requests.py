@@ -256,12 +256,12 @@ class Heartbeat(Request, frozen=True):
     member: GroupMember
     call: int
     seen: int
-    holds: list[TopicPartition]
+    owned: list[TopicPartition]
     timeout: float
 
     def run(self, broker: Broker) -> Assignment:
         timeout = max(0.0, min(self.timeout, MAX_HEARTBEAT_WAIT_S))  # it may be NaN
-        return broker.beat_group(self.member, self.call, self.seen, self.holds, timeout=timeout)
+        return broker.beat_group(self.member, self.call, self.seen, self.owned, timeout=timeout)
 
 
 class LeaveGroup(Request, frozen=True):

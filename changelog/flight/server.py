@@ -1,6 +1,6 @@
 """FlightEndpoint: serves a Broker to other processes over Arrow Flight.
 
-    DoExchange "session"   open as long as the client lives; its end tells the server of its death
+    DoExchange "session"   open as long as the client lives; its end shows that the client is gone
     DoPut      "append"    a stream of batches, appended and acknowledged together
     DoGet                  the ticket is a FetchRequest; waits in the server if nothing is new
     DoAction               every other call, named by its request type, and small appends;
@@ -296,10 +296,12 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         return self._sessions.find(context.get_middleware(_GATE).session)
 
     def _register(self, session: Session, goodbye: _Goodbye) -> None:
+        # One lock for both, so that a stream is either in the list of `say_goodbye` or sees
+        # `_closing` here.
         with self._streams_lock:
             self._streams[session.id] = goodbye
             closing = self._closing
-        if closing:  # `say_goodbye` has run before the stream was registered
+        if closing:
             goodbye.say()
 
     def _run(self, session: Session, request: Request) -> Any:

@@ -124,6 +124,7 @@ class Sessions:
         try:
             session.end(self._broker)
         finally:
+            # Removed after the aborts, so that `wait_idle` does not return before them.
             with self._changed:
                 self._open.pop(session.id, None)
                 self._idle_since = self._clock.monotonic()
