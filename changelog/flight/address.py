@@ -1,12 +1,12 @@
-"""The URLs of logs on other machines.
+"""URLs of logs on other machines.
 
-    strandline://host:port                        in clear, for one machine or a trusted network
+    strandline://host:port                        unencrypted, for a trusted network
     strandline+tls://host:port?ca=/path/ca.pem    TLS; without `ca`, the system's certificates
-        &cert=/path/cert.pem&key=/path/key.pem    with a certificate of the client's own
+        &cert=/path/cert.pem&key=/path/key.pem    with the client's own certificate
     grpc://…  grpc+tcp://…  grpc+tls://…          the same, by Flight's names
 
-The token comes from the environment (`credentials`), as `token-file=/path` in the query, or as `token=…`
-there, where whoever sees the URL sees it.
+The token is taken from the environment (`credentials`), from `token-file=/path` in the query, or
+from `token=…` there, which is visible to everyone who sees the URL.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ DEFAULT_PORT = 7361
 
 
 def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> ConnectionTarget:
-    """What to connect to. Raises InvalidConfig.
+    """Return the address and credentials in a URL. Raises InvalidConfig.
 
     >>> parse_url("strandline://db?token=t").location
     'grpc+tcp://db:7361'
     """
-    place, _, query = url.partition("?")  # a token may have any character, "#" too
+    # Split by hand, because a token may contain any character, "#" too.
+    place, _, query = url.partition("?")
     parts = urlsplit(place)
     options = options_of(query)
     token, file = options.pop("token", ""), options.pop("token-file", "")
@@ -70,9 +71,21 @@ def connect(
     deadline: float = DEADLINE,
     clock: Clock | None = None,
 ) -> FailoverBroker:
-    """The log at `url`; connects again when the connection is lost.
+    """Connect to the log at `url`; the broker reconnects when the connection is lost.
 
-    Raises OwnerUnavailable, Unauthenticated, InvalidConfig.
+    Args:
+        url: URL of the log, see above.
+        token: Token to use instead of the URL's.
+        deadline: Seconds for connecting, and for each call.
+        clock: Measures time.
+
+    Returns:
+        The log.
+
+    Raises:
+        OwnerUnavailable: No server answers in time.
+        Unauthenticated: The token is missing or wrong.
+        InvalidConfig: The URL is wrong.
     """
     target = parse_url(url)
     if token is not None:
@@ -90,7 +103,7 @@ def connect(
 
 
 def host_port(text: str) -> str:
-    """A host and port, the latter ours if none is given. Raises InvalidConfig.
+    """Return "host:port", with the default port if `text` has none. Raises InvalidConfig.
 
     >>> host_port("db"), host_port("127.0.0.1:0"), host_port("[::1]:9")
     ('db:7361', '127.0.0.1:0', '[::1]:9')
@@ -106,7 +119,7 @@ def host_port(text: str) -> str:
 
 
 def read_pem(path: str | os.PathLike[str]) -> bytes:
-    """A certificate or key file. Raises InvalidConfig if there is none."""
+    """Return the content of a certificate or key file. Raises InvalidConfig if it is missing."""
     try:
         return Path(path).read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Answers to the fetches of clients over TCP: read a part at a time, and counted until they are sent."""
+"""Answers to fetches over TCP: read in parts, and counted as in flight until they are sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strandline.changelog.errors import QuotaExceeded
 from strandline.changelog.flight.budgets import ClientBudget
 from strandline.changelog.flight.clients import Client
 from strandline.changelog.flight.limits import PARTITIONS_AT_ONCE
-from strandline.changelog.flight.messages import MAX_FETCH, FetchRequest
+from strandline.changelog.flight.messages import MAX_FETCH_BYTES, FetchRequest
 from strandline.changelog.pins import PinName, there
 from strandline.changelog.records import Fetched, Isolation, TopicPartition
 
@@ -18,9 +18,9 @@ Answered = dict[TopicPartition, Fetched]
 
 
 class Answer:
-    """One answer. A fetch is for so many bytes over all partitions, and not for each.
+    """Answer to one fetch, whose byte limit counts for all partitions together.
 
-    What finds no room is answered as having nothing new, and comes with the next fetch.
+    Partitions that do not fit are answered as having no new records, and come with a later fetch.
     """
 
     def __init__(self, broker: Broker, budget: ClientBudget, client: Client) -> None:
@@ -37,7 +37,7 @@ class Answer:
         isolation: Isolation,
         timeout: float,
     ) -> Answered:
-        """Implements Broker.fetch, in groups of partitions. Raises QuotaExceeded."""
+        """Fetch like Broker.fetch, a group of partitions at a time. Raises QuotaExceeded."""
         left = self._room(max_bytes)
         answered: Answered = {}
         waiting = iter(positions.items())
@@ -47,17 +47,21 @@ class Answer:
                 some,
                 max_bytes=max(1, left // len(some)),
                 isolation=isolation,
-                # The others have been looked at when the last ones wait.
+                # Only the last group waits, because a wait before it would delay the records of
+                # later groups.
                 timeout=timeout if last and not any(f.batches for f in answered.values()) else 0.0,
             )
             left -= self._count(fetched)
             answered |= fetched
-        answered |= self._untouched(dict(waiting))
+        answered |= self._not_fetched(dict(waiting))
         return {partition: answered[partition] for partition in positions}
 
     def pinned(self, request: FetchRequest, pin: PinName) -> Answered:
-        """Return what the positions have of a pin. Raises QuotaExceeded, UnknownPin."""
-        left = self._room(min(request.max_bytes, MAX_FETCH))
+        """Return the pinned records at the request's positions.
+
+        Raises QuotaExceeded, UnknownPin.
+        """
+        left = self._room(min(request.max_bytes, MAX_FETCH_BYTES))
         pins, answered = there(self._broker.pins), Answered()
         for partition, offset in request.positions.items():
             fetched = pins.fetch(pin, partition, offset, max_bytes=max(1, left))
@@ -66,7 +70,7 @@ class Answer:
         return answered
 
     def sent(self) -> None:
-        """Give back what was counted; harmless when repeated."""
+        """Stop counting the answer, which was sent or is lost. Idempotent."""
         self._budget.give(self._client, self._taken)
         self._taken = 0
 
@@ -74,7 +78,8 @@ class Answer:
         room = self._budget.room(self._client)
         if room <= 0:
             raise QuotaExceeded(
-                "this client has fetched as much as it may without reading it; read the answers first"
+                "this client has reached the limit of fetched bytes that it has not read; read the "
+                "answers first"
             )
         return min(max_bytes, room)
 
@@ -84,7 +89,7 @@ class Answer:
         self._taken += size
         return size
 
-    def _untouched(self, positions: Mapping[TopicPartition, int]) -> Answered:
+    def _not_fetched(self, positions: Mapping[TopicPartition, int]) -> Answered:
         ends = self._broker.offsets(list(positions)) if positions else {}
         return {
             partition: Fetched(

@@ -1,12 +1,12 @@
-"""Owning a log folder or attaching to who does, by role.
+"""Owning a log folder or attaching to its owner, by role.
 
-    own_or_attach     take the folder's lock and serve the others; attach if it is taken   (apps)
-    attach_or_spawn   attach; if nobody owns the folder start a background owner           (tools, Spark)
-    own               take the lock, or raise LogLocked                                    (supervisors)
+    own_or_attach     apps: lock the folder and serve other processes; attach if it is locked
+    attach_or_spawn   tools, Spark: attach; start a background owner if the folder has none
+    own               supervisors: lock the folder, or raise LogLocked
 
-The lock decides, and nothing else: an endpoint file may be stale, not there yet, or of an owner
-that has just died. So connecting goes round until one way works or the time is up, and that same
-round is the election when an owner dies.
+Only the lock decides who owns the folder. The endpoint file may be stale, missing, or written by an
+owner that has just died. So connecting tries each way in turn until one works or the time is up.
+The same loop is the election after an owner has died.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from strandline.changelog.lock import holder
 
 Role = Literal["own_or_attach", "attach_or_spawn", "own"]
 
-FIRST_PAUSE = 0.005
-LONGEST_PAUSE = 0.1
+FIRST_PAUSE_S = 0.005
+MAX_PAUSE_S = 0.1
 
 
 def attach_or_own(
@@ -46,29 +46,42 @@ def attach_or_own(
     deadline: float = DEADLINE,
     idle: float = background.IDLE,
 ) -> FailoverBroker:
-    """The log in the folder `path`, which is made if it is not there.
+    """Open the log in the folder `path`, which is created if need be.
 
-    `durability` is the owner's to choose; one that attaches gets what the owner chose.
-    `deadline`: seconds for a call, and for opening. `idle`: seconds after which a background
-    owner that this call starts leaves. Raises LogLocked (role "own"), OwnerUnavailable,
-    InvalidConfig for what is meant as a URL, StorageFailed on a network file system, and what opening the log raises.
+    Args:
+        path: Folder of the log.
+        role: One of the roles above.
+        durability: Durability of appends if this process becomes the owner; ignored if it attaches.
+        clock: Measures time.
+        deadline: Seconds for opening, and for each call.
+        idle: Seconds without clients after which a background owner started by this call exits.
+
+    Returns:
+        A broker that reconnects when the owner changes.
+
+    Raises:
+        LogLocked: Another process owns the folder, and `role` is "own".
+        OwnerUnavailable: The folder's owner does not answer in time.
+        InvalidConfig: `role` is unknown, or `path` is a URL.
+        StorageFailed: The folder is on a network file system, or cannot be used.
+        StrandlineError: Any other error of opening the log.
     """
     if role not in get_args(Role):
         raise InvalidConfig(f"role is one of {', '.join(get_args(Role))}; got {role!r}")
     location.check_folder(path)
     folder = Path(os.path.abspath(path))
     filesystem.check_local(folder)
-    found = _FolderAccess(folder, durability, clock or SystemClock(), idle, deadline)
+    access = _FolderAccess(folder, durability, clock or SystemClock(), idle, deadline)
     connect = {
-        "own_or_attach": found.own_or_attach,
-        "attach_or_spawn": found.attach_or_spawn,
-        "own": lambda _seconds: found.own(),
+        "own_or_attach": access.own_or_attach,
+        "attach_or_spawn": access.attach_or_spawn,
+        "own": lambda _seconds: access.own(),
     }[role]
     return FailoverBroker(connect, deadline=deadline, name=str(folder), clock=clock)
 
 
 class _FolderAccess:
-    """The ways to get at a folder's log."""
+    """Ways to open a folder's log."""
 
     def __init__(
         self, folder: Path, durability: Durability, clock: Clock, idle: float, deadline: float
@@ -87,24 +100,24 @@ class _FolderAccess:
         )
 
     def own_or_attach(self, seconds: float) -> LogLink:
-        """Become the owner, or attach to who is."""
+        """Become the owner, or attach to the current one."""
         return self._first_of([lambda _left: self.own(), self._attach], seconds)
 
     def attach_or_spawn(self, seconds: float) -> LogLink:
-        """Attach to the owner, started for the purpose if there is none."""
+        """Attach to the owner; start a background owner if there is none."""
         spawned = background.Spawner(self._folder, self._idle, self._durability)
         return self._first_of([self._attach, spawned.ensure], seconds)
 
     def _attach(self, left: float) -> LogLink | None:
-        """A connection to the owner that the endpoint file names; None if nobody is there."""
+        """Connect to the owner named by the endpoint file; return None if there is no owner."""
         endpoint = endpoints.read(self._folder)
         if endpoint is None or endpoint.life() == "dead":
             return None
         name = str(self._folder)
         if not Path(endpoint.socket).exists():
             raise OwnerUnavailable(
-                f"the owner of {name}, pid {endpoint.pid}, runs, but its socket {endpoint.socket} is "
-                "gone; if it was removed, restart that process"
+                f"the owner of {name}, pid {endpoint.pid}, runs, but its socket {endpoint.socket} does "
+                "not exist; if it was removed, restart that process"
             )
         try:
             target = ConnectionTarget(
@@ -114,32 +127,32 @@ class _FolderAccess:
                 target, deadline=self._deadline, connect_within=left, clock=self._clock
             )
         except Unauthenticated:
-            return None  # the socket has a new owner, whose endpoint file comes next
+            return None  # a new owner has the socket, and has not written its endpoint file yet
         return LogLink(broker, lambda: broker.lost, broker.close)
 
     def _first_of(self, ways: list[Callable[[float], LogLink | None]], seconds: float) -> LogLink:
         until = self._clock.monotonic() + seconds
-        pause = FIRST_PAUSE
-        why: OwnerUnavailable | None = None
+        pause = FIRST_PAUSE_S
+        last_error: OwnerUnavailable | None = None
         while True:
             for way in ways:
                 try:
-                    link = way(max(FIRST_PAUSE, until - self._clock.monotonic()))
+                    link = way(max(FIRST_PAUSE_S, until - self._clock.monotonic()))
                 except LogLocked:
-                    link = None  # somebody else was faster
+                    link = None  # another process was faster
                 except OwnerUnavailable as error:
-                    why, link = error, None
+                    last_error, link = error, None
                 if link is not None:
                     return link
             if self._clock.monotonic() >= until:
-                raise why or self._nobody(seconds)
+                raise last_error or self._not_served(seconds)
             threading.Event().wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, MAX_PAUSE_S)
 
-    def _nobody(self, seconds: float) -> OwnerUnavailable:
-        nobody = OwnerUnavailable(
+    def _not_served(self, seconds: float) -> OwnerUnavailable:
+        error = OwnerUnavailable(
             f"{self._folder} is locked by a process that does not serve it: "
             f"{holder(self._folder / LOCK)}; it may be recovering a large log, or be stopped"
         )
-        nobody.waited = seconds
-        return nobody
+        error.waited = seconds
+        return error

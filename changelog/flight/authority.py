@@ -1,4 +1,4 @@
-"""The tokens that a served log accepts: the admin token, and those of the document in its folder."""
+"""Tokens that a served log accepts: the admin token, and those in the tokens file of its folder."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ ADMIN_NAME = "admin"
 
 
 class _Known(NamedTuple):
-    """The tokens of the document, as it was when it had this stamp."""
+    """Content of the tokens file, as it was when it had this stamp."""
 
     stamp: object
     callers: dict[str, Principal]
 
 
 class TokenAuthority:
-    """Implements Authority. Thread-safe.
+    """Implementation of Authority. Thread-safe.
 
-    The document is looked at (`stat`) for each hello and each call, and read when it was replaced. While
-    it cannot be read no token in it has access; the admin token, which is not in it, keeps its own.
+    Each hello and each call checks the tokens file by `stat`, and reads it if it was replaced.
+    While it cannot be read, its tokens have no access. The admin token is not in it and remains
+    valid.
 
     Args:
-        storage: The log's folder.
-        admin_token: The token that was given to `strandline serve`.
+        storage: Folder of the log.
+        admin_token: Token that `strandline serve` was given.
 
     Raises:
-        InvalidConfig: The admin token has the form of the tokens that `strandline tokens` makes.
-        CorruptLog: The document is damaged. FutureFormat: A later version wrote it.
+        InvalidConfig: The admin token looks like a token created by `strandline tokens`.
+        CorruptLog: The tokens file is damaged.
+        FutureFormat: A later version wrote the tokens file.
     """
 
     def __init__(self, storage: Storage, admin_token: str) -> None:
         if hello.token_id(admin_token):
             raise InvalidConfig(
-                "the token of `serve` has the form of one that `strandline tokens` makes, which has an id; "
-                "give another one (STRANDLINE_TOKEN, --token-file), or none: then one is made"
+                "the token of `serve` has an id, like tokens created by `strandline tokens`; use another "
+                "token (STRANDLINE_TOKEN, --token-file), or none, then one is generated"
             )
         self._storage = storage
         self._admin = Principal(ADMIN_NAME, hello.verifier_of(admin_token), "", ALL)
@@ -56,15 +58,15 @@ class TokenAuthority:
 
     @property
     def granting(self) -> Granting:
-        """Makes and checks grants."""
+        """Issuer and checker of grants."""
         return self._granting
 
     def authenticate(self, token_id: str) -> Principal | None:
-        """Return what is known of a token id ("" for the admin token); None if there is no such token."""
+        """Return the principal of a token id ("" for the admin token); None if it is unknown."""
         return self._callers().get(token_id) if token_id else self._admin
 
     def is_valid(self, caller: Principal) -> bool:
-        """Return whether a token that was authenticated has not been revoked since."""
+        """Return True if an authenticated token has not been revoked since."""
         return caller is self._admin or self._callers().get(caller.token_id) == caller
 
     def _callers(self) -> dict[str, Principal]:
@@ -73,6 +75,7 @@ class TokenAuthority:
         except StrandlineError as error:
             _log.error("no token made by `strandline tokens` has access: %s", error)
             return {}
+        # Read without the lock: `_known` is replaced as a whole, so stamp and callers match.
         known = self._known
         if stamp == known.stamp:
             return known.callers

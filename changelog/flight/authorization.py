@@ -1,6 +1,6 @@
-"""Which right each call of a client over TCP needs. A call without an entry here is refused.
+"""Rights that the calls of clients over TCP need. A call without an entry here is refused.
 
-Processes on the log's own Unix socket run as the user to whom the files belong, and are not asked.
+Processes on the log's own Unix socket need no rights, because they run as the owner of the files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Need = Callable[[AuthorizedToken, Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """One call of a client: its token, and the grants that it presents."""
+    """Rights of one call: the client's token and the grants that the call presents."""
 
     holder: AuthorizedToken
     granting: Granting
@@ -35,11 +35,11 @@ class Permit:
         Raises:
             NotAuthorized: Its token lacks a right, which the error names.
             ProducerFenced: It acts for a producer that it has not opened.
-            MemberFenced: It speaks for a member that it has not opened.
+            MemberFenced: It acts for a group member that it has not opened.
         """
         need = NEEDED.get(type(message))
         if need is None:
-            raise NotAuthorized(f"{type(message).__name__} is no call for clients over TCP")
+            raise NotAuthorized(f"clients over TCP may not call {type(message).__name__}")
         need(self.holder, message)
         self.granting.check(self.holder.token_id, self.presented, subjects_of(message))
 
@@ -51,14 +51,15 @@ class Permit:
         return [one for one in answer if select(self.holder, one)]
 
     def grants(self, request: r.Request, answer: Any) -> list[bytes]:
-        """Return what goes with an answer: the grant for what the request has opened, if anything."""
+        """Return the grant for the producer or member that the request has opened, if any."""
         opened: Subject | None = opened_by(request, answer)
         return [] if opened is None else [self.granting.grant(self.holder.token_id, opened)]
 
     def own(self, message: Any) -> Any:
-        """Return a message that names pins of the client's token: each token has its own names.
+        """Return the message with its pin names mapped to those of the client's token.
 
-        One with the right `admin` names all pins, by the names that the log has for them.
+        Each token has its own namespace of pins. A token with the right `admin` uses the names of
+        the log, and so can name all pins.
         """
         if self.holder.rights.admin:
             return message
@@ -85,7 +86,7 @@ def _topics(kind: str, names: Callable[[Any], Iterable[str]]) -> Need:
     return need
 
 
-def _seen(names: Callable[[Any], Iterable[str]]) -> Need:
+def _visible_topics(names: Callable[[Any], Iterable[str]]) -> Need:
     def need(holder: AuthorizedToken, message: Any) -> None:
         for name in {*names(message)}:
             holder.need_to_see(name)
@@ -97,8 +98,8 @@ def _admin(holder: AuthorizedToken, _message: Any) -> None:
     holder.need_admin()
 
 
-def _anybody(_holder: AuthorizedToken, _message: Any) -> None:
-    """The answer is only what the token may see (VISIBLE), or grants decide alone."""
+def _no_right(_holder: AuthorizedToken, _message: Any) -> None:
+    """Require no right: the answer is filtered (VISIBLE), or only the grant counts."""
 
 
 def _create_topic(holder: AuthorizedToken, message: r.CreateTopic) -> None:
@@ -108,7 +109,7 @@ def _create_topic(holder: AuthorizedToken, message: r.CreateTopic) -> None:
 
 
 def _alter_topic(holder: AuthorizedToken, message: r.AlterTopic) -> None:
-    """Nullable fields may be added by all that produce; settings and partitions change the past."""
+    """Require `produce` to add nullable fields, and `admin` to change settings or partitions."""
     if message.config is not None or message.partitions is not None:
         holder.need_admin()
     holder.need_topic("produce", message.name)
@@ -151,13 +152,13 @@ NEEDED: Mapping[type[Any], Need] = {
     r.CreateTopic: _create_topic,
     r.DeleteTopic: _admin,
     r.AlterTopic: _alter_topic,
-    r.ListTopics: _anybody,
-    r.DescribeTopic: _seen(lambda m: [m.name]),
-    r.ListOffsets: _seen(lambda m: (tp.topic for tp in m.partitions)),
+    r.ListTopics: _no_right,
+    r.DescribeTopic: _visible_topics(lambda m: [m.name]),
+    r.ListOffsets: _visible_topics(lambda m: (tp.topic for tp in m.partitions)),
     r.OffsetForTime: _topics("read", lambda m: [m.partition.topic]),
     r.DeleteRecords: _admin,
     r.CleanTopics: _admin,
-    r.Cleaning: _anybody,
+    r.Cleaning: _no_right,
     r.HoldPin: _topics("read", lambda m: (tp.topic for tp in m.ranges)),
     r.UsePin: _pinned,
     r.ReleasePins: _pinned,
@@ -165,10 +166,10 @@ NEEDED: Mapping[type[Any], Need] = {
     r.ReleaseSnapshot: _admin,
     r.InitProducer: _init_producer,
     r.AddOffsets: _offsets_of_group,
-    r.EndTransaction: _anybody,
+    r.EndTransaction: _no_right,
     r.CommitOffsets: _offsets_of_group,
     r.FetchOffsets: _group,
-    r.ListGroups: _anybody,
+    r.ListGroups: _no_right,
     r.DescribeGroup: _group,
     r.JoinGroup: _join_group,
     r.Heartbeat: _member,
@@ -176,11 +177,11 @@ NEEDED: Mapping[type[Any], Need] = {
     r.DescribeConfig: _admin,
     r.AlterConfig: _admin,
 }
-"""By the type of the message, what raises NotAuthorized if a right is missing."""
+"""Checks by message type; each raises NotAuthorized if a right is missing."""
 
 VISIBLE: Mapping[type[r.Request], Callable[[AuthorizedToken, Any], bool]] = {
     r.ListTopics: lambda holder, info: holder.sees(info.name),
     r.Cleaning: lambda holder, status: holder.sees(status.topic),
     r.ListGroups: lambda holder, group: holder.rights.may("group", group),
 }
-"""By the type of the request, which items of its answer a token may see."""
+"""Filters by request type; each returns True for items of the answer that a token may see."""

@@ -1,10 +1,10 @@
-"""An owner of its own for short-lived tools, which leaves when nobody needs it.
+"""A background owner for short-lived tools, which exits when it has no clients.
 
     python -m strandline.changelog.flight.background DIR --idle 10
 
-A tool that finds no owner starts this detached, attaches, and need not be the owner itself: it
-may end at any moment, and others attached at the time notice nothing. What it has to say
-goes to `owner.log` in the folder.
+A tool that finds no owner starts this process detached and attaches to it. The tool does not become
+the owner itself, so it may end at any time without an election among the other clients. The process
+logs to `owner.log` in the folder.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from strandline.changelog.storage import LocalStorage
 from strandline.changelog.trust import check_trusted
 
 IDLE = 10.0
-"""Seconds without a session after which a background owner leaves."""
+"""Seconds without a session after which a background owner exits."""
 BACKGROUND = "owner in the background"
-"""What the lock file calls it."""
+"""Name of a background owner in the lock file."""
 LOG_FILE = "owner.log"
-LOG_BYTES = 1 << 20
-"""Larger than this, the log file begins anew with the next background owner."""
+MAX_LOG_BYTES = 1 << 20
+"""Size in bytes from which the next background owner truncates the log file."""
 
 EXIT_LOCKED = 75
 """Exit status: another process owns the folder (BSD's EX_TEMPFAIL)."""
@@ -52,7 +52,7 @@ _log = logging.getLogger("changelog.background")
 
 
 class Spawner:
-    """Starts a background owner for a folder, one at a time."""
+    """Starts background owners for a folder, one at a time."""
 
     def __init__(self, folder: Path, idle: float, durability: Durability) -> None:
         self._folder = folder
@@ -61,16 +61,18 @@ class Spawner:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ensure(self, _left: float = 0.0) -> None:
-        """Start one unless the last is still running.
+        """Start a background owner unless the last one is still running.
 
-        Raises what keeps the folder from being opened, or StorageFailed if the program does not run.
+        Raises the error that kept the last one from opening the folder, or StorageFailed if the
+        program cannot be run.
         """
         if self._process is not None:
             status = self._process.poll()
             if status is None:
                 return
             if status == EXIT_FAILED:
-                # It has no way to say which error it was, but here the same will be raised.
+                # An exit status cannot carry the error, so the folder is opened here, which raises
+                # the same one.
                 Owner(LocalStorage(self._folder), durability=self._durability).close()
             elif status > 0 and status != EXIT_LOCKED:
                 raise StorageFailed(
@@ -78,7 +80,7 @@ class Spawner:
                     f"{self._folder / LOG_FILE} ends with: {_tail(self._folder / LOG_FILE)}"
                 )
         self._process = self._spawn()
-        # Somebody has to take note of its end, or it stays in the process table.
+        # Waiting for its end removes it from the process table.
         threading.Thread(target=self._process.wait, name="strandline-reaper", daemon=True).start()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
@@ -109,15 +111,18 @@ class Spawner:
 
 
 def run(folder: Path, *, idle: float = IDLE, durability: Durability = "fsync") -> int:
-    """Own `folder` until no session was open for `idle` seconds, or SIGTERM; the exit status."""
-    with signals.awaited(signal.SIGTERM, signal.SIGINT) as came:
-        return _run(folder, idle, durability, lambda: not came.empty())
+    """Own `folder` until SIGTERM, or until it has had no session for `idle` seconds.
+
+    Returns the exit status.
+    """
+    with signals.awaited(signal.SIGTERM, signal.SIGINT) as received:
+        return _run(folder, idle, durability, lambda: not received.empty())
 
 
 def ask_to_leave(folder: Path) -> bool:
-    """Ask the background owner of `folder` to close the log; whether there is one that can be asked.
+    """Send SIGTERM to the background owner of `folder`; return False if there is none.
 
-    Those attached to it go on with whoever owns the folder next.
+    Its clients elect a new owner and continue.
     """
     endpoint = endpoints.read(folder)
     if endpoint is None or endpoint.life() != "alive":
@@ -126,7 +131,7 @@ def ask_to_leave(folder: Path) -> bool:
         return False
     try:
         os.kill(endpoint.pid, signal.SIGTERM)
-    except OSError:  # it has just left, or is another user's
+    except OSError:  # it has just exited, or belongs to another user
         return False
     return True
 
@@ -150,7 +155,7 @@ def _run(folder: Path, idle: float, durability: Durability, stopped: Callable[[]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m strandline.changelog.flight.background")
     parser.add_argument("folder", type=Path, help="the log's folder")
     parser.add_argument(
@@ -164,25 +169,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_log(folder: Path) -> int:
-    """Descriptor of the log file, at whose end is written. Raises OSError, also for a link."""
+    """Open the log file for appending and return its descriptor.
+
+    Raises OSError, also if the file is a link: writing through a link could damage another file.
+    """
     directory = Directory(folder)
-    # Several may start at once: each appends, or one would write over what another has said.
+    # O_APPEND, because several background owners may start at once and must not overwrite each
+    # other's lines.
     descriptor = directory.open_file(LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     found = os.fstat(descriptor)
     check_trusted(found, str(folder / LOG_FILE))
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(descriptor)
-        raise OSError(errno.EMLINK, f"{LOG_FILE} has another name too, and is left alone")
-    if found.st_size >= LOG_BYTES:
+        raise OSError(errno.EMLINK, f"{LOG_FILE} is not a regular file with one link")
+    if found.st_size >= MAX_LOG_BYTES:
         os.ftruncate(descriptor, 0)
     return descriptor
 
 
 def environment() -> dict[str, str]:
-    """Ours for a child, with the folder these packages come from, which may be found through the working directory only."""
-    root = str(Path(os.path.abspath(__file__)).parents[3])  # the package may hold links
+    """Return this process's environment for a child, with this package's folder in PYTHONPATH.
+
+    The child runs in another working directory, and this process may have found the package
+    through its working directory only.
+    """
+    root = str(Path(os.path.abspath(__file__)).parents[3])  # abspath keeps the package's links
     if root in site.getsitepackages():
-        return dict(os.environ)  # in PYTHONPATH it would come before the standard library
+        return dict(os.environ)  # PYTHONPATH would put it before the standard library
     others = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{others}" if others else root}
 

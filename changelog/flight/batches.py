@@ -1,9 +1,9 @@
 """Arrow batches of any schema in one Flight stream.
 
-A Flight stream has one schema, and one call moves batches of several topics. So each batch
-travels as a row of binary: its own IPC message, which costs one memory copy on the sending
-side and none on the receiving one (measured: no slower than a native stream). The schemas come
-once, in the stream's first message; the header of each batch says which is its own.
+A Flight stream has one schema, but one call transfers batches of several topics. So each batch is
+sent as a row with a binary column that contains its IPC message. That costs one memory copy on the
+sending side and none on the receiving side (measured: as fast as a native stream). All schemas are
+in the stream's first message, and the header of each batch has the number of its schema.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from strandline.changelog.records import Append, Batch, Fetched, TopicPartition
 ROW_SCHEMA = pa.schema(
     [pa.field("message", pa.large_binary()), pa.field("offsets", pa.large_binary())]
 )
-"""An IPC record-batch message, and the records' offsets (int64) where they do not follow one another."""
+"""Schema of a row: an IPC record-batch message, and the records' offsets (int64) if not dense."""
 
 
 class StreamMessage(NamedTuple):
@@ -43,7 +43,7 @@ class StreamMessage(NamedTuple):
 
 
 def append_rows(appends: Sequence[Append]) -> Iterator[StreamMessage]:
-    """The stream that carries `appends`."""
+    """Return the stream that carries `appends`."""
     schemas = _Schemas(append.columns.schema for append in appends)
     yield StreamMessage(_EMPTY_ROW, encode(StreamHeader(schemas.found)))
     for append in appends:
@@ -51,7 +51,7 @@ def append_rows(appends: Sequence[Append]) -> Iterator[StreamMessage]:
 
 
 def small_append(appends: Sequence[Append]) -> SmallAppend:
-    """The single message that carries `appends`."""
+    """Return the single message that carries `appends`."""
     schemas = _Schemas(append.columns.schema for append in appends)
     batches = [
         (_append_header(append, schemas), append.columns.serialize().to_pybytes())
@@ -61,7 +61,10 @@ def small_append(appends: Sequence[Append]) -> SmallAppend:
 
 
 def read_appends(rows: Iterable[StreamMessage]) -> list[Append]:
-    """The appends of a client, whom nothing is believed: lengths first, then every value."""
+    """Return the appends in a client's stream.
+
+    Clients are not trusted: the sizes and every value of the batches are validated.
+    """
     stream = iter(rows)
     schemas = _first_header(stream).schemas
     appends = []
@@ -69,17 +72,18 @@ def read_appends(rows: Iterable[StreamMessage]) -> list[Append]:
     for row in stream:
         header: AppendHeader = decode(row.header, AppendHeader)
         appends.append(_checked_append(header, _message(row.data), schemas))
-        # Of the columns: several may lie in the same bytes, or be compressed.
+        # The size of the columns counts and not that of the message, because columns may share
+        # bytes of the message or be compressed in it.
         size += appends[-1].columns.nbytes
         if size > MAX_APPEND:
             raise RecordTooLarge(
-                f"one append call brings more than {MAX_APPEND:,} bytes; send its batches in several calls"
+                f"an append call has more than {MAX_APPEND:,} bytes; send its batches in several calls"
             )
     return appends
 
 
 def read_small_append(sent: SmallAppend) -> list[Append]:
-    """The appends of a client in one message, checked in the same way."""
+    """Return the appends in a client's message, validated in the same way."""
     return [
         _checked_append(header, pa.py_buffer(message), sent.schemas)
         for header, message in sent.batches
@@ -87,7 +91,10 @@ def read_small_append(sent: SmallAppend) -> list[Append]:
 
 
 def claimed_by(sent: SmallAppend) -> int:
-    """Return the bytes that a client's batches have when unpacked, as they say. Raises InvalidRecord."""
+    """Return the number of bytes that a client's batches claim to have when decompressed.
+
+    Raises InvalidRecord.
+    """
     try:
         return sum(claimed_bytes(pa.py_buffer(message)) for _, message in sent.batches)
     except pa.ArrowException as error:
@@ -95,7 +102,7 @@ def claimed_by(sent: SmallAppend) -> int:
 
 
 def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[StreamMessage]:
-    """The stream that carries the answer to a fetch."""
+    """Return the stream that carries the answer to a fetch."""
     batches = [batch for part in fetched.values() for batch in part.batches]
     schemas = _Schemas(batch.columns.schema for batch in batches)
     states = [
@@ -123,7 +130,10 @@ def fetched_rows(fetched: Mapping[TopicPartition, Fetched]) -> Iterator[StreamMe
 
 
 def read_fetched(rows: Iterable[StreamMessage]) -> dict[TopicPartition, Fetched]:
-    """The answer to a fetch, from the owner, who has checked what it sends."""
+    """Return the answer to a fetch.
+
+    Its values are not validated, because the owner that sends it has done so.
+    """
     stream = iter(rows)
     first = _first_header(stream)
     fetched = {
@@ -153,7 +163,7 @@ def read_fetched(rows: Iterable[StreamMessage]) -> dict[TopicPartition, Fetched]
 
 
 def rows_of(reader: Any) -> Iterator[StreamMessage]:
-    """The rows of a Flight stream, as they come in."""
+    """Yield the rows of a Flight stream as they arrive."""
     if reader.schema != ROW_SCHEMA:
         raise InvalidRequest(f"expected a stream of {ROW_SCHEMA.names}, got {reader.schema.names}")
     for chunk in reader:
@@ -164,12 +174,12 @@ def rows_of(reader: Any) -> Iterator[StreamMessage]:
 
 
 def stream_of(rows: Iterable[StreamMessage]) -> Any:
-    """Rows as what a Flight server returns from DoGet."""
+    """Return rows as the stream that a Flight server returns from DoGet."""
     return flight.GeneratorStream(ROW_SCHEMA, iter(rows))
 
 
 class _Schemas:
-    """Numbers the distinct schemas of a stream."""
+    """The distinct schemas of a stream and their numbers."""
 
     def __init__(self, schemas: Iterable[pa.Schema]) -> None:
         self._numbers: dict[pa.Schema, int] = {}
@@ -191,7 +201,7 @@ def _row(columns: pa.RecordBatch, offsets: pa.Int64Array | None) -> pa.RecordBat
 
 
 def _one_binary(content: pa.Buffer | None) -> pa.Array:
-    """A column of one row that is `content`, not a copy of it."""
+    """Return a column with one row, whose value is `content` without a copy."""
     if content is None:
         return pa.nulls(1, pa.large_binary())
     ends = pa.py_buffer(np.array([0, content.size], dtype=np.int64))
@@ -221,7 +231,7 @@ def _sparse_offsets(row: pa.RecordBatch) -> pa.Int64Array | None:
 
 
 def _content(column: pa.Array) -> pa.Buffer:
-    """The one value of a large_binary column, not a copy (a scalar would be one)."""
+    """Return the only value of a large_binary column without a copy; a scalar would copy it."""
     _, ends, data = column.buffers()
     start, end = np.frombuffer(ends, np.int64)[column.offset : column.offset + 2].tolist()
     return data.slice(start, end - start)
@@ -240,7 +250,7 @@ def _append_header(append: Append, schemas: _Schemas) -> AppendHeader:
 
 
 def _checked_append(header: AppendHeader, message: pa.Buffer, schemas: list[pa.Schema]) -> Append:
-    """An append in whose columns every length, offset and string has been looked at."""
+    """Return an append after validation of every length, offset and string in its columns."""
     columns = _columns(message, schemas, header.schema)
     try:
         columns.validate(full=True)

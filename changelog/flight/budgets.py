@@ -1,4 +1,4 @@
-"""What clients of the TCP port have in flight, counted before memory or a thread is taken for it."""
+"""Limits on calls and bytes in flight over TCP, counted before memory or a thread is used."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from strandline.changelog.flight.limits import ListenerLimits
 
 
 class ClientBudget:
-    """So much for each client, and so much for all together.
+    """A limit for each client, and one for all clients together.
 
-    A client that asks for more than its own share is refused. Where all together have used up
-    theirs, the client that holds the most loses its connection: the others go on, so none of them
-    needs to wait for another, and there is no deadlock.
+    A client that exceeds its own limit is refused. If the total limit is reached, the client that
+    uses most is disconnected. So no client waits for another one, and there is no deadlock.
 
     Args:
-        what: What is counted, as errors call it.
-        each: How much one client may hold.
-        total: How much all may hold together.
+        what: Name of the counted thing in errors.
+        each: Maximum of one client.
+        total: Maximum of all clients together.
     """
 
     def __init__(self, what: str, each: int, total: int) -> None:
@@ -34,11 +33,11 @@ class ClientBudget:
         self._sum = 0
 
     def room(self, client: Client) -> int:
-        """Return how much more a client may take."""
+        """Return the amount that a client may still take."""
         return self._each - self._held[client]
 
     def take(self, client: Client, amount: int) -> None:
-        """Count `amount` for a client. Raises QuotaExceeded, and counts nothing then."""
+        """Count `amount` for a client, or raise QuotaExceeded without counting it."""
         while True:
             with self._lock:
                 if self._held[client] + amount > self._each:
@@ -60,7 +59,7 @@ class ClientBudget:
             largest.drop()
 
     def give(self, client: Client, amount: int) -> None:
-        """Give back what was taken; harmless for a client that is gone."""
+        """Return an amount that `take` has counted; does nothing for a client that is gone."""
         with self._lock:
             amount = min(amount, self._held[client])
             self._sum -= amount
@@ -69,7 +68,7 @@ class ClientBudget:
                 del self._held[client]
 
     def forget(self, client: Client) -> None:
-        """Give back all that a client holds."""
+        """Return everything that was counted for a client."""
         with self._lock:
             self._forget(client)
 
@@ -78,7 +77,7 @@ class ClientBudget:
 
     @contextmanager
     def taken(self, client: Client, amount: int) -> Iterator[None]:
-        """Hold `amount` for a client meanwhile. Raises QuotaExceeded."""
+        """Count `amount` for a client within `with`. Raises QuotaExceeded."""
         self.take(client, amount)
         try:
             yield
@@ -99,6 +98,6 @@ class Budgets:
         )
 
     def forget(self, client: Client) -> None:
-        """Give back all that a client holds."""
+        """Return everything that was counted for a client."""
         for budget in (self.calls, self.requests, self.answers):
             budget.forget(client)

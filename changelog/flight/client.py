@@ -1,9 +1,9 @@
 """FlightBroker: the Broker of another process, over one connection.
 
-When the connection is gone every call raises OwnerUnavailable, and `lost` says so; failover.py
-connects anew. An owner that does not answer in time (stopped, swapping, stuck) gives
-OwnerUnavailable as well, but the connection stays: what was asked may still happen, so only calls
-that may be repeated should be.
+After the connection is lost, `lost` is True and every call raises OwnerUnavailable; failover.py
+then connects again. A call also raises OwnerUnavailable if the owner does not answer in time
+(stopped, swapping, blocked). In that case the connection stays, and the owner may still execute the
+call, so only calls that may be repeated should be repeated.
 """
 
 from __future__ import annotations
@@ -42,16 +42,23 @@ from strandline.changelog.records import (
 from strandline.changelog.storage import LocalStorage
 
 DEADLINE = 30.0
-"""Seconds a call may take, beyond what a fetch was told to wait."""
+"""Default seconds that a call may take, in addition to the timeout of a fetch."""
 
 
 class FlightBroker:
-    """The log that the owner at `target` serves.
+    """Broker of the log that the owner at `target` serves.
 
-    Raises OwnerUnavailable when there is nobody, or no answer within `deadline` seconds (to
-    connecting, within `connect_within`, which is the same unless given);
-    Unauthenticated for a wrong token; InvalidRequest for another version of the protocol.
-    `grants`: what earlier connections to a log over TCP were granted.
+    Args:
+        target: The log.
+        deadline: Seconds that a call may take.
+        connect_within: Seconds that connecting may take; by default `deadline`.
+        clock: Measures the timeouts of fetches.
+        grants: Grants that earlier connections to the same log over TCP have received.
+
+    Raises:
+        OwnerUnavailable: There is no owner, or it does not answer in time.
+        Unauthenticated: The token is missing or wrong.
+        InvalidRequest: The owner speaks another version of the protocol.
     """
 
     def __init__(
@@ -81,7 +88,7 @@ class FlightBroker:
 
     @property
     def lost(self) -> bool:
-        """Whether the connection is gone for good."""
+        """True once the connection is permanently lost."""
         return self._connection.session.lost
 
     # Topics ---------------------------------------------------------------------------
@@ -152,7 +159,8 @@ class FlightBroker:
             following = {tp: one.next_offset for tp, one in fetched.items()}
             if following == request.positions or any(one.batches for one in fetched.values()):
                 return fetched
-            # What came was only markers and aborted records: that is nothing new to who waits.
+            # The fetch returned only markers and aborted records, which the caller does not see.
+            # So it continues after them for the rest of the timeout.
             left = max(0.0, until - self._clock.monotonic())
             request = FetchRequest(following, max_bytes, isolation, left)
 
@@ -182,8 +190,8 @@ class FlightBroker:
         self._ask(requests.CleanTopics(None if topics is None else list(topics)))
 
     def cleaning(self) -> list[CleaningStatus]:
-        told: list[CleaningStatus] = self._ask(requests.Cleaning())
-        return told
+        statuses: list[CleaningStatus] = self._ask(requests.Cleaning())
+        return statuses
 
     # Producers and transactions -------------------------------------------------------
 
@@ -252,10 +260,10 @@ class FlightBroker:
         *,
         timeout: float = 0.0,
     ) -> Assignment:
-        grant: Assignment = self._connection.ask(
-            requests.Heartbeat(member, call, seen, list(holds), timeout), longer=timeout
+        assignment: Assignment = self._connection.ask(
+            requests.Heartbeat(member, call, seen, list(holds), timeout), extra_s=timeout
         )
-        return grant
+        return assignment
 
     def leave_group(self, member: GroupMember) -> None:
         self._ask(requests.LeaveGroup(member))
@@ -268,7 +276,7 @@ class FlightBroker:
 
 
 def _same_folder(target: ConnectionTarget) -> LocalStorage | None:
-    """The folder at the target's path, held from now on; None if it is not that of the owner any more."""
+    """Open the folder at the target's path; return None if it is not the owner's any more."""
     assert target.folder is not None
     storage = LocalStorage(target.folder)
     known = target.endpoint.folder if target.endpoint is not None else None

@@ -14,39 +14,39 @@ from strandline.changelog.flight.rights import NONE, AuthorizedToken, Rights
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """On whose behalf a client calls: a token."""
+    """Identity of a client: the token by which it has authenticated."""
 
     name: str
     verifier: Verifier
     token_id: str = ""
-    """Part of the token; "" for the admin token."""
+    """Id that is part of the token; "" for the admin token."""
     rights: Rights = NONE
 
     @property
     def holder(self) -> AuthorizedToken:
-        """The token as its rights are checked."""
+        """The token and its rights, for checking them."""
         return AuthorizedToken(self.name, self.token_id, self.rights)
 
 
 class Authority(Protocol):
-    """What the server knows of tokens."""
+    """The tokens that a server accepts."""
 
     @property
     def granting(self) -> Granting:
-        """Makes and checks grants."""
+        """Issuer and checker of grants."""
         ...
 
     def authenticate(self, token_id: str) -> Principal | None:
-        """Return what is known of a token id ("" for the admin token); None if there is no such token."""
+        """Return the principal of a token id ("" for the admin token); None if it is unknown."""
         ...
 
     def is_valid(self, caller: Principal) -> bool:
-        """Return whether a token that was authenticated has not been revoked since."""
+        """Return True if an authenticated token has not been revoked since."""
         ...
 
 
 Authenticate = Callable[[str], Principal | None]
-"""Returns what is known of a token id ("" for the admin token); None if there is no such token."""
+"""Returns the principal of a token id ("" for the admin token); None if it is unknown."""
 
 
 class Client:
@@ -64,19 +64,23 @@ class Client:
         self._has_session = False
 
     def begin_session(self) -> bool:
-        """Take note that the client has a session; False if it had one already."""
+        """Record that the client has a session; return False if it already had one."""
         with self._lock:
             had, self._has_session = self._has_session, True
             return not had
 
     def begin(self, stop: Callable[[], None]) -> bool:
-        """Say how the connection is stopped; False if it is to end at once."""
+        """Set the function that stops the connection; return False if it was dropped already.
+
+        The lock orders this with `drop`: a drop before it is seen here, a drop after it stops the
+        connection.
+        """
         with self._lock:
             self._stop = stop
             return not self._dropped
 
     def drop(self) -> None:
-        """End the connection, without waiting for the peer."""
+        """End the connection without waiting for the peer."""
         with self._lock:
             self._dropped = True
             stop = self._stop
@@ -85,10 +89,10 @@ class Client:
 
 
 class Clients:
-    """All authenticated connections of one listener.
+    """Registry of all authenticated connections of one listener.
 
     Args:
-        is_valid: Tells whether a token still counts. Without it there are no clients that call.
+        is_valid: Returns True if a token is still valid. By default no token is.
     """
 
     def __init__(self, is_valid: Callable[[Principal], bool] = lambda _caller: False) -> None:
@@ -100,12 +104,12 @@ class Clients:
         return len(self._by_credential)
 
     def of_network(self, network: str) -> int:
-        """Return how many connections there are from an address."""
+        """Return the number of connections from a network."""
         with self._lock:
             return sum(one.network == network for one in self._by_credential.values())
 
     def find(self, credential: str) -> Client | None:
-        """Return the client that shows this credential; None also if its token was revoked."""
+        """Return the client with this credential; None if there is none or its token is revoked."""
         client = self._by_credential.get(credential)
         if client is None or self._is_valid(client.caller):
             return client
@@ -118,13 +122,13 @@ class Clients:
             self._by_credential[client.credential] = client
 
     def remove(self, client: Client) -> None:
-        """Forget a connection that has ended."""
+        """Remove a connection that has ended."""
         with self._lock:
             self._by_credential.pop(client.credential, None)
         client.ended.set()
 
     def drop_revoked(self) -> None:
-        """End the connections of tokens that were revoked, without waiting for the peers."""
+        """End the connections of revoked tokens without waiting for the peers."""
         with self._lock:
             clients = list(self._by_credential.values())
         for client in clients:
@@ -132,7 +136,7 @@ class Clients:
                 client.drop()
 
     def drop_all(self) -> None:
-        """End all connections, without waiting for the peers."""
+        """End all connections without waiting for the peers."""
         with self._lock:
             clients = list(self._by_credential.values())
         for client in clients:

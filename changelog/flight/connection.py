@@ -1,8 +1,8 @@
-"""One connection to the owner of a log: its session stream, its calls, their deadlines.
+"""One connection to the owner of a log: its session stream, its calls and their deadlines.
 
-The connection begins with a session stream and dies with it. A call that is not answered in time
-raises OwnerUnavailable and names the owner; the connection stays, unless the call is stuck in a
-write. Flight's errors are translated here and nowhere else.
+The connection begins and ends with its session stream. A call that is not answered in time raises
+OwnerUnavailable, which names the owner. The connection stays open after that, unless the call is
+blocked in a write. Only this module translates Flight's errors.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from strandline.changelog.flight.grants import (
     producers_of,
     subjects_of,
 )
-from strandline.changelog.flight.limits import LARGE_APPEND, MAX_REMOTE_APPEND
+from strandline.changelog.flight.limits import LARGE_APPEND_BYTES, MAX_REMOTE_APPEND
 from strandline.changelog.flight.messages import (
     APPEND,
     GOODBYE,
     HELLO,
     LOCATE,
-    MAX_SMALL_APPEND,
+    MAX_SMALL_APPEND_BYTES,
     REMOTE_APPEND,
     SESSION,
     SESSION_HEADER,
@@ -73,29 +73,38 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ConnectionTarget:
-    """Whom to connect to."""
+    """Address and credentials of a log."""
 
     location: str
     token: str = field(repr=False)
     name: str
-    """How errors call it: the folder, or the URL."""
+    """Name of the log in errors: its folder or URL."""
     endpoint: OwnerEndpoint | None = field(default=None, repr=False)
-    """What the folder's endpoint file said; None for a remote log."""
+    """Content of the folder's endpoint file; None for a remote log."""
     folder: Path | None = None
-    """The log's folder, where it can be seen from this process."""
+    """Folder of the log; None if this process cannot read it."""
     ca: bytes | None = None
-    """PEM certificates to trust with TLS; None: the system's."""
+    """Trusted certificates for TLS (PEM); None for those of the system."""
     certificate: str | None = None
-    """Path of the client's own certificate with TLS, PEM."""
+    """Path of the client's own TLS certificate (PEM)."""
     key: str | None = None
-    """Path of its private key, PEM."""
+    """Path of the private key of `certificate` (PEM)."""
 
 
 class FlightConnection:
-    """Calls to the owner at `target`, each answered within `deadline` seconds or OwnerUnavailable.
+    """Calls to the owner at `target`.
 
-    Raises OwnerUnavailable, Unauthenticated, InvalidRequest for another version of the protocol, and
-    Fenced in a forked child. `grants` has what earlier connections to the same log were granted.
+    Args:
+        target: The log.
+        deadline: Seconds that a call may take before it raises OwnerUnavailable.
+        connect_within: Seconds that connecting may take.
+        grants: Grants that earlier connections to the same log have received.
+
+    Raises:
+        OwnerUnavailable: The owner is gone or does not answer in time.
+        Unauthenticated: The token is missing or wrong.
+        InvalidRequest: The owner speaks another version of the protocol.
+        Fenced: This process is a forked child.
     """
 
     def __init__(
@@ -116,22 +125,22 @@ class FlightConnection:
         self._headers = _headers(self.session.credential, self.session.welcome.session)
 
     def close(self) -> None:
-        """End the session; harmless when repeated, and in a forked child."""
+        """End the session. Idempotent; does nothing in a forked child."""
         if not self._fork.foreign:
             self.session.close()
 
-    def ask(self, request: Request, longer: float = 0.0) -> Any:
-        """The answer to a request, which may take so many seconds longer than others."""
+    def ask(self, request: Request, extra_s: float = 0.0) -> Any:
+        """Return the answer to a request; `extra_s` seconds are added to its deadline."""
         kind = type(request)
         subjects = subjects_of(request) if self.session.relayed else ()
-        answer, granted = self._act(kind.__name__, request, kind.answer, longer, subjects)
+        answer, granted = self._act(kind.__name__, request, kind.answer, extra_s, subjects)
         opened = opened_by(request, answer) if granted else None
         if opened is not None:
             self._grants.keep(opened, granted[0])
         return answer
 
     def locate(self, request: FetchRequest) -> Located:
-        """Where a fetch would find its records; may take the fetch's timeout longer."""
+        """Return where a fetch finds its records; the fetch's timeout is added to the deadline."""
         located: Located = self._act(LOCATE, request, Located, request.timeout)[0]
         return located
 
@@ -140,18 +149,18 @@ class FlightConnection:
         kind: str,
         body: FlightMessage,
         answer: Any,
-        longer: float = 0.0,
+        extra_s: float = 0.0,
         subjects: Collection[Subject] = (),
     ) -> tuple[Any, list[bytes]]:
         """Return the answer to an action, and the grants that came with it."""
         with self._errors_translated(kind):
             action = flight.Action(kind, encode(body))
-            options = self._options(longer, subjects)
+            options = self._options(extra_s, subjects)
             result, *granted = self._client.do_action(action, options)
         return decode(result.body, answer), [bytes(one.body) for one in granted]
 
     def fetch(self, request: FetchRequest) -> dict[TopicPartition, Fetched]:
-        """The answer to a fetch, which may take its own timeout longer."""
+        """Return the answer to a fetch; the fetch's timeout is added to the deadline."""
         with self._errors_translated("fetch"):
             ticket = flight.Ticket(encode(request))
             reader = self._client.do_get(ticket, self._options(request.timeout))
@@ -162,27 +171,27 @@ class FlightConnection:
                 raise
 
     def append(self, appends: Sequence[Append]) -> list[Appended]:
-        """Send batches and wait for the acknowledgement of all."""
+        """Send batches and return once all of them are acknowledged."""
         size = sum(append.columns.nbytes for append in appends)
         with self._errors_translated("append"):
-            if self.session.relayed and size > MAX_SMALL_APPEND:
-                answer = self._append_afar(appends, size)
-            elif size <= MAX_SMALL_APPEND:
+            if self.session.relayed and size > MAX_SMALL_APPEND_BYTES:
+                answer = self._append_over_tcp(appends, size)
+            elif size <= MAX_SMALL_APPEND_BYTES:
                 action = flight.Action(SMALL_APPEND, encode(small_append(appends)))
                 producers = producers_of(appends) if self.session.relayed else ()
                 (result,) = self._client.do_action(action, self._options(subjects=producers))
                 answer = result.body
             else:
-                answer = _in_time(lambda: self._send(appends), self._deadline)
+                answer = _call_within(lambda: self._send(appends), self._deadline)
         acknowledged: AppendAnswer = decode(answer, AppendAnswer)
         return acknowledged.appended
 
-    def _append_afar(self, appends: Sequence[Append], size: int) -> bytes:
-        """Send batches over TCP, where the server reads no stream of a client's."""
+    def _append_over_tcp(self, appends: Sequence[Append], size: int) -> bytes:
+        """Send batches over TCP in one message, because the server reads no streams of clients."""
         if size > MAX_REMOTE_APPEND:
             raise RecordTooLarge(
-                f"one append call over TCP brings {size:,} bytes, at most {MAX_REMOTE_APPEND:,} are allowed; "
-                "send its batches in several calls"
+                f"an append call over TCP has {size:,} bytes, the limit is {MAX_REMOTE_APPEND:,}; send "
+                "its batches in several calls"
             )
 
         def send() -> bytes:
@@ -191,9 +200,9 @@ class FlightConnection:
             (result,) = self._client.do_action(action, options)
             return bytes(result.body)
 
-        # Several large ones at a time could be more than one client may have in flight.
-        with self._large_appends if size > LARGE_APPEND else contextlib.nullcontext():
-            return _in_time(send, self._deadline)
+        # One at a time: together they could exceed the bytes that a client may have in flight.
+        with self._large_appends if size > LARGE_APPEND_BYTES else contextlib.nullcontext():
+            return _call_within(send, self._deadline)
 
     def _send(self, appends: Sequence[Append]) -> bytes:
         descriptor = flight.FlightDescriptor.for_command(APPEND)
@@ -204,34 +213,35 @@ class FlightConnection:
             writer.done_writing()
             return bytes(memoryview(answers.read()))
         finally:
-            # Closing raises why the owner stopped reading, which a failed write does not know.
+            # Closing raises the error because of which the owner stopped reading. A failed write
+            # does not have it.
             writer.close()
 
     def _options(
-        self, longer: float = 0.0, subjects: Collection[Subject] = ()
+        self, extra_s: float = 0.0, subjects: Collection[Subject] = ()
     ) -> flight.FlightCallOptions:
         headers = self._headers
         if subjects and (presented := self._grants.presented(subjects)):
             headers = [*headers, (GRANTS_HEADER.encode(), presented)]
-        return flight.FlightCallOptions(timeout=self._deadline + longer, headers=headers)
+        return flight.FlightCallOptions(timeout=self._deadline + extra_s, headers=headers)
 
     @contextlib.contextmanager
     def _errors_translated(self, call: str) -> Iterator[None]:
         self._fork.check()
         if self.session.lost:
-            raise OwnerUnavailable(self.session.why)
+            raise OwnerUnavailable(self.session.reason)
         try:
             yield
         except _Stuck:
             late = _no_answer(self._target, self._deadline)
-            self.session.give_up(str(late))
+            self.session.mark_lost(str(late))
             raise late from None
         except _FOREIGN as error:
             _raise_translated(error, self._target, call, self._deadline, self.session)
 
 
 def relay_to(target: ConnectionTarget, deadline: float) -> Relay | None:
-    """Return an authenticated relay to a log that is served over TCP; None for a Unix socket."""
+    """Return an authenticated relay to a log served over TCP; None for a Unix socket."""
     parts = urlsplit(target.location)
     if parts.scheme not in ("grpc+tcp", "grpc+tls"):
         return None
@@ -247,22 +257,25 @@ def relay_to(target: ConnectionTarget, deadline: float) -> Relay | None:
 
 
 class SessionStream:
-    """The stream held open for as long as client and owner both live."""
+    """Stream that stays open as long as both client and owner live.
+
+    A thread reads it, so each side notices at once when the other ends.
+    """
 
     def __init__(self, target: ConnectionTarget, deadline: float) -> None:
         self._target = target
         self._lost = threading.Event()
         self._closing = threading.Lock()
-        self.why = f"the log {target.name} was closed by this process"
+        self.reason = f"the log {target.name} was closed by this process"
         self._relay = relay_to(target, deadline)
         location = target.location if self._relay is None else self._relay.location
         self.credential = target.token if self._relay is None else self._relay.credential
-        """Shown with each call."""
+        """Sent with each call."""
         self.client = flight.connect(location, generic_options=_CHANNEL_OPTIONS)
         try:
             self.welcome = self._begin(deadline)
         except BaseException:
-            self._hang_up(self.client)
+            self._disconnect(self.client)
             raise
         self._watcher = threading.Thread(target=self._watch, name="strandline-session", daemon=True)
         self._watcher.start()
@@ -273,7 +286,7 @@ class SessionStream:
 
     @property
     def relayed(self) -> bool:
-        """Whether the log is served over TCP."""
+        """True if the log is served over TCP."""
         return self._relay is not None
 
     def close(self) -> None:
@@ -281,35 +294,41 @@ class SessionStream:
             if self.client is None:
                 return
             client, self.client = self.client, None
+        # Set before the stream is cancelled, because the first reason stays: the watcher would
+        # otherwise report that the owner is gone.
         self._lost.set()
         _cancel(self._reader)
         if threading.current_thread() is not self._watcher:
-            self._watcher.join(_HANG_UP_SECONDS)
-        self._hang_up(client)
+            self._watcher.join(_HANG_UP_S)
+        self._disconnect(client)
 
-    def _hang_up(self, client: Any) -> None:
+    def _disconnect(self, client: Any) -> None:
         if self._relay is not None:
             self._relay.close()
         client.close()
 
-    def give_up(self, why: str) -> None:
-        """The connection is of no more use."""
+    def mark_lost(self, reason: str) -> None:
+        """Mark the connection as lost, with the reason for errors; the first reason stays."""
         if not self._lost.is_set():
-            self.why = why
+            self.reason = reason
             self._lost.set()
 
     def _begin(self, deadline: float) -> SessionWelcome:
         hello = SessionHello(WIRE_VERSION, os.getpid(), os.path.basename(sys.argv[0] or "python"))
         options = flight.FlightCallOptions(headers=_headers(self.credential))
-        # The front's server decodes nothing of a stream that a client sends: see docs/security.md.
+        # Over TCP the hello is in the descriptor, because the server reads no streams of clients
+        # (docs/security.md).
         command = SESSION if self._relay is None else SESSION + encode(hello)
         descriptor = flight.FlightDescriptor.for_command(command)
-        # A stream that lasts has no deadline, and beginning one waits for the connection without any.
-        # So a call that has one goes first, and an alarm gives up on the owner's answer.
+        # The stream has no deadline since it stays open, and opening it would wait for the
+        # connection without limit. So a call with a deadline goes first, and a timer cancels the
+        # stream if the owner's answer is late.
         late = threading.Event()
         try:
-            knock = flight.FlightCallOptions(timeout=deadline, headers=_headers(self.credential))
-            list(self.client.do_action(flight.Action(HELLO, encode(hello)), knock))
+            hello_options = flight.FlightCallOptions(
+                timeout=deadline, headers=_headers(self.credential)
+            )
+            list(self.client.do_action(flight.Action(HELLO, encode(hello)), hello_options))
             self._writer, self._reader = self.client.do_exchange(descriptor, options)
             alarm = threading.Timer(deadline, _cancel, [self._reader, late])
             alarm.daemon = True
@@ -330,25 +349,25 @@ class SessionStream:
         return welcome
 
     def _watch(self) -> None:
-        why = f"the owner of {self._target.name} (pid {self.welcome.pid}) is gone"
+        reason = f"the owner of {self._target.name} (pid {self.welcome.pid}) is gone"
         try:
             while self._reader.read_chunk().app_metadata != GOODBYE:
                 pass
-            why = f"the owner of {self._target.name} (pid {self.welcome.pid}) has closed the log"
+            reason = f"the owner of {self._target.name} (pid {self.welcome.pid}) has closed the log"
         except (StopIteration, *_FOREIGN):
             pass
-        self.give_up(why)
+        self.mark_lost(reason)
         with contextlib.suppress(*_FOREIGN):
             self._writer.close()
 
 
-_HANG_UP_SECONDS = 2.0
-_MARGIN = 0.1
-"""Seconds that gRPC's own deadline, which knows more, is given first."""
+_HANG_UP_S = 2.0
+_MARGIN_S = 0.1
+"""Seconds to wait beyond gRPC's own deadline, whose error is more precise."""
 _FOREIGN = (flight.FlightError, pa.ArrowException, OSError)
 
 
-# Or a new connection would share the socket of one that is stuck.
+# Without this option, a new connection would share the socket of an old one that is blocked.
 _CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 
@@ -356,11 +375,11 @@ class _Stuck(Exception):
     """A write did not return in time."""
 
 
-def _in_time(call: Callable[[], T], seconds: float) -> T:
-    """What `call` returns; _Stuck if it does not within `seconds`.
+def _call_within(call: Callable[[], T], seconds: float) -> T:
+    """Return the result of `call`; raise _Stuck if it takes longer than `seconds`.
 
-    A gRPC write into a full socket ignores the call's deadline, and cancelling too. So it is made in
-    a thread that can be left behind; it ends when the owner reads on, or dies.
+    A gRPC write into a full socket ignores both the call's deadline and cancellation. So it runs in
+    a thread that can be abandoned, and that ends when the owner reads again or dies.
     """
     done: Future[T] = Future()
 
@@ -373,10 +392,10 @@ def _in_time(call: Callable[[], T], seconds: float) -> T:
     thread = threading.Thread(target=run, name="strandline-append", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # none can be started once the interpreter is ending
+    except RuntimeError:  # no thread can be started while the interpreter exits
         return call()
     try:
-        return done.result(seconds + _MARGIN)
+        return done.result(seconds + _MARGIN_S)
     except FutureTimeout:
         raise _Stuck from None
 
@@ -404,16 +423,16 @@ def _raise_translated(
     deadline: float,
     session: SessionStream,
 ) -> NoReturn:
-    """Raise what the owner raised, or what became of the owner."""
+    """Raise the owner's error, or OwnerUnavailable if the owner is gone."""
     raised = _translated(error, target, call, deadline)
-    if isinstance(error, flight.FlightUnauthenticatedError):  # it accepted the token before
+    if isinstance(error, flight.FlightUnauthenticatedError):  # the session began with this token
         raised = SessionEnded(f"another process owns {target.name} now")
     if session.lost and not getattr(error, "extra_info", None):
-        # Another thread has found the owner gone, and closed the connection under this call.
-        raise OwnerUnavailable(session.why) from error
+        # Another thread has noticed the owner's end and closed the connection during this call.
+        raise OwnerUnavailable(session.reason) from error
     if isinstance(raised, SessionEnded):
-        session.give_up(str(raised))
-        raise OwnerUnavailable(session.why) from error
+        session.mark_lost(str(raised))
+        raise OwnerUnavailable(session.reason) from error
     raise raised from error
 
 
@@ -426,7 +445,7 @@ def _translated(
         return error_of(failure)
     if isinstance(error, flight.FlightTimedOutError):
         return _no_answer(target, deadline)
-    # gRPC goes on to say the same several times over.
+    # The rest of gRPC's message repeats its beginning several times.
     said = str(error).partition(" gRPC client debug context")[0]
     if isinstance(error, flight.FlightUnavailableError | flight.FlightCancelledError):
         return SessionEnded(f"the owner of {target.name} is gone ({call}: {said})")
@@ -434,18 +453,18 @@ def _translated(
 
 
 def _no_answer(target: ConnectionTarget, deadline: float) -> OwnerUnavailable:
-    late = OwnerUnavailable(_silence(target))
+    late = OwnerUnavailable(_no_answer_text(target))
     late.waited = deadline
     return late
 
 
-def _silence(target: ConnectionTarget) -> str:
+def _no_answer_text(target: ConnectionTarget) -> str:
     endpoint = target.endpoint
     if endpoint is None:
         return f"{target.name} did not answer"
     state = "is stopped" if endpoint.life() == "stopped" else "did not answer"
     return (
         f"the owner of {target.name}, process {endpoint.pid}, {state}; "
-        f"let it go on (kill -CONT {endpoint.pid}) or end it (kill -9 {endpoint.pid}), "
-        "then another process takes over"
+        f"resume it (kill -CONT {endpoint.pid}), or end it (kill -9 {endpoint.pid}) so that another "
+        "process takes over"
     )

@@ -1,14 +1,15 @@
-"""owner.json: where the owner of a log folder listens, and whether that owner can still be alive.
+"""owner.json: the address at which the owner of a log folder listens, and its process.
 
     {"version": 1, "pid": 4711, "started": "86211", "namespace": "pid:[4026531836]",
      "location": "grpc+unix:///…/owner-5f2c81d0.sock", "token": "…", "folder": [2049, 131, 17…]}
 
-The owner writes it once it serves (temporary file, rename; mode 0600, as the token is in it), and removes it when it
-closes. The lock is the truth about who owns; this file only says where to knock.
+The owner writes the file when it begins to serve (temporary file, then rename; mode 0600, because
+it contains the token) and removes it when it closes. Only the lock decides which process owns the
+folder; this file only has the address.
 
-It names the folder that it was written for, because a copy of a folder that is in use has a copy of this
-file too: in a copy it counts for nothing. Names of sockets never come again, so whoever removes its own
-removes no other's.
+The file names the folder for which it was written, because a copy of a folder in use contains a
+copy of this file. The file is ignored in such a copy. Socket names are never reused, so an owner
+that removes its socket cannot remove the socket of another owner.
 """
 
 from __future__ import annotations
@@ -31,31 +32,31 @@ from strandline.changelog.storage import LocalStorage
 
 ENDPOINT_FILE = "owner.json"
 MAX_BYTES = 1 << 16
-"""Of the endpoint file; a longer one is none."""
+"""Maximum size in bytes of the endpoint file; only so many are read."""
 VERSION = 1
-MAX_SOCKET_PATH = 100
-"""Bytes; the kernel's limit is 107 on Linux, 103 on macOS."""
+MAX_SOCKET_PATH_BYTES = 100
+"""Maximum length of a socket's path in bytes; the kernel's limit is 107 on Linux, 103 on macOS."""
 
 Life = Literal["alive", "stopped", "dead", "unknown"]
 
 
 class OwnerEndpoint(msgspec.Struct, frozen=True):
-    """What the endpoint file says."""
+    """Content of the endpoint file."""
 
     location: str
-    """A Flight location, "grpc+unix:///…"."""
+    """Flight location of the socket, "grpc+unix:///…"."""
     token: str
     pid: int
     started: str
-    """When the process started, as the system tells it: pids come again, (pid, start) does not."""
+    """Start time of the process, as the system reports it: pids are reused, (pid, start) is not."""
     namespace: str = ""
-    """The pid's namespace; in another one the pid says nothing."""
+    """Namespace of the pid; the pid means nothing in another namespace."""
     version: int = VERSION
     folder: Identity | None = None
-    """The log folder that it was written for; None: by a version that did not say."""
+    """Log folder for which the file was written; None in files of older versions."""
 
     def __repr__(self) -> str:
-        """Without the token."""
+        """Return a description without the token."""
         return f"Endpoint({self.location!r}, pid={self.pid})"
 
     @property
@@ -64,7 +65,7 @@ class OwnerEndpoint(msgspec.Struct, frozen=True):
         return self.location.removeprefix(_UNIX)
 
     def life(self) -> Life:
-        """What the process table says about the owner."""
+        """Return the owner's state by the process table; "unknown" from another pid namespace."""
         if self.namespace != _namespace():
             return "unknown"
         state, started = state_of(self.pid)
@@ -74,7 +75,7 @@ class OwnerEndpoint(msgspec.Struct, frozen=True):
 
 
 def new_endpoint(folder: Path | LocalStorage) -> OwnerEndpoint:
-    """An endpoint for this process as the owner of `folder`, with a fresh token."""
+    """Return a new endpoint, with a new token, for this process as the owner of `folder`."""
     storage = _storage(folder)
     identity = storage.identity()
     return OwnerEndpoint(
@@ -88,7 +89,7 @@ def new_endpoint(folder: Path | LocalStorage) -> OwnerEndpoint:
 
 
 def publish(folder: Path | LocalStorage, endpoint: OwnerEndpoint) -> None:
-    """Write the endpoint file; readers see the old or the new one, whole. Raises StorageFailed."""
+    """Replace the endpoint file atomically. Raises StorageFailed."""
     storage, temporary = _storage(folder), f"{ENDPOINT_FILE}.tmp"
     storage.unlink(temporary)
     with contextlib.closing(storage.create(temporary)) as file:
@@ -97,7 +98,11 @@ def publish(folder: Path | LocalStorage, endpoint: OwnerEndpoint) -> None:
 
 
 def withdraw(folder: Path | LocalStorage, endpoint: OwnerEndpoint) -> None:
-    """Remove the endpoint file, if it is still this one's, and the socket; nothing in a folder that was lost."""
+    """Remove the endpoint file and the socket.
+
+    The file is kept if another owner has replaced it. Nothing is removed if the folder itself was
+    moved or replaced.
+    """
     storage = _storage(folder)
     with contextlib.suppress(StorageFailed, CorruptLog):
         storage.check()
@@ -109,9 +114,10 @@ def withdraw(folder: Path | LocalStorage, endpoint: OwnerEndpoint) -> None:
 
 
 def clear(storage: LocalStorage) -> None:
-    """Remove what dead owners left, for one that holds the lock: nothing but what is in the folder, or was made for it.
+    """Remove the sockets of dead owners; only the holder of the lock may call this.
 
-    A copy of a folder names the sockets of the original: those are left alone.
+    Only sockets in the folder, or in a private folder made for it, are removed. An endpoint file
+    that was copied with the folder names sockets of the original, which are kept.
     """
     with contextlib.suppress(CorruptLog):
         left = read(storage)
@@ -123,7 +129,7 @@ def clear(storage: LocalStorage) -> None:
 
 
 def read(folder: Path | LocalStorage) -> OwnerEndpoint | None:
-    """What the endpoint file says; None if there is none, or if it is that of the folder this is a copy of.
+    """Return the endpoint file's content; None if it is missing or belongs to another folder.
 
     Raises CorruptLog, FutureFormat, StorageFailed.
     """
@@ -142,10 +148,10 @@ def read(folder: Path | LocalStorage) -> OwnerEndpoint | None:
 
 
 def parse(content: bytes, path: str = ENDPOINT_FILE) -> OwnerEndpoint:
-    """The endpoint in a file's `content`.
+    """Return the endpoint in a file's `content`. Raises CorruptLog, FutureFormat.
 
-    >>> text = b'{"version": 1, "pid": 7, "started": "9", "location": "grpc+unix:///x", "token": "t"}'
-    >>> parse(text).pid
+    >>> text = b'{"version": 1, "pid": 7, "started": "9", "location": "grpc+unix:///x",'
+    >>> parse(text + b' "token": "t"}').pid
     7
     """
     try:
@@ -172,7 +178,7 @@ _UNIX = "grpc+unix://"
 _PRIVATE = "strandline-"
 _PRIVATE_SOCKET = "owner.sock"
 _MARK = "folder"
-"""In a private folder, which log folder it was made for."""
+"""File in a private folder that names the log folder for which it was made."""
 _PLAIN = re.compile(r"[\w/.+-]+", re.ASCII)
 _SOCKET_NAME = re.compile(r"owner(-[0-9a-f]{8})?\.sock")
 
@@ -182,12 +188,16 @@ def _storage(folder: Path | LocalStorage) -> LocalStorage:
 
 
 def _socket_path(folder: Path, identity: Identity) -> str:
-    """In the log folder; where its name is too long, or has characters that a URL changes, in a private one."""
+    """Return a path for a new socket in the log folder.
+
+    It is in a new private folder if the path would be too long, or has characters that a URL
+    escapes.
+    """
     path = os.path.join(os.path.realpath(folder), f"owner-{secrets.token_hex(4)}.sock")
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH and _PLAIN.fullmatch(path):
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and _PLAIN.fullmatch(path):
         return path
     path = os.path.join(tempfile.mkdtemp(prefix=_PRIVATE), _PRIVATE_SOCKET)
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         path = os.path.join(tempfile.mkdtemp(prefix=_PRIVATE, dir="/tmp"), _PRIVATE_SOCKET)
     with contextlib.closing(LocalStorage(os.path.dirname(path)).create(_MARK)) as file:
         file.append(msgspec.json.encode(identity))
@@ -195,7 +205,7 @@ def _socket_path(folder: Path, identity: Identity) -> str:
 
 
 def _remove_private(endpoint: OwnerEndpoint) -> None:
-    """Remove the socket's own folder, if it has one that was made for this log folder."""
+    """Remove the socket's private folder if it was made for this log folder."""
     path = Path(endpoint.socket)
     if not path.parent.name.startswith(_PRIVATE) or path.name != _PRIVATE_SOCKET:
         return

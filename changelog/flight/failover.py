@@ -1,17 +1,18 @@
-"""FailoverBroker: the log, whoever owns it at the moment.
+"""FailoverBroker: a Broker that reconnects when the owner of the log changes.
 
-It holds one connection (to another process, or to the Owner in this one). When that is lost
-it connects anew: that is an election, since connecting to a folder means to own it, or else to attach
-to who does. Then it repeats the call, as every call may be repeated:
+It has one connection, to another process or to the Owner in this process. When the connection is
+lost, it connects again. That is an election: connecting to a folder means owning it, or attaching
+to the process that owns it. Then the call is repeated, because every call may be repeated:
 
-    append               known by (producer id, epoch, sequence); the log writes it once
-    end_transaction      answered the same; with a new owner in between see guard.py
-    create, delete topic a repeated one takes "exists already" and "unknown" for success
-    join_group           a member that nobody speaks for is put out by its session timeout
-    all others           set what they set, or read
+    append               identified by (producer id, epoch, sequence); the log writes it once
+    end_transaction      the answer is the same; guard.py covers a change of the owner in between
+    create, delete topic a repeated call treats "exists already" and "unknown" as success
+    join_group           a first member without heartbeats is removed by its session timeout
+    all others           idempotent writes, or reads
 
-A transaction that was open at the loss is gone: TransactionAborted (guard.py). An owner that
-is there but does not answer in time is not lost: OwnerUnavailable, without repeating.
+A transaction that was open when the connection was lost is aborted: its next call raises
+TransactionAborted (guard.py). An owner that runs but does not answer in time is not lost: the call
+raises OwnerUnavailable and is not repeated.
 """
 
 from __future__ import annotations
@@ -67,16 +68,16 @@ class LogLink:
 
     broker: Broker
     lost: Callable[[], bool]
-    """Whether it is gone for good."""
+    """Returns True once the connection is permanently lost."""
     close: Callable[[], None]
     owning: bool = False
-    """Whether the log's owner is this process."""
+    """True if this process owns the log."""
     metrics: Callable[[], list[MetricReading]] = list
-    """What the owner tells, if it is this process."""
+    """Returns the owner's metrics; none if another process owns the log."""
 
 
 Connect = Callable[[float], LogLink]
-"""Makes a connection within some seconds, or raises OwnerUnavailable."""
+"""Connects within the given seconds, or raises OwnerUnavailable."""
 
 
 class _Attempt(NamedTuple):
@@ -84,13 +85,17 @@ class _Attempt(NamedTuple):
     connection: int
     """Number of the connection, from 1."""
     repeated: bool
-    """Whether an earlier attempt was lost with its connection, so it may have been carried out."""
+    """True if an earlier attempt lost its connection, and may have been executed nevertheless."""
 
 
 class FailoverBroker:
-    """A Broker over whatever `connect` gives, again and again.
+    """Broker over the connection that `connect` returns, and over a new one when that is lost.
 
-    `deadline`: seconds for a call, elections included (a fetch's timeout comes on top).
+    Args:
+        connect: Connects to the log's current owner, or makes this process the owner.
+        deadline: Seconds for a call, elections included. The timeout of a fetch is added to it.
+        name: Name of the log in errors.
+        clock: Measures the deadline.
     """
 
     def __init__(
@@ -102,18 +107,18 @@ class FailoverBroker:
         self._clock = clock or SystemClock()
         self._guard = TransactionGuard()
         keep_in_child(self, self._connections)
-        with self._whole_time_told():
+        with self._total_wait_reported():
             self._connections.current(deadline)
         close = partial(_close_unless_forked, self._connections, self._fork)
         self._closing = CloseOnce(self, close)
 
     @property
     def owning(self) -> bool:
-        """Whether this process owns the log now."""
+        """True if this process owns the log now."""
         return self._connections.owning
 
     def metrics(self) -> list[MetricReading]:
-        """What this process tells of its part in the log. Asks no other process."""
+        """Return this process's metrics of the log, without a call to another process."""
         return self._connections.metrics()
 
     # Topics ---------------------------------------------------------------------------
@@ -134,8 +139,8 @@ class FailoverBroker:
                 )
             except TopicExists:
                 info = attempt.broker.topic(name)
-                asked = (partitions, dict(config or {}), schema)
-                if attempt.repeated and asked == (info.partitions, info.config, info.schema):
+                requested = (partitions, dict(config or {}), schema)
+                if attempt.repeated and requested == (info.partitions, info.config, info.schema):
                     return info
                 raise
 
@@ -207,7 +212,7 @@ class FailoverBroker:
                 timeout=max(0.0, until - self._clock.monotonic()) if timeout else 0.0,
             )
 
-        return self._repeated(fetch, longer=timeout)
+        return self._repeated(fetch, extra_s=timeout)
 
     def offsets(
         self, partitions: Collection[TopicPartition]
@@ -277,7 +282,7 @@ class FailoverBroker:
         def end(attempt: _Attempt) -> ProducerIdentity:
             way = self._guard.ending(producer, attempt.connection, commit=commit)
             if way == "resolve":
-                return _resolved(attempt.broker, producer)
+                return _resolve_commit(attempt.broker, producer)
             return attempt.broker.end_transaction(producer, commit=commit)
 
         successor = self._repeated(end)
@@ -330,7 +335,7 @@ class FailoverBroker:
     ) -> Assignment:
         return self._repeated(
             lambda attempt: attempt.broker.beat_group(member, call, seen, holds, timeout=timeout),
-            longer=timeout,
+            extra_s=timeout,
         )
 
     def leave_group(self, member: GroupMember) -> None:
@@ -341,14 +346,14 @@ class FailoverBroker:
 
     # Connecting and repeating ---------------------------------------------------------
 
-    def _repeated(self, call: Callable[[_Attempt], T], longer: float = 0.0) -> T:
+    def _repeated(self, call: Callable[[_Attempt], T], extra_s: float = 0.0) -> T:
         self._fork.check()
-        with self._whole_time_told():
-            return self._attempted(call, self._clock.monotonic() + self._deadline + longer)
+        with self._total_wait_reported():
+            return self._attempted(call, self._clock.monotonic() + self._deadline + extra_s)
 
     @contextlib.contextmanager
-    def _whole_time_told(self) -> Iterator[None]:
-        """An attempt knows only how long itself has waited."""
+    def _total_wait_reported(self) -> Iterator[None]:
+        """Make OwnerUnavailable report the wait of all attempts, not only of the last one."""
         begun = self._clock.monotonic()
         try:
             yield
@@ -366,6 +371,7 @@ class FailoverBroker:
             except OwnerUnavailable:
                 if not link.lost():
                     raise
+                # By number, because another thread may have replaced the connection already.
                 self._connections.drop(number)
                 if self._clock.monotonic() >= until:
                     raise
@@ -373,7 +379,11 @@ class FailoverBroker:
 
 
 class _Connections:
-    """The current connection; one thread makes a new one while the others wait."""
+    """The current connection.
+
+    One thread makes a new connection under the lock, and the other threads wait for it. So a
+    process takes part in an election once, and not once a thread.
+    """
 
     def __init__(self, connect: Connect, name: str) -> None:
         self._connect = connect
@@ -390,15 +400,15 @@ class _Connections:
         return link is not None and link.owning
 
     def metrics(self) -> list[MetricReading]:
-        told = [
+        readings = [
             MetricReading(OWNED, (), self.owning),
             MetricReading(TAKEOVERS, (), self._takeovers),
         ]
         link = self._link
-        return told if link is None else [*told, *link.metrics()]
+        return readings if link is None else [*readings, *link.metrics()]
 
     def current(self, seconds: float) -> tuple[int, LogLink]:
-        """The connection and its number; if there is none, a new one within `seconds`."""
+        """Return the connection's number and the connection, made within `seconds` if need be."""
         with self._lock:
             if self._closed:
                 raise OwnerUnavailable(f"the log {self._name} is closed; open it again")
@@ -409,7 +419,7 @@ class _Connections:
             return self._number, self._link
 
     def drop(self, number: int) -> None:
-        """Connection `number` is lost; harmless when another thread has said so before."""
+        """Close connection `number`, which is lost; does nothing if there is a newer one."""
         with self._lock:
             if number != self._number or self._link is None:
                 return
@@ -429,15 +439,19 @@ def _close_unless_forked(connections: _Connections, guard: ForkGuard) -> None:
         connections.close()
 
 
-def _resolved(broker: Broker, producer: ProducerIdentity) -> ProducerIdentity:
-    """The answer to a commit that was asked of an owner now gone. Raises TransactionAborted."""
+def _resolve_commit(broker: Broker, producer: ProducerIdentity) -> ProducerIdentity:
+    """Return the outcome of a commit that a former owner did not answer.
+
+    Raises TransactionAborted if the transaction was not committed.
+    """
     try:
         broker.end_transaction(producer, commit=False)
     except (InvalidTxnState, ProducerFenced):
-        # Committed, as far as this owner remembers, or a newer producer is there: it says which.
+        # The abort is refused if the transaction was committed or a newer producer has replaced
+        # this one. The repeated commit succeeds in the first case and raises in the second.
         return broker.end_transaction(producer, commit=True)
     raise TransactionAborted(
         f"the connection to the log's owner was lost before the transaction of producer "
         f"{producer.producer_id} (epoch {producer.epoch}) was committed, and it is aborted; call "
-        "init_producer and go on from the last commit"
+        "init_producer and continue from the last commit"
     )

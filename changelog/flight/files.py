@@ -1,12 +1,11 @@
-"""Fetching by reading the log's files, where they are within reach.
+"""Fetches that read the log's files directly, if this process can access them.
 
-A process attached to the owner of a folder on its own machine asks the owner only where
-records are (`View`: files, positions, the bound, what was aborted), and reads and checks them itself, as
-the owner would. No record crosses the socket, and the owner does not pay for its readers.
+A client on the owner's machine asks the owner only for the location of records (`RecordView`:
+files, positions, end offset, aborted transactions). It reads and checks the records itself, like
+the owner would. So no records are sent over the socket, and readers cost the owner little.
 
-Whatever goes wrong in reading (a file that retention, a deleted topic or a new owner has taken away
-meanwhile, a folder that cannot be read), the owner is asked for the records themselves, and
-its answer, or its error, holds.
+If reading fails, the client asks the owner for the records, and the owner's answer or error counts.
+Reading fails for example if retention, a deleted topic or a new owner has removed a file.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from strandline.changelog.storage import Storage
 
 
 class FileReader:
-    """Answers fetches from the files in `storage`, the folder of the log behind `connection`."""
+    """Answers fetches from the files in `storage`, the folder of the log at `connection`."""
 
     def __init__(self, storage: Storage, connection: FlightConnection) -> None:
         self._storage = storage
         self._connection = connection
 
     def fetch(self, request: FetchRequest) -> dict[TopicPartition, Fetched]:
-        """The answer to a fetch."""
+        """Return the answer to a fetch."""
         views = self._connection.locate(request)
         try:
             return {tp: v.fetch(self._storage, request.max_bytes) for tp, v in views.items()}

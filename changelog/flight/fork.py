@@ -1,9 +1,9 @@
-"""A forked child must not use its parent's handles, nor this transport at all.
+"""Keeps a forked child from using its parent's handles, and from using this transport at all.
 
-The child has its parent's memory but none of its threads: a lock held at the fork stays locked, an
-answer never comes, and both would write to one socket. gRPC's own threads are gone as well, so a
-child of a process that has used it cannot make connections of its own either: they would hang.
-So in such a child everything here refuses with an error, and nothing of the parent's is torn down.
+The child has a copy of its parent's memory but none of its threads. A lock that was held at the
+fork stays locked, an answer never arrives, and both processes would write to one socket. gRPC's
+threads are missing too, so new connections of the child would hang. Therefore everything in this
+package raises an error in such a child, and the child destroys no handle of its parent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _kept: list[Any] = []
 
 
 class ForkGuard:
-    """Knows whether this is still the process that made it. Raises Fenced where it cannot be made."""
+    """Detects that this process is a forked child of the one that made the guard.
+
+    Raises Fenced if it is made in a child of a process that has opened a log.
+    """
 
     __slots__ = ("__weakref__", "_foreign")
 
@@ -30,7 +33,7 @@ class ForkGuard:
 
     @property
     def foreign(self) -> bool:
-        """Whether this process is a forked child of the one that made it."""
+        """True in a forked child of the process that made the guard."""
         return self._foreign
 
     def check(self) -> None:
@@ -39,20 +42,20 @@ class ForkGuard:
             _Process.check()
 
     def disown(self) -> None:
-        """This is a child now."""
+        """Mark the guard as used in a forked child."""
         self._foreign = True
 
 
 def keep_in_child(owner: Any, *handles: Any) -> None:
-    """In forked children, never destroy `handles`: their destructors wait for threads that are gone."""
+    """Keep `handles` alive in forked children, whose destructors would wait for missing threads."""
     _Process.used = True
     _watched[owner] = handles
 
 
 def leave_alone(handle: Any) -> None:
-    """Never destroy `handle`, not even at exit."""
+    """Keep `handle` from ever being destroyed, even at exit."""
     _kept.append(handle)
-    # pyarrow shuts servers down at exit by a weakref.finalize, which only this table knows.
+    # pyarrow shuts servers down at exit by a weakref.finalize. Only this private table has it.
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         found = finalizer.peek()
         if found is not None and found[0] is handle:
@@ -60,12 +63,12 @@ def leave_alone(handle: Any) -> None:
 
 
 class _Process:
-    """What this process may do."""
+    """State of this process concerning forks."""
 
     used = False
-    """Whether a log was opened here."""
+    """True once a log was opened in this process."""
     parent = 0
-    """The process that had opened one when it forked this; 0 if there is none such."""
+    """Process id of the parent if it had opened a log before it forked this process; else 0."""
 
     @classmethod
     def check(cls) -> None:

@@ -1,9 +1,9 @@
-"""The front of a log that is served over TCP: it authenticates peers before gRPC sees a byte of them.
+"""The front of a log served over TCP: authenticates peers before gRPC receives any of their bytes.
 
-One thread accepts connections and takes each through TLS and the hello (hello.py), all of them at
-once and without blocking, so a peer that is not authenticated costs a descriptor and a small buffer for
-a bounded time. An authenticated connection gets a thread of its own, which passes bytes between
-the peer and the gRPC server's private Unix socket (splice.py).
+One thread accepts all connections and performs TLS and the hello (hello.py) with each of them,
+without blocking. A peer that is not authenticated therefore costs one descriptor and a small
+buffer, for a limited time. Each authenticated connection gets its own thread, which copies bytes
+between the peer and the private Unix socket of the gRPC server (splice.py).
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _log = logging.getLogger(__name__)
 
 
 class Front:
-    """Listens at an address, and connects authenticated peers with the gRPC server at `backend`.
+    """Listener that connects authenticated peers with the gRPC server at `backend`.
 
     Args:
-        address: Host and port to listen at; port 0 takes a free one.
+        address: Host and port to listen on; port 0 selects a free port.
         backend: Path of the gRPC server's Unix socket.
-        authenticate: Returns what is known of a token id, or None.
-        clients: Where authenticated connections are registered.
-        budgets: What they have in flight.
-        tls: Context of the server's side of TLS; None for connections in clear.
-        limits: What peers may take.
+        authenticate: Returns the principal of a token id; None if the token is unknown.
+        clients: Registry of authenticated connections.
+        budgets: Limits on their calls and bytes in flight.
+        tls: Server-side TLS context; None for unencrypted connections.
+        limits: Limits on connections and timeouts.
         clock: Measures deadlines.
 
     Raises:
-        OSError: The address cannot be listened at.
-        InvalidConfig: The process may not have as many descriptors as the limits allow for.
+        OSError: The address cannot be bound.
+        InvalidConfig: The process may not open as many descriptors as the limits require.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Front:
         self._listener = _listen(address)
         self.port = int(self._listener.getsockname()[1])
         self._pending: dict[socket.socket, Greeting] = {}
-        self._deaf_until: float | None = None
+        self._accept_again_at: float | None = None
         self._closed = threading.Event()
         self._waker, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -89,11 +89,11 @@ class Front:
         return len(self._pending)
 
     def close(self) -> None:
-        """Listen no more and end all connections. Waits for no peer; harmless when repeated."""
+        """Stop listening and end all connections, without waiting for peers. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
-        with contextlib.suppress(OSError):  # it may have noticed by itself
+        with contextlib.suppress(OSError):  # the thread may have ended and closed the socket
             self._waker.send(b"\0")
         self._thread.join()
         self._waker.close()
@@ -117,26 +117,26 @@ class Front:
             if key.fileobj is self._listener:
                 self._accept()
             elif isinstance(key.data, Greeting) and key.data.peer in self._pending:
-                self._go_on(key.data)
+                self._advance(key.data)
         except Exception:
-            # One peer, whatever it has found, does not end the listener for the others.
+            # An unexpected error with one peer must not end the listener for all others.
             _log.exception("a connection failed in an unexpected way")
             if isinstance(key.data, Greeting) and key.data.peer in self._pending:
                 self._forget(key.data)
 
     def _next_deadline(self) -> float | None:
-        """Seconds until something expires; None if nothing does."""
+        """Return the seconds until the next deadline; None if there is none."""
         deadlines = [greeting.deadline for greeting in self._pending.values()]
-        if self._deaf_until is not None:
-            deadlines.append(self._deaf_until)
+        if self._accept_again_at is not None:
+            deadlines.append(self._accept_again_at)
         return max(0.0, min(deadlines) - self._clock.monotonic()) if deadlines else None
 
     def _expire(self) -> None:
         now = self._clock.monotonic()
         for greeting in [g for g in self._pending.values() if g.deadline <= now]:
             self._forget(greeting)
-        if self._deaf_until is not None and self._deaf_until <= now:
-            self._deaf_until = None
+        if self._accept_again_at is not None and self._accept_again_at <= now:
+            self._accept_again_at = None
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     # Connections that are not authenticated yet ---------------------------------------------
@@ -147,10 +147,11 @@ class Front:
         except (BlockingIOError, ConnectionAbortedError, InterruptedError):
             return
         except OSError as error:
-            # Without a pause the waiting connection would wake this thread again at once.
-            _log.warning("no connection can be accepted for a moment: %s", error)
+            # The listener is paused, because the pending connection keeps it readable: without
+            # a pause this thread would loop without waiting.
+            _log.warning("cannot accept connections at the moment: %s", error)
             self._selector.unregister(self._listener)
-            self._deaf_until = self._clock.monotonic() + NO_DESCRIPTOR_PAUSE_S
+            self._accept_again_at = self._clock.monotonic() + NO_DESCRIPTOR_PAUSE_S
             return
         try:
             peer.settimeout(0)
@@ -161,13 +162,19 @@ class Front:
             peer.close()
             return
         deadline = self._clock.monotonic() + self._limits.hello_timeout_s
-        greeting = Greeting(peer, network_of(address[0]), deadline, self._authenticate, self._room)
-        self._make_room(greeting.network)
+        greeting = Greeting(
+            peer, network_of(address[0]), deadline, self._authenticate, self._check_room
+        )
+        self._evict_if_full(greeting.network)
         self._pending[peer] = greeting
         self._selector.register(peer, selectors.EVENT_READ, greeting)
 
-    def _make_room(self, network: str) -> None:
-        """Close the oldest pending connection of the address that has too many, or the most."""
+    def _evict_if_full(self, network: str) -> None:
+        """Close a pending connection if there are too many.
+
+        It is the oldest one of `network` if that has reached its limit. If the total limit is
+        reached, it is the oldest one of the network that has the most.
+        """
         each = Counter(greeting.network for greeting in self._pending.values())
         if each[network] >= self._limits.max_pending_per_address:
             crowded = network
@@ -177,11 +184,11 @@ class Front:
             return
         self._forget(next(g for g in self._pending.values() if g.network == crowded))
 
-    def _go_on(self, greeting: Greeting) -> None:
+    def _advance(self, greeting: Greeting) -> None:
         try:
-            wanted = greeting.go_on()
+            wanted = greeting.advance()
         except (OSError, StrandlineError, ValueError) as error:
-            _log.debug("a peer from %s was turned away: %s", greeting.network, error)
+            _log.debug("refused a peer from %s: %s", greeting.network, error)
             self._forget(greeting)
             return
         if greeting.client is None:
@@ -199,7 +206,7 @@ class Front:
 
     # Authenticated connections --------------------------------------------------------------
 
-    def _room(self, network: str) -> None:
+    def _check_room(self, network: str) -> None:
         """Raise OwnerUnavailable if there is no room for one more authenticated connection."""
         for count, limit, whose in (
             (len(self._clients), self._limits.max_connections, ""),
@@ -211,8 +218,8 @@ class Front:
         ):
             if count >= limit:
                 raise OwnerUnavailable(
-                    f"the log's owner has {count} connections{whose} and takes no more; close some, or "
-                    "start `strandline serve` with --max-connections and --max-connections-per-address"
+                    f"the log's owner has {count} connections{whose}, which is the limit; close some, or "
+                    "raise --max-connections and --max-connections-per-address of `strandline serve`"
                 )
 
     def _connect(self, peer: socket.socket, client: Client) -> None:
@@ -223,7 +230,7 @@ class Front:
         try:
             thread.start()
         except RuntimeError as error:
-            _log.warning("no thread for a connection: %s", error)
+            _log.warning("cannot start a thread for a connection: %s", error)
             self._clients.remove(client)
             peer.close()
 
@@ -241,10 +248,10 @@ class Front:
             )
             if client.begin(splice.stop):
                 why = splice.run()
-                told = _log.warning if splice.cut_off else _log.debug
-                told("connection of %s from %s: %s", client.caller.name, client.network, why)
+                log = _log.warning if splice.cut_off else _log.debug
+                log("connection of %s from %s: %s", client.caller.name, client.network, why)
         except OSError as error:
-            _log.warning("a connection cannot be passed on to the log: %s", error)
+            _log.warning("cannot connect a client with the log: %s", error)
         finally:
             peer.close()
             far.close()
@@ -264,7 +271,7 @@ def _listen(address: tuple[str, int]) -> socket.socket:
 
 
 def _make_room_for_descriptors(limits: ListenerLimits) -> None:
-    """Raise the process's soft limit of descriptors so that no peer can use the last one."""
+    """Raise the soft limit of open descriptors, so that peers cannot use up the log's own."""
     needed = limits.descriptors + DESCRIPTORS_OF_THE_LOG
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

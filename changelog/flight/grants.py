@@ -1,10 +1,11 @@
-"""Grants: what a client presents to act on a producer or a member of a group that it opened.
+"""Grants: proofs that a client has opened the producer or group member on which it acts.
 
-Ids of producers are small numbers, and those of members are seen by all that describe a group, so an
-id proves nothing. The server answers whatever opens one (init_producer, the end of a transaction,
-join_group) with a grant as well: an HMAC of the id and of the client's token, by a key that only the
-log knows. A client presents it with each call that acts on the id, also after it has connected anew,
-and to another process that serves the log. The server keeps nothing.
+Ids of producers are small numbers, and ids of members are visible to every client that describes a
+group, so an id proves nothing. The server therefore adds a grant to the answer of each call that
+opens one (init_producer, the end of a transaction, join_group). A grant is an HMAC of the id and of
+the client's token, by a key that only the log knows. The client presents it with each call that
+acts on the id, also after a reconnect and to another process that serves the log. The server stores
+no grants.
 """
 
 from __future__ import annotations
@@ -34,26 +35,29 @@ from strandline.changelog.records import Append, ProducerIdentity
 GRANT_BYTES = 32
 GRANTS_HEADER = "strandline-grants"
 MAX_GRANTS = 500
-"""Grants presented with one call; more do not fit into its headers."""
+"""Maximum number of grants presented with one call; more do not fit into its headers."""
 MAX_KEPT = 10_000
-"""Producers and members of which a client keeps the grants: those used last."""
+"""Maximum number of producers and members whose grants a client keeps, the last used ones."""
 EPOCHS_KEPT = 2
-"""Epochs of a producer: a call for the one before may have to be repeated."""
+"""Number of epochs of a producer whose grants are kept.
+
+A call of the previous epoch may have to be repeated after its answer was lost.
+"""
 
 MemberKey = tuple[str, str]
 """Group and id of a member."""
 Subject = ProducerIdentity | MemberKey
-"""What a grant is for."""
+"""Subject of a grant: a producer or a group member."""
 
 
 def subjects_of(message: Any) -> set[Subject]:
-    """Return the producers and members in whose name a request acts."""
+    """Return the producers and members for which a request acts."""
     find = _SUBJECTS.get(type(message))
     return set() if find is None else set(find(message))
 
 
 def opened_by(request: Any, answer: Any) -> Subject | None:
-    """Return the producer or member that a request has opened."""
+    """Return the producer or member that a request has opened; None for other requests."""
     if isinstance(request, InitProducer | EndTransaction):
         identity: ProducerIdentity = answer
         return identity
@@ -70,7 +74,7 @@ def _member(member: GroupMember) -> MemberKey:
 
 
 def _named(request: Any) -> list[Subject]:
-    """Return the member in whose name offsets are committed; none outside of a group."""
+    """Return the member for which offsets are committed; nothing without a member id."""
     return [(request.group, request.member_id)] if request.member_id else []
 
 
@@ -87,17 +91,17 @@ _SUBJECTS: Mapping[type[Any], Callable[[Any], Iterable[Subject]]] = {
 
 
 class Granting:
-    """The server's side.
+    """Server side: issues and checks grants.
 
     Args:
-        key: The log's own, which no client knows.
+        key: Secret key of the log.
     """
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
     def grant(self, token_id: str, subject: Subject) -> bytes:
-        """Return the grant by which clients with this token act on `subject`."""
+        """Return the grant by which clients with this token may act on `subject`."""
         kind = "producer" if isinstance(subject, ProducerIdentity) else "member"
         named = msgspec.msgpack.encode((kind, token_id, *subject))
         return hmac.digest(self._key, named, "sha256")
@@ -113,23 +117,23 @@ class Granting:
                 raise _not_opened(subject)
 
     def pin_holder(self, token_id: str, holder: str) -> str:
-        """Return the name under which the log keeps the pins of a token's `holder`.
+        """Return the log's internal name for the pin holder `holder` of a token.
 
-        Other tokens cannot name it, so they neither see nor release these pins.
+        Other tokens cannot guess it, so they can neither see nor release these pins.
         """
         named = msgspec.msgpack.encode(("pin", token_id, holder))
         return hmac.digest(self._key, named, "sha256").hex()[:32]
 
 
 class Grants:
-    """The client's side: what it was granted, for as long as it has the log open. Thread-safe."""
+    """Client side: the grants received since the log was opened. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[int | MemberKey, dict[Subject, bytes]] = OrderedDict()
 
     def keep(self, subject: Subject, grant: bytes) -> None:
-        """Keep a grant."""
+        """Store a grant; evict old ones beyond the limits."""
         with self._lock:
             kept = self._kept.setdefault(_key(subject), {})
             kept[subject] = grant
@@ -140,7 +144,7 @@ class Grants:
                 self._kept.popitem(last=False)
 
     def presented(self, subjects: Iterable[Subject]) -> bytes:
-        """Return the grants for `subjects`, as a header has them; those there are. Raises InvalidRequest."""
+        """Return a header's value with the stored grants for `subjects`. Raises InvalidRequest."""
         found = []
         with self._lock:
             for subject in subjects:
@@ -150,13 +154,13 @@ class Grants:
                     found.append(grant)
         if len(found) > MAX_GRANTS:
             raise InvalidRequest(
-                f"one call over TCP acts for {len(found)} producers, at most {MAX_GRANTS} are possible; "
-                "make several calls"
+                f"one call over TCP acts for {len(found)} producers, the limit is {MAX_GRANTS}; make "
+                "several calls"
             )
         return b"".join(found).hex().encode()
 
     def forget(self, subject: Subject) -> None:
-        """Forget the grants of a member that has left."""
+        """Remove the grants of a member that has left."""
         with self._lock:
             self._kept.pop(_key(subject), None)
 
@@ -166,7 +170,7 @@ def presented_in(header: str) -> bytes:
     try:
         return bytes.fromhex(header)
     except ValueError:
-        raise InvalidRequest(f"the header {GRANTS_HEADER} is hexadecimal digits") from None
+        raise InvalidRequest(f"the header {GRANTS_HEADER} must be hexadecimal digits") from None
 
 
 def _key(subject: Subject) -> int | MemberKey:

@@ -1,8 +1,8 @@
-"""One peer's way from accepting its connection to its authentication, without blocking.
+"""Authentication of one peer after its connection was accepted, without blocking.
 
-The steps are TLS, the opening, the proof (hello.py). Each call of `Greeting.go_on` does what can be
-done at once. Nothing of unbounded length is read, and what is sent fits into a new socket's
-buffer: a peer that does not take it is given up.
+The steps are TLS, the opening and the proof (hello.py). Each call of `Greeting.advance` does as
+much as is possible without waiting. All messages have a limited length. Replies fit into the buffer
+of a new socket, so a peer that does not accept a reply at once is disconnected.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ _TOO_OLD = (
     b"HTTP/1.1 426 Upgrade Required\r\nConnection: close\r\n\r\n"
     b"This port begins with a hello; upgrade the client's strandline.\r\n"
 )
-"""Not GOAWAY: gRPC takes a server that speaks HTTP/2 for a good one, and tries again without pause."""
+"""Answer to clients of older releases, in HTTP/1.1.
+
+An HTTP/2 GOAWAY would make gRPC believe that the server works, and reconnect without a pause.
+"""
 
 
 class Greeting:
     """A peer that is being authenticated.
 
     Args:
-        peer: Its socket, which does not block.
-        network: Its address, as limits count it.
-        deadline: By the clock's monotonic time, when it is given up.
-        authenticate: Returns what is known of a token id.
-        room: Raises OwnerUnavailable if no more peers of a network are taken.
+        peer: Its non-blocking socket.
+        network: Its network, see `network_of`.
+        deadline: Monotonic time at which it is disconnected.
+        authenticate: Returns the principal of a token id; None if the token is unknown.
+        check_room: Raises OwnerUnavailable if no more peers of a network are accepted.
     """
 
     def __init__(
@@ -45,23 +48,23 @@ class Greeting:
         network: str,
         deadline: float,
         authenticate: Authenticate,
-        room: Callable[[str], None],
+        check_room: Callable[[str], None],
     ) -> None:
         self.peer = peer
         self.network = network
         self.deadline = deadline
         self.client: Client | None = None
-        """The authenticated client; None as long as it is not."""
+        """The authenticated client; None before authentication is complete."""
         self._authenticate = authenticate
-        self._room = room
+        self._check_room = check_room
         self._step = self._handshake if isinstance(peer, ssl.SSLSocket) else self._open
         self._received = b""
         self._nonce = secrets.token_bytes(hello.NONCE_BYTES)
 
-    def go_on(self) -> int:
-        """Do what can be done now, and return the selector events to wait for.
+    def advance(self) -> int:
+        """Continue without blocking, and return the selector events to wait for.
 
-        Raises OSError or StrandlineError if the peer is to be given up.
+        Raises OSError or StrandlineError if the peer must be disconnected.
         """
         try:
             while self.client is None:
@@ -90,26 +93,26 @@ class Greeting:
     def _prove(self) -> None:
         proof = self._exactly(hello.PROOF_BYTES)
         caller = self._authenticate(self._opening.token_id)
-        verifier = hello.NOBODY if caller is None else caller.verifier
+        verifier = hello.UNKNOWN_TOKEN if caller is None else caller.verifier
         credential = hello.credential_if_proven(verifier, self._transcript, proof)
         if caller is None or credential is None:
             self._refuse(Unauthenticated("the log's owner does not accept this token"))
         try:
-            self._room(self.network)
+            self._check_room(self.network)
         except StrandlineError as error:
             self._refuse(error)
         self._reply(hello.ACCEPTED, hello.signature_of(verifier, self._transcript))
         self.client = Client(caller, credential, self.network)
 
     def _exactly(self, count: int) -> bytes:
-        """Return the next `count` bytes of the peer. Raises BlockingIOError as long as some lack."""
+        """Return the peer's next `count` bytes. Raises BlockingIOError if some have not arrived."""
         while len(self._received) < count:
             part = self.peer.recv(count - len(self._received))
             if not part:
                 raise ConnectionResetError("the peer has closed the connection")
             self._received += part
             if self._received.startswith(HTTP2_PREFACE):
-                # As clients of older releases begin: tell them why they are not served.
+                # Clients of older releases begin like this; they get an explanation.
                 self.peer.send(_TOO_OLD)
                 raise InvalidRequest("a client of an older release")
         content, self._received = self._received, b""
@@ -126,7 +129,9 @@ class Greeting:
 
 
 def network_of(address: str) -> str:
-    """Return the address as limits count it: with IPv6 its /64, which one machine has to itself.
+    """Return the network by which limits count an address: its /64 for IPv6, else the address.
+
+    One machine usually has a whole /64 network, so limits by address would be without effect.
 
     >>> network_of("192.0.2.1"), network_of("2001:db8::1:2"), network_of("::ffff:192.0.2.1")
     ('192.0.2.1', '2001:db8::/64', '192.0.2.1')

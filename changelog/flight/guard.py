@@ -1,16 +1,16 @@
-"""A transaction lives and dies with the connection it began on.
+"""Binds each transaction to the connection on which it began.
 
-When a connection ends, whoever owns the log aborts what was open on it: the old owner if it
-lives, the recovery of the next if not. A client that goes on over a new connection must not add to such
-a transaction, nor commit what is left of it. So the guard remembers on which connection each
-began, and decides:
+When a connection ends, the transactions that are open on it are aborted: by the old owner if it
+lives, otherwise by the recovery of the next owner. A client with a new connection must neither add
+to such a transaction nor commit the rest of it. So the guard remembers the connection on which each
+transaction began, and decides:
 
     on another connection …    append, offsets    commit                       abort
-    sent before                TransactionAborted TransactionAborted           pass on
-    commit asked, no answer    TransactionAborted resolve: try to abort first   pass on
+    records were sent          TransactionAborted TransactionAborted           pass on
+    commit sent, no answer     TransactionAborted resolve: try to abort first  pass on
 
-"Resolve": a committed transaction refuses to be aborted, any other is aborted by it, so
-after the attempt the outcome is certain, whatever the owner had or had not written.
+"Resolve" makes the outcome certain: an attempt to abort fails if the transaction was committed, and
+aborts it otherwise.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class _Begun:
     identity: ProducerIdentity
     connection: int
     committing: bool = False
-    """A commit was asked for, and no answer is known."""
+    """True if a commit was sent and its answer is not known."""
 
 
 class TransactionGuard:
-    """The transactions that this process's producers have begun and not ended.
+    """Open transactions of this process's producers.
 
     >>> guard, producer = TransactionGuard(), ProducerIdentity(7, 0)
     >>> guard.sending(producer, connection=1)
@@ -49,7 +49,10 @@ class TransactionGuard:
         self._begun: dict[int, _Begun] = {}
 
     def sending(self, producer: ProducerIdentity, connection: int) -> None:
-        """Before a transactional append or offsets. Raises TransactionAborted."""
+        """Record that a transactional append or offsets will be sent.
+
+        Raises TransactionAborted if the transaction began on another connection.
+        """
         with self._lock:
             begun = self._of(producer)
             if begun is None:
@@ -58,7 +61,10 @@ class TransactionGuard:
                 raise _lost(producer)
 
     def ending(self, producer: ProducerIdentity, connection: int, *, commit: bool) -> Way:
-        """Before the end of a transaction: which way to go. Raises TransactionAborted."""
+        """Return how to end a transaction on this connection.
+
+        Raises TransactionAborted for a commit if the transaction is aborted already.
+        """
         with self._lock:
             begun = self._of(producer)
             if begun is None:
@@ -73,7 +79,7 @@ class TransactionGuard:
             raise _lost(producer)
 
     def ended(self, producer: ProducerIdentity) -> None:
-        """The outcome is known."""
+        """Remove a transaction whose outcome is known."""
         with self._lock:
             if self._of(producer) is not None:
                 del self._begun[producer.producer_id]
@@ -86,6 +92,6 @@ class TransactionGuard:
 def _lost(producer: ProducerIdentity) -> TransactionAborted:
     return TransactionAborted(
         f"the transaction of producer {producer.producer_id} (epoch {producer.epoch}) was open when the "
-        "connection to the log's owner was lost, and is aborted; call init_producer and go on "
+        "connection to the log's owner was lost, and is aborted; call init_producer and continue "
         "from the last commit"
     )

@@ -1,7 +1,7 @@
-"""The hello with which a connection over TCP begins: both sides prove that they know the token.
+"""The hello at the beginning of a TCP connection: both sides prove that they know the token.
 
-docs/security.md has the bytes. The computation is SCRAM's (RFC 5802): the token does not cross the
-wire, and what the server stores of a token (`Verifier`) does not let its reader act as a client.
+The bytes are in docs/security.md. The computation is that of SCRAM (RFC 5802): the token is never
+sent, and the verifier that the server stores (`Verifier`) is not sufficient to act as a client.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ _MADE = re.compile(r"sl_([0-9a-z]{1,31})_\S+", re.ASCII)
 
 
 class Verifier(NamedTuple):
-    """What a server stores of a token."""
+    """Values that a server stores instead of a token."""
 
     stored_key: bytes
     server_key: bytes
 
 
 class ClientOpening(NamedTuple):
-    """The first message of a client."""
+    """First message of a client."""
 
     token_id: str
     nonce: bytes
 
 
 def verifier_of(token: str) -> Verifier:
-    """Return what a server needs in order to check proofs of `token`."""
+    """Return the values by which a server checks proofs of `token`."""
     client_key = _mac(token.encode(), b"strandline client")
     return Verifier(_hash(client_key), _mac(token.encode(), b"strandline server"))
 
 
-NOBODY = Verifier(_stored := bytes(32), _stored)
-"""Stands for an unknown token, so that an unknown id takes as long as a wrong proof."""
+UNKNOWN_TOKEN = Verifier(_stored := bytes(32), _stored)
+"""Verifier used for an unknown token, so that an unknown id takes as long as a wrong proof."""
 
 
 def token_id(token: str) -> str:
-    """Return the id that is part of a token made by `strandline tokens`; "" for any other.
+    """Return the id in a token made by `strandline tokens`; "" for any other token.
 
     >>> token_id("sl_4f1c_secret"), token_id("chosen by a person")
     ('4f1c', '')
@@ -62,12 +62,12 @@ def token_id(token: str) -> str:
 
 
 def pack_opening(opening: ClientOpening) -> bytes:
-    """Return the first message of a client."""
+    """Return the bytes of a client's first message."""
     return _OPENING.pack(MAGIC, VERSION, opening.token_id.encode("ascii"), opening.nonce)
 
 
 def unpack_opening(content: bytes) -> ClientOpening:
-    """Return what a client's first message says. Raises InvalidRequest."""
+    """Return the content of a client's first message. Raises InvalidRequest."""
     magic, version, token, nonce = _OPENING.unpack(content)
     if magic != MAGIC or version != VERSION:
         raise InvalidRequest(
@@ -92,7 +92,7 @@ def credential_if_proven(verifier: Verifier, transcript: bytes, proof: bytes) ->
 
 
 def credential_of(token: str, transcript: bytes) -> str:
-    """Return the connection's credential, as a client that knows `token` computes it."""
+    """Return the connection's credential as computed by a client, from `token`."""
     return _credential(_mac(token.encode(), b"strandline client"), transcript)
 
 

@@ -1,9 +1,10 @@
-"""A meter for the HTTP/2 connection of a client: its calls and messages are counted as they begin.
+"""Meter for the HTTP/2 connection of a client: counts calls and messages when they begin.
 
-gRPC takes a thread for each call and memory for each message, as large as its first five bytes
-say, before any code of ours runs, and unpacks messages that say they are compressed. The front
-sees the frames before gRPC does (RFC 9113; the five bytes are gRPC's "Length-Prefixed-Message").
-Only the heads of frames and messages are looked at. Nothing is changed and nothing is held back.
+Before any code of ours runs, gRPC allocates a thread for each call and memory for each message, of
+the size that the message's first five bytes claim. It also decompresses messages. So the front
+checks the frames before gRPC receives them (RFC 9113; the five bytes are gRPC's
+"Length-Prefixed-Message"). It parses only the headers of frames and messages, and neither changes
+nor delays any bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from strandline.changelog.flight.limits import (
     CONTROL_FRAMES_PER_S,
     LINGER_S,
     MAX_HEADERS,
-    MESSAGE_OVERHEAD,
+    MESSAGE_OVERHEAD_BYTES,
 )
 from strandline.changelog.flight.splice import ConnectionCut
 
@@ -31,9 +32,9 @@ _HEAD, _PREFIX = 9, 5
 
 
 class FlowMeter:
-    """Counts what one client has in flight, and cuts it off where it goes over a limit.
+    """Counts the calls and bytes that one client has in flight.
 
-    The methods raise CutOff. One thread uses it at a time.
+    The methods raise ConnectionCut if the client exceeds a limit. Not thread-safe.
     """
 
     def __init__(self, client: Client, budgets: Budgets, clock: Clock) -> None:
@@ -51,14 +52,14 @@ class FlowMeter:
         self._now = clock.monotonic()
 
     def from_client(self, content: memoryview) -> None:
-        """Look at what the client sends, before gRPC gets it."""
+        """Inspect bytes of the client before gRPC receives them."""
         now = self._clock.monotonic()
         self._control = min(
             CONTROL_FRAMES, self._control + (now - self._now) * CONTROL_FRAMES_PER_S
         )
         self._now = now
         while self._reset and self._reset[0][0] <= now:
-            self._give_back(self._reset.popleft()[1])
+            self._release(self._reset.popleft()[1])
         if len(self._preface) < len(PREFACE):
             start = len(PREFACE) - len(self._preface)
             self._preface += bytes(content[:start])
@@ -71,20 +72,20 @@ class FlowMeter:
             raise ConnectionCut(str(error)) from None
 
     def from_server(self, content: memoryview) -> None:
-        """Look at what goes to the client: calls end there."""
+        """Inspect bytes of the server, which show the ends of calls."""
         self._answers.feed(content)
 
     def _on_request(self, kind: int, flags: int, stream: int, length: int) -> bool:
-        """A frame of the client begins; whether its content is looked at."""
+        """Handle the header of a client's frame; return True if its content must be inspected."""
         if kind == DATA:
             if flags & PADDED:
-                raise ConnectionCut("the client pads its frames, as no gRPC client does")
+                raise ConnectionCut("the client pads its frames, which gRPC clients never do")
             return stream in self._calls
         if kind in (HEADERS, CONTINUATION):
             self._on_headers(kind, flags, stream, length)
         elif kind == RST_STREAM:
             if (call := self._calls.pop(stream, None)) is not None:
-                # Its thread and its memory may be in use for a while.
+                # The server may still use the call's thread and memory for a while.
                 self._reset.append((self._now + LINGER_S, call.taken))
         elif kind in (SETTINGS, PING) and not flags & ACK:
             self._control -= 1
@@ -116,21 +117,23 @@ class FlowMeter:
             content = content[missing:]
             if len(call.prefix) == _PREFIX:
                 if call.prefix[0]:
-                    raise ConnectionCut("the client compresses its messages, as ours do not")
+                    raise ConnectionCut(
+                        "the client compresses its messages, which is not supported"
+                    )
                 call.left = int.from_bytes(call.prefix[1:], "big")
                 call.prefix = b""
-                self._budgets.requests.take(self._client, call.left + MESSAGE_OVERHEAD)
-                call.taken += call.left + MESSAGE_OVERHEAD
+                self._budgets.requests.take(self._client, call.left + MESSAGE_OVERHEAD_BYTES)
+                call.taken += call.left + MESSAGE_OVERHEAD_BYTES
 
     def _on_answer(self, kind: int, flags: int, stream: int, _length: int) -> bool:
-        """A frame of the server begins; the call is over with the last one."""
+        """Handle the header of a server's frame; the last frame of a call ends it."""
         if kind == RST_STREAM or (kind in (DATA, HEADERS) and flags & END_STREAM):
             call = self._calls.pop(stream, None)
             if call is not None:
-                self._give_back(call.taken)
+                self._release(call.taken)
         return False
 
-    def _give_back(self, taken: int) -> None:
+    def _release(self, taken: int) -> None:
         self._budgets.calls.give(self._client, 1)
         self._budgets.requests.give(self._client, taken)
 
@@ -142,15 +145,15 @@ class _Call:
 
     def __init__(self) -> None:
         self.left = 0
-        """Bytes of the current message that are still to come."""
+        """Bytes of the current message that have not arrived."""
         self.prefix = b""
-        """What has come of the next message's first five bytes."""
+        """Arrived part of the next message's first five bytes."""
         self.taken = 0
-        """Bytes that were counted for it."""
+        """Bytes counted for the call."""
 
 
 class _Frames:
-    """Finds the frames of one direction, in whatever pieces they come."""
+    """Parser of the frames of one direction, which may arrive in any pieces."""
 
     def __init__(
         self,
@@ -165,7 +168,7 @@ class _Frames:
         self._wanted = False
 
     def feed(self, content: memoryview) -> None:
-        """Take the next bytes. Raises what `begin` and `body` raise."""
+        """Parse the next bytes. Raises the errors of `begin` and `body`."""
         at, end = 0, len(content)
         while at < end:
             if self._left:
@@ -186,4 +189,4 @@ class _Frames:
 
 
 def _ignore(_stream: int, _content: memoryview) -> None:
-    """The content of answers is nobody's concern."""
+    """Ignore the content of an answer."""

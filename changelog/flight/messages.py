@@ -1,12 +1,13 @@
-"""Every type that crosses the wire, as MessagePack, and the version of it all.
+"""All message types of the wire protocol, their encoding (MessagePack) and the protocol's version.
 
-A client says `SessionHello` on its session stream, with its version first; the owner answers
-`SessionWelcome`. From then on each call carries the session's id as a header. A request is a
-struct named like the Broker's method; as a Flight action its class name is the action's type,
-its fields the body. `FetchRequest` is a Flight ticket, or the body of LOCATE; `AppendHeader` and
-`FetchedHeader` go with the batches (see batches.py), errors travel as `RemoteFailure` by type name and message.
+A client sends `SessionHello` on its session stream, with its version first, and the owner answers
+`SessionWelcome`. After that each call carries the session's id in a header. A request is a struct
+that corresponds to a method of Broker. As a Flight action, its class name is the action's type and
+its fields are the body. `FetchRequest` is a Flight ticket, or the body of LOCATE. `AppendHeader`
+and `FetchedHeader` accompany batches (batches.py). Errors are sent as `RemoteFailure`, by type name
+and message.
 
-Bodies are decoded into these types and nothing else: no pickles, bounded in size.
+Bodies are limited in size and decoded into these types only, without pickle.
 """
 
 from __future__ import annotations
@@ -41,32 +42,32 @@ from strandline.changelog.records import (
 from strandline.changelog.schema import read_schema
 
 WIRE_VERSION = 2
-MAX_MESSAGE = 16 << 20
-"""Bytes of one encoded request, ticket or header."""
+MAX_MESSAGE_BYTES = 16 << 20
+"""Maximum number of bytes of one encoded request, ticket or header."""
 MAX_APPEND = 1 << 30
-"""Bytes of all the batches of one append call."""
-MAX_FETCH = 256 << 20
-"""Bytes that one fetch may ask for; a single larger batch comes whole all the same."""
-MAX_ERROR = 2_000
-"""Characters of an error's message; it travels in a header."""
+"""Maximum number of bytes of all batches of one append call."""
+MAX_FETCH_BYTES = 256 << 20
+"""Maximum number of bytes of one fetch; a single larger batch is sent whole nevertheless."""
+MAX_ERROR_CHARS = 2_000
+"""Maximum number of characters of an error's message, because it is sent in a header."""
 
 SESSION_HEADER = "strandline-session"
 SESSION = b"session"
 """Descriptor of the session stream."""
 APPEND = b"append"
 """Descriptor of a stream of batches to append."""
-MAX_SMALL_APPEND = 32 << 10
-"""Bytes of batches that go as a SmallAppend."""
+MAX_SMALL_APPEND_BYTES = 32 << 10
+"""Maximum number of bytes of batches that are sent as a SmallAppend instead of a stream."""
 SMALL_APPEND = "SmallAppend"
-"""Action that brings one."""
+"""Action whose body is a SmallAppend."""
 REMOTE_APPEND = "RemoteAppend"
-"""Action that brings any append over TCP; its body is a SmallAppend."""
+"""Action for larger appends over TCP; its body is a SmallAppend too."""
 LOCATE = "Locate"
-"""Action that asks where a fetch would find its records; answered by `Located`."""
+"""Action that returns where a fetch finds its records, as `Located`."""
 HELLO = "Hello"
-"""Action with which a client knocks, before it opens its session stream."""
+"""Action by which a client tests the connection before it opens its session stream."""
 GOODBYE = b"goodbye"
-"""What the owner says on the session stream before it closes in order."""
+"""Message that the owner sends on the session stream before an orderly close."""
 
 T = TypeVar("T")
 Positions = dict[TopicPartition, int]
@@ -74,15 +75,19 @@ Located = dict[TopicPartition, RecordView]
 
 
 class SessionEnded(OwnerUnavailable):
-    """The owner does not (any longer) know the session of a call; only a new connection helps."""
+    """The owner does not know the session of a call; the client must connect again."""
 
 
 class FlightMessage(msgspec.Struct, frozen=True, array_like=True):
-    """Base of all messages: arrays of fields, so a field may only be added at the end, with a default."""
+    """Base of all messages.
+
+    A message is encoded as an array of its fields, so a new field must be the last one and needs a
+    default.
+    """
 
 
 class SessionHello(FlightMessage, frozen=True):
-    """The first thing a client says. `version` stays the first field in every version."""
+    """First message of a client. `version` is the first field in every version of the protocol."""
 
     version: int
     pid: int
@@ -90,35 +95,35 @@ class SessionHello(FlightMessage, frozen=True):
 
 
 class SessionWelcome(FlightMessage, frozen=True):
-    """The owner's answer to Hello."""
+    """Owner's answer to SessionHello."""
 
     version: int
     pid: int
     session: str
     locates: bool = False
-    """Whether it answers LOCATE."""
+    """True if the owner answers LOCATE."""
 
 
 class RemoteFailure(FlightMessage, frozen=True):
-    """An error, by its type's name in changelog.errors."""
+    """An error, by the name of its type in changelog.errors."""
 
     kind: str
     message: str
 
 
 class FetchRequest(FlightMessage, frozen=True):
-    """Broker.fetch; the ticket of a DoGet, or the body of LOCATE."""
+    """Call of Broker.fetch: the ticket of a DoGet, or the body of LOCATE."""
 
     positions: Positions
     max_bytes: int
     isolation: Isolation
     timeout: float
     pin: PinName | None = None
-    """Of a DoGet: Pins.fetch instead, of each position."""
+    """Pin from which a DoGet reads each position, by Pins.fetch; None for Broker.fetch."""
 
 
 class AppendHeader(FlightMessage, frozen=True):
-    """Goes with each batch to append."""
+    """Header of each batch to append."""
 
     topic: str
     partition: int
@@ -131,13 +136,13 @@ class AppendHeader(FlightMessage, frozen=True):
 
 
 class AppendAnswer(FlightMessage, frozen=True):
-    """Answers all the batches of one append call."""
+    """Answer to all batches of one append call."""
 
     appended: list[Appended]
 
 
 class FetchedState(FlightMessage, frozen=True):
-    """One partition of a fetch's answer, apart from its batches."""
+    """State of one partition in a fetch's answer, without its batches."""
 
     topic: str
     partition: int
@@ -149,7 +154,7 @@ class FetchedState(FlightMessage, frozen=True):
 
 
 class FetchedHeader(FlightMessage, frozen=True):
-    """Goes with each batch of a fetch's answer."""
+    """Header of each batch of a fetch's answer."""
 
     topic: str
     partition: int
@@ -160,22 +165,25 @@ class FetchedHeader(FlightMessage, frozen=True):
 
 
 class StreamHeader(FlightMessage, frozen=True):
-    """The first message of a stream of batches: its schemas, and what is known before them."""
+    """First message of a stream of batches: all schemas, and the states of fetched partitions."""
 
     schemas: list[pa.Schema]
     states: list[FetchedState] = []
 
 
 class SmallAppend(FlightMessage, frozen=True):
-    """A few small batches in one action: half the time of a stream, and a copy more."""
+    """All batches of an append in one action.
+
+    For small batches it takes half the time of a stream, at the cost of one more memory copy.
+    """
 
     schemas: list[pa.Schema]
     batches: list[tuple[AppendHeader, bytes]]
-    """Each an IPC record-batch message."""
+    """Header and IPC record-batch message of each batch."""
 
 
 def encode(message: Any) -> bytes:
-    """A message as MessagePack.
+    """Return a message as MessagePack.
 
     >>> encode(RemoteFailure("DiskFull", "full"))
     b'\\x92\\xa8DiskFull\\xa4full'
@@ -183,8 +191,10 @@ def encode(message: Any) -> bytes:
     return _ENCODER.encode(message)
 
 
-def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE) -> Any:
-    """A message of type `kind`. Raises InvalidRequest for anything else, or too much of it.
+def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
+    """Return the message of type `kind` in `body`.
+
+    Raises InvalidRequest if `body` is anything else or has more than `max_bytes`.
 
     >>> decode(b"\\x92\\xa8DiskFull\\xa4full", RemoteFailure)
     RemoteFailure(kind='DiskFull', message='full')
@@ -203,9 +213,9 @@ def decode(body: Any, kind: Any, max_bytes: int = MAX_MESSAGE) -> Any:
 
 
 def check_version(hello: Any) -> SessionHello:
-    """The Hello of a client that speaks our version; InvalidRequest for any other."""
+    """Return a client's hello. Raises InvalidRequest if it has another protocol version."""
     try:
-        start = memoryview(hello)[:MAX_ERROR]
+        start = memoryview(hello)[:MAX_ERROR_CHARS]
         check_msgpack(start)
         version = msgspec.msgpack.decode(start)[0]
     except (LookupError, TypeError, *UNREADABLE):
@@ -219,17 +229,17 @@ def check_version(hello: Any) -> SessionHello:
 
 
 def failure_of(error: Exception) -> RemoteFailure:
-    """How an error goes over the wire; one that is not ours goes as StrandlineError."""
+    """Return the message for an error; unknown types are sent as StrandlineError."""
     kind = type(error).__name__
     if _error_type(kind) is not type(error):
         return RemoteFailure(
-            "StrandlineError", f"the log's owner failed: {kind}: {error}"[:MAX_ERROR]
+            "StrandlineError", f"the log's owner failed: {kind}: {error}"[:MAX_ERROR_CHARS]
         )
-    return RemoteFailure(kind, str(error)[:MAX_ERROR])
+    return RemoteFailure(kind, str(error)[:MAX_ERROR_CHARS])
 
 
 def error_of(failure: RemoteFailure) -> StrandlineError:
-    """The error to raise on the client's side."""
+    """Return the error that the client raises for a failure of the owner."""
     kind = _error_type(failure.kind)
     if kind is None:
         return StrandlineError(f"{failure.kind}: {failure.message}")

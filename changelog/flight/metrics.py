@@ -1,4 +1,4 @@
-"""What a process tells of its part in a log: whether it owns it, and who is attached to it."""
+"""Metrics of a process's role in a log: ownership, takeovers and attached clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log folder owned by this process and served to others."""
+"""A log folder that this process owns and serves to other processes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from strandline.changelog.storage import LocalStorage
 
 
 class ServedOwner:
-    """The Owner of `folder` with an endpoint on a Unix socket, announced in owner.json.
+    """Owner of `folder` with an endpoint on a Unix socket, which owner.json announces.
 
-    Raises LogLocked when another process owns the folder, and whatever Owner raises.
+    Raises LogLocked if another process owns the folder, and the errors of Owner.
     """
 
     def __init__(
@@ -50,17 +50,19 @@ class ServedOwner:
         )
         with contextlib.suppress(OSError):
             os.chmod(self._endpoint.socket, 0o600)
+        # Published last, because clients connect as soon as they can read the file.
         endpoints.publish(self._storage, self._endpoint)
 
     def metrics(self) -> list[MetricReading]:
-        """What the owner tells, and how many are attached."""
+        """Return the owner's metrics and the number of attached processes."""
         return [
             *self.owner.metrics(),
             MetricReading(CLIENTS, ("socket",), len(self.server.sessions)),
         ]
 
     def close(self) -> None:
-        """Withdraw the endpoint, send the attached away, close the log; harmless when repeated."""
+        """Withdraw the endpoint, end all sessions and close the log. Idempotent."""
+        # The owner closes last, because calls in progress still use it.
         endpoints.withdraw(self._storage, self._endpoint)
         self.server.close()
         self.owner.close()

@@ -1,4 +1,4 @@
-"""The pins of another process's log: kept by its owner, read where the files are."""
+"""Pins of a log that another process owns: managed by the owner, read from the files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class FlightPins:
-    """Implements Pins over `connection`; `storage` is the log's folder where it can be seen.
+    """Implementation of Pins over `connection`.
 
-    A pin's document and links are read without asking the owner. Whatever goes wrong with that, the owner
-    is asked for the records, and its answer, or its error, holds.
+    If `storage`, the log's folder, is given, pinned records are read from its files without a call
+    to the owner. If that fails, the owner is asked for the records, and its answer or error counts.
     """
 
     def __init__(self, connection: FlightConnection, storage: Storage | None) -> None:
@@ -56,13 +56,13 @@ class FlightPins:
 
 
 class RepeatedPins(Protocol):
-    """Makes a call with the pins of whoever owns the log, again if that one is lost."""
+    """Makes a call with the pins of the log's current owner; repeats it if the owner is lost."""
 
     def __call__(self, call: Callable[[Pins], T]) -> T: ...
 
 
 class FailoverPins:
-    """Implements Pins by those of whoever owns the log."""
+    """Implementation of Pins by those of the log's current owner."""
 
     def __init__(self, repeated: RepeatedPins) -> None:
         self._repeated = repeated

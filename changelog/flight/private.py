@@ -1,4 +1,4 @@
-"""A folder for a Unix socket that only this user may reach."""
+"""Folders for Unix sockets that only this user can access."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import re
 import shutil
 import tempfile
 
-MAX_SOCKET_PATH = 100
-"""Bytes; the kernel's limit is 107 on Linux, 103 on macOS."""
+MAX_SOCKET_PATH_BYTES = 100
+"""Maximum length of a socket's path in bytes; the kernel's limit is 107 on Linux, 103 on macOS."""
 _PLAIN = re.compile(r"[\w/.+-]+", re.ASCII)
-"""Characters that a URL does not change."""
+"""Paths whose characters a URL does not escape."""
 
 
 def private_socket(name: str) -> str:
     """Return a path for a new socket in a new folder of mode 0700; `remove_private` removes it.
 
-    Where the folder for temporary files has too long a name for a socket, or characters that a URL
-    changes, it is in /tmp.
+    The folder is in /tmp if the path of the default folder for temporary files is too long for a
+    socket, or has characters that a URL escapes.
     """
     path = os.path.join(tempfile.mkdtemp(prefix="strandline-"), name)
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH and _PLAIN.fullmatch(path):
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and _PLAIN.fullmatch(path):
         return path
     remove_private(path)
     return os.path.join(tempfile.mkdtemp(prefix="strandline-", dir="/tmp"), name)
 
 
 def remove_private(path: str) -> None:
-    """Remove the folder of a path from `private_socket`; harmless when repeated."""
+    """Remove the folder of a path from `private_socket`. Idempotent."""
     shutil.rmtree(os.path.dirname(path), ignore_errors=True)

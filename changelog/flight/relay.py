@@ -1,8 +1,9 @@
-"""The client's side of the front: a gRPC client in this process speaks to a Unix socket of ours.
+"""The client's side of the front: connects this process's gRPC client with a log over TCP.
 
-gRPC cannot authenticate before it speaks, so a relay does: it connects over TCP, speaks TLS and the
-hello (hello.py), and then passes on what the process's gRPC client sends to a Unix socket in a
-private folder. That socket takes one connection and is gone.
+The hello must come before the first byte of gRPC, which gRPC cannot do. So a relay connects over
+TCP, performs TLS and the hello (hello.py), and then copies bytes between that connection and a Unix
+socket in a private folder, to which the gRPC client connects. The socket accepts one connection and
+is then removed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from strandline.changelog.errors import (
     Unauthenticated,
 )
 from strandline.changelog.flight import hello
-from strandline.changelog.flight.limits import MAX_REPLY
+from strandline.changelog.flight.limits import MAX_REPLY_BYTES
 from strandline.changelog.flight.messages import RemoteFailure, decode, error_of
 from strandline.changelog.flight.private import private_socket, remove_private
 from strandline.changelog.flight.splice import Splice, end_if_peer_vanishes
@@ -32,17 +33,17 @@ from strandline.changelog.flight.splice import Splice, end_if_peer_vanishes
 
 @dataclass(frozen=True, slots=True)
 class TlsClient:
-    """How a client speaks TLS."""
+    """TLS settings of a client."""
 
     ca: bytes | None = None
-    """PEM certificates to trust; None for the system's."""
+    """Trusted certificates (PEM); None for those of the system."""
     certificate: str | None = None
-    """Path of the client's own certificate chain, PEM."""
+    """Path of the client's own certificate chain (PEM)."""
     key: str | None = None
-    """Path of its private key, PEM."""
+    """Path of the private key of `certificate` (PEM)."""
 
     def context(self) -> ssl.SSLContext:
-        """Return the context. Raises InvalidConfig for files that are not PEM or not there."""
+        """Return the TLS context. Raises InvalidConfig for missing files and files not in PEM."""
         try:
             context = ssl.create_default_context(cadata=self.ca.decode() if self.ca else None)
             if self.certificate is not None:
@@ -56,19 +57,19 @@ class TlsClient:
 
 
 class Relay:
-    """An authenticated connection to the log at `host`:`port`, for the gRPC client of this process.
+    """Authenticated connection to the log at `host`:`port`, for the gRPC client of this process.
 
     Args:
-        host: Name or address.
+        host: Host name or address.
         port: TCP port.
-        token: Proven to the server, and not sent.
-        tls: How TLS is spoken; None for a connection in clear.
-        name: How errors call the log.
+        token: Token that the relay proves to know; it is not sent.
+        tls: TLS settings; None for an unencrypted connection.
+        name: Name of the log in errors.
         deadline_s: Seconds for connecting, TLS and the hello together.
 
     Raises:
-        OwnerUnavailable: Nothing listens there, or it does not answer in time.
-        Unauthenticated: The token is not accepted, or the server does not know it.
+        OwnerUnavailable: No server listens at the address, or it does not answer in time.
+        Unauthenticated: The server refuses the token, or does not know it itself.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Relay:
         peer = self._connected(host, port, context)
         try:
             self.credential = self._greeted(peer, token)
-            """What calls carry instead of the token."""
+            """Credential that calls carry instead of the token."""
             self._path = private_socket("relay.sock")
         except BaseException:
             peer.close()
@@ -106,12 +107,12 @@ class Relay:
             self.close()
             raise
         self.location = f"grpc+unix://{self._path}"
-        """Where this process's gRPC client connects."""
+        """Flight location to which this process's gRPC client connects."""
         self._thread = threading.Thread(target=self._run, name="strandline-relay", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the connection, without waiting for the server; harmless when repeated."""
+        """End the connection without waiting for the server. Idempotent."""
         with self._lock:
             self._closed = True
             splice = self._splice
@@ -133,6 +134,7 @@ class Relay:
         finally:
             self._listener.close()
             remove_private(self._path)
+        # Under the lock, so that either `close` finds the splice or this finds `_closed` set.
         with self._lock:
             self._splice = splice = Splice(near, self._peer)
             if self._closed:
@@ -142,7 +144,7 @@ class Relay:
     # The hello ------------------------------------------------------------------------------
 
     def _left(self) -> float:
-        """Seconds that are left. Raises TimeoutError if there are none."""
+        """Return the seconds until the deadline. Raises TimeoutError after it."""
         left = self._until - SystemClock().monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
@@ -192,15 +194,15 @@ class Relay:
 
     def _reply(self, peer: socket.socket) -> bytes:
         status, length = hello.REPLY_HEADER.unpack(self._exactly(peer, hello.REPLY_HEADER.size))
-        if length > MAX_REPLY:
-            raise ConnectionError("what answers is not a log of strandline")
+        if length > MAX_REPLY_BYTES:
+            raise ConnectionError("the server is not a Strandline log")
         body = self._exactly(peer, length)
         if status == hello.ACCEPTED:
             return body
         try:
             failure: RemoteFailure = decode(body, RemoteFailure)
         except (StrandlineError, *UNREADABLE):
-            raise ConnectionError("what answers is not a log of strandline") from None
+            raise ConnectionError("the server is not a Strandline log") from None
         raise error_of(failure)
 
     def _exactly(self, peer: socket.socket, count: int) -> bytes:

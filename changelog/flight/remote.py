@@ -1,4 +1,4 @@
-"""A log served to other machines: a front, and behind it a gRPC server for what the front lets in."""
+"""A log served to other machines: a front, which authenticates, and a private gRPC server."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from strandline.changelog.flight.private import private_socket, remove_private
 from strandline.changelog.flight.server import FlightEndpoint
 
 REVOKED_WITHIN_S = 0.5
-"""Seconds after which a connection has ended whose token was revoked. Its calls are refused at once."""
+"""Seconds between checks for connections of revoked tokens, whose calls are refused at once."""
 
 
 class RemoteEndpoint:
-    """Serves `broker` at a TCP address until `close`.
+    """Server of `broker` at a TCP address, until `close`.
 
     Args:
         broker: The log.
-        address: Host and port to listen at; port 0 takes a free one.
-        authority: Knows the tokens.
-        tls: Context of the server's side of TLS; None for connections in clear.
-        limits: What peers may take.
+        address: Host and port to listen on; port 0 selects a free port.
+        authority: The accepted tokens.
+        tls: Server-side TLS context; None for unencrypted connections.
+        limits: Limits on connections, calls and bytes; None for the defaults.
         clock: Measures deadlines.
 
     Raises:
-        OSError: The address cannot be listened at.
-        InvalidConfig: The process may not have as many descriptors as the limits allow for.
+        OSError: The address cannot be bound.
+        InvalidConfig: The process may not open as many descriptors as the limits require.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class RemoteEndpoint:
         self._watcher.start()
 
     def _watch(self) -> None:
-        """End connections whose tokens are revoked, also those that make no call."""
+        """End connections of revoked tokens, including idle ones."""
         while not self._closed.wait(REVOKED_WITHIN_S):
             self.clients.drop_revoked()
 
     @property
     def port(self) -> int:
-        """The TCP port that is listened on (useful with port 0)."""
+        """Number of the TCP port that the server listens on."""
         return self._front.port
 
     @property
@@ -100,8 +100,9 @@ class RemoteEndpoint:
         return len(self._endpoint.sessions)
 
     def close(self) -> None:
-        """Send the clients away, and listen no more. Waits for no peer; harmless when repeated."""
+        """End all sessions and stop listening, without waiting for peers. Idempotent."""
         self._closed.set()
+        # First, because the goodbye reaches the clients through the front.
         self._endpoint.say_goodbye()
         self._front.close()
         self._close_server()
@@ -117,16 +118,16 @@ def server_context(
     key: str | os.PathLike[str],
     client_ca: str | os.PathLike[str] | None = None,
 ) -> ssl.SSLContext:
-    """Return the server's side of TLS 1.2 or later.
+    """Return a server-side context for TLS 1.2 or later.
 
     Args:
-        certificate: Path of the certificate chain, PEM.
-        key: Path of its private key, PEM.
-        client_ca: Path of the authorities that clients' certificates must come from, PEM; None
-            asks clients for no certificate.
+        certificate: Path of the certificate chain (PEM).
+        key: Path of its private key (PEM).
+        client_ca: Path of the authorities' certificates that must have signed those of clients
+            (PEM); None if clients need no certificate.
 
     Raises:
-        InvalidConfig: A file is not there, or is not what it should be.
+        InvalidConfig: A file is missing or has the wrong content.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     for path in (certificate, key, client_ca):

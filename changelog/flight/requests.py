@@ -1,6 +1,6 @@
-"""The calls of a Broker as messages: a request is a struct named like the method.
+"""Calls of a Broker as messages: one struct for each method.
 
-As a Flight action its class name is the action's type, its fields the body (messages.py).
+As a Flight action, the class name is the action's type and the fields are the body (messages.py).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from strandline.changelog.records import (
 )
 from strandline.changelog.snapshots import in_folder
 
-MAX_BEAT_SECONDS = 5.0
-"""How long a beat of a group's member may wait for something new."""
+MAX_HEARTBEAT_WAIT_S = 5.0
+"""Maximum seconds that a heartbeat of a group member may wait for a new assignment."""
 
 
 class Request(FlightMessage, frozen=True):
-    """A call answered by one small message; `run` carries it out on the owner's side."""
+    """Call that is answered by one small message; the owner executes it by `run`."""
 
     answer: ClassVar[Any]
-    """Type of what `run` returns."""
+    """Type of the result of `run`."""
 
     def run(self, broker: Broker) -> Any:
-        """Ask the broker."""
+        """Make the call on `broker` and return its result."""
         raise NotImplementedError
 
 
@@ -256,12 +256,12 @@ class Heartbeat(Request, frozen=True):
     member: GroupMember
     call: int
     seen: int
-    holds: list[TopicPartition]
+    owned: list[TopicPartition]
     timeout: float
 
     def run(self, broker: Broker) -> Assignment:
-        timeout = max(0.0, min(self.timeout, MAX_BEAT_SECONDS))  # it may be no number
-        return broker.beat_group(self.member, self.call, self.seen, self.holds, timeout=timeout)
+        timeout = max(0.0, min(self.timeout, MAX_HEARTBEAT_WAIT_S))  # it may be NaN
+        return broker.beat_group(self.member, self.call, self.seen, self.owned, timeout=timeout)
 
 
 class LeaveGroup(Request, frozen=True):

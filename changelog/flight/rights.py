@@ -1,6 +1,6 @@
 """Rights of a token: topics that it may read and produce to, groups, and transactional ids.
 
-A right is given for a name, or for all names that begin with a prefix ("shop-*").
+A right is for one name, or for all names with a prefix ("shop-*").
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass, fields
 from strandline.changelog.errors import InvalidConfig, NotAuthorized
 
 RESERVED = "__"
-"""Beginning of the names of the log's own topics."""
+"""Prefix of the log's own topics."""
 MAX_PATTERNS = 1_000
-"""Names of one kind of right of one token."""
+"""Maximum number of names and prefixes for one kind of right of one token."""
 _PATTERN = re.compile(r"[^\s*,\x00-\x1f\x7f]{0,1000}\*?")
 ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What a token may do.
+    """Rights of one token.
 
     Args:
-        read: Topics whose records it may read.
+        read: Topics from which it may read records.
         produce: Topics that it may create and append to.
         group: Consumer groups that it may join, and whose offsets it may read and commit.
-        transaction: Transactional ids that its producers may take.
-        admin: Whether it may do everything. Patterns have no meaning then.
+        transaction: Transactional ids that its producers may use.
+        admin: Whether it may do everything. The other rights are ignored then.
     """
 
     read: Sequence[str] = ()
@@ -38,7 +38,7 @@ class Rights:
     admin: bool = False
 
     def named(self) -> list[str]:
-        """Return each right as errors and lists name it.
+        """Return the rights as errors and lists show them.
 
         >>> Rights(read=["sales"], produce=["shop-*"]).named()
         ['read:sales', 'produce:shop-*']
@@ -48,19 +48,19 @@ class Rights:
         return [f"{kind}:{pattern}" for kind in KINDS for pattern in getattr(self, kind)]
 
     def check(self) -> None:
-        """Raise InvalidConfig for what are no rights: no pattern at all, or one that cannot be."""
+        """Raise InvalidConfig if there is no right, or if a pattern is not valid."""
         for kind in KINDS:
             patterns = getattr(self, kind)
             if len(patterns) > MAX_PATTERNS:
                 raise InvalidConfig(
-                    f"{len(patterns)} names to {kind}, at most {MAX_PATTERNS} are possible; use a "
+                    f"{len(patterns)} names to {kind}, the limit is {MAX_PATTERNS}; use a "
                     "prefix with * at its end"
                 )
             for pattern in patterns:
                 if not pattern or _PATTERN.fullmatch(pattern) is None:
                     raise InvalidConfig(
-                        f"{kind}:{pattern!r} is no right; give a name, or the beginning of names with "
-                        "* at its end (shop-*)"
+                        f"{kind}:{pattern!r} is not a right; give a name, or a prefix with * at its end "
+                        "(shop-*)"
                     )
         if not self.named():
             raise InvalidConfig(
@@ -68,11 +68,14 @@ class Rights:
             )
 
     def may(self, kind: str, name: str) -> bool:
-        """Return whether a right of this kind is given for a name."""
+        """Return True if there is a right of this kind for a name."""
         return self.admin or matches(getattr(self, kind), name)
 
     def may_on_topic(self, kind: str, topic: str) -> bool:
-        """Return whether `kind` is allowed on a topic; reserved names must be meant expressly."""
+        """Return True if there is a right of this kind for a topic.
+
+        For a topic with a reserved name, only patterns that begin with the reserved prefix count.
+        """
         patterns = getattr(self, kind)
         if topic.startswith(RESERVED):
             patterns = [pattern for pattern in patterns if pattern.startswith(RESERVED)]
@@ -80,7 +83,7 @@ class Rights:
 
 
 KINDS = tuple(field.name for field in fields(Rights) if field.name != ADMIN)
-"""The kinds of rights that are for names."""
+"""Kinds of rights that have names: all except `admin`."""
 NONE, ALL = Rights(), Rights(admin=True)
 
 
@@ -88,9 +91,10 @@ def rights_of_app(app: str, reads: Iterable[str], produces: Iterable[str]) -> Ri
     """Return the rights that a worker of an app needs.
 
     Args:
-        app: Name of the app. Its group, and the prefix of its internal topics and transactional ids.
-        reads: Its input topics.
-        produces: Its output topics.
+        app: Name of the app, which is also its group and the prefix of its internal topics and
+            transactional ids.
+        reads: Names of its input topics.
+        produces: Names of its output topics.
 
     >>> rights_of_app("shop", ["sales"], ["late"]).named()[:3]
     ['read:sales', 'read:shop-*', 'produce:late']
@@ -100,7 +104,7 @@ def rights_of_app(app: str, reads: Iterable[str], produces: Iterable[str]) -> Ri
 
 
 def matches(patterns: Iterable[str], name: str) -> bool:
-    """Return whether a name is one of the patterns, or begins with one that ends with "*".
+    """Return True if a name equals a pattern, or begins with a pattern that ends with "*".
 
     >>> matches(["shop-*", "sales"], "shop-late"), matches(["sales"], "sales-2")
     (True, False)
@@ -113,7 +117,7 @@ def matches(patterns: Iterable[str], name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AuthorizedToken:
-    """A token as its rights are checked: raises NotAuthorized with its name and the missing right."""
+    """A token and its rights; checks raise NotAuthorized with its name and the missing right."""
 
     name: str
     token_id: str
@@ -140,11 +144,11 @@ class AuthorizedToken:
             raise self.lacks(ADMIN)
 
     def sees(self, topic: str) -> bool:
-        """Return whether the token may know that a topic is there."""
+        """Return True if the token may know that a topic exists."""
         return any(self.rights.may_on_topic(kind, topic) for kind in ("read", "produce"))
 
     def need_to_see(self, topic: str) -> None:
-        """Raise NotAuthorized unless the token may know that a topic is there."""
+        """Raise NotAuthorized unless the token may know that a topic exists."""
         if not self.sees(topic):
             raise self.lacks(f"read:{topic} or produce:{topic}")
 

@@ -1,4 +1,4 @@
-"""A log folder served over TCP, to other machines."""
+"""Serving a log folder over TCP to other machines."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from strandline.changelog.metrics import MetricReading
 from strandline.changelog.storage import LocalStorage
 
 MIN_TOKEN = 16
-"""Characters; a shorter one could be guessed."""
+"""Minimum number of characters of a token; shorter ones could be guessed."""
 
 
 class ServedLog:
-    """A log that is being served; `close` ends it."""
+    """A log that is being served until `close`."""
 
     def __init__(
         self, broker: FailoverBroker, endpoint: RemoteEndpoint, url: str, token: str
     ) -> None:
         self.broker = broker
-        """The log, for use in this process."""
+        """Broker of the log, for use in this process."""
         self.url = url
-        """What clients open, without the token."""
+        """URL that clients open, without the token."""
         self.token = token
         self._endpoint = endpoint
         self._closed = threading.Event()
 
     def metrics(self) -> list[MetricReading]:
-        """What this process tells of the log, those attached over TCP included."""
+        """Return this process's metrics of the log, including the number of TCP clients."""
         return [*self.broker.metrics(), MetricReading(CLIENTS, ("tcp",), len(self._endpoint))]
 
     def wait(self) -> None:
-        """Return once `close` was called."""
+        """Wait until `close` is called."""
         self._closed.wait()
 
     def close(self) -> None:
-        """Send the clients away and let go of the log."""
+        """End all sessions and close the log."""
         self._endpoint.close()
         self.broker.close()
         self._closed.set()
@@ -70,41 +70,43 @@ def serve(
     durability: Durability = "fsync",
     clock: Clock | None = None,
 ) -> ServedLog:
-    """Serve the log in the folder `path` at `listen` ("host:port"; port 0 takes a free one).
+    """Serve the log in the folder `path` at the address `listen`.
 
-    When another process owns the folder, calls are passed on to it.
+    If another process owns the folder, calls are forwarded to it.
 
     Args:
-        path: The log's folder, made if it is not there.
-        listen: Where to listen.
-        token: The admin token, whose clients may do everything; without one a fresh one is made,
-            see `ServedLog.token`. At least 16 characters. `strandline tokens` makes tokens with fewer rights.
-        tls_certificate: Path of the server's certificate chain, PEM.
-        tls_key: Path of its private key, PEM.
-        client_ca: Path of the authorities of which clients must show a certificate, PEM; None asks
-            for none.
-        plaintext: Whether to go without TLS where other machines can connect.
-        limits: What clients may take; None for those of the environment, or the defaults.
-        durability: See `changelog.open`; counts if this process becomes the owner.
-        clock: Tells the time.
+        path: Folder of the log, created if need be.
+        listen: Address to listen on, "host:port"; port 0 selects a free port.
+        token: Admin token of at least 16 characters, whose clients may do everything. By default
+            a new one is made (`ServedLog.token`). `strandline tokens` makes tokens with limited
+            rights.
+        tls_certificate: Path of the server's certificate chain (PEM).
+        tls_key: Path of its private key (PEM).
+        client_ca: Path of the authorities' certificates that must have signed those of clients
+            (PEM); None if clients need no certificate.
+        plaintext: Whether other machines may connect without TLS.
+        limits: Limits on clients; None for those of the environment, or the defaults.
+        durability: Durability of appends if this process becomes the owner, see `changelog.open`.
+        clock: Measures time.
 
     Returns:
         The log that is being served.
 
     Raises:
-        InvalidConfig: An argument is wrong, or the address cannot be listened at.
-        CorruptLog: The log's tokens cannot be read (FutureFormat: a later version wrote them).
-        StrandlineError: What opening the log raises.
+        InvalidConfig: An argument is wrong, or the address cannot be bound.
+        CorruptLog: The log's tokens cannot be read.
+        FutureFormat: A later version wrote the log's tokens.
+        StrandlineError: Any other error of opening the log.
     """
     address = host_port(listen)
     tls = _tls(tls_certificate, tls_key, client_ca)
     if tls is None and not plaintext and is_seen_by_others(listen):
         raise InvalidConfig(
-            f"{listen} can be reached from other machines, and without TLS anybody on the way can read "
-            "and change the data; give tls_certificate and tls_key, or plaintext=True"
+            f"{listen} can be reached from other machines, and without TLS the data can be read and "
+            "changed on the network; give tls_certificate and tls_key, or plaintext=True"
         )
     if token is not None and len(token) < MIN_TOKEN:
-        raise InvalidConfig(f"the token has {len(token)} characters; take {MIN_TOKEN} or more")
+        raise InvalidConfig(f"the token has {len(token)} characters; use {MIN_TOKEN} or more")
     shown = token or secrets.token_urlsafe(32)
     allowed = limits or limits_from()
     broker = attach_or_own(path, durability=durability, clock=clock, deadline=DEADLINE)
@@ -141,7 +143,7 @@ def _tls(
 
 
 def is_seen_by_others(listen: str) -> bool:
-    """Whether other machines can reach what listens at `listen`. Raises InvalidConfig.
+    """Return True if other machines can connect to the address `listen`. Raises InvalidConfig.
 
     >>> is_seen_by_others("0.0.0.0:0"), is_seen_by_others("localhost")
     (True, False)

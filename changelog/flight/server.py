@@ -1,13 +1,14 @@
-"""FlightEndpoint: a Broker for other processes, over a Unix socket or TCP.
+"""FlightEndpoint: serves a Broker to other processes over Arrow Flight.
 
-    DoExchange "session"   held open by each client; its end is how its death is noticed
-    DoPut      "append"    a stream of batches, appended and acknowledged together (small ones: DoAction)
-    DoGet                  the ticket is a FetchRequest; waits here when there is nothing new
-    DoAction               every other call, by the name of its request type; LOCATE waits as DoGet does
+    DoExchange "session"   open as long as the client lives; its end shows that the client is gone
+    DoPut      "append"    a stream of batches, appended and acknowledged together
+    DoGet                  the ticket is a FetchRequest; waits in the server if nothing is new
+    DoAction               every other call, named by its request type, and small appends;
+                           LOCATE waits like DoGet
 
-Every call carries the token, which is looked at before anything else is, and, but for Hello and the
-session stream, the id of a session. What a client sends is bounded, decoded into known types only, and
-its batches are checked value by value.
+Every call carries a token, which is checked first. Every call except Hello and the session stream
+also carries a session id. Messages from clients are limited in size and decoded into known types
+only, and their batches are validated value by value.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ from strandline.changelog.flight.messages import (
     GOODBYE,
     HELLO,
     LOCATE,
-    MAX_FETCH,
-    MAX_MESSAGE,
+    MAX_FETCH_BYTES,
+    MAX_MESSAGE_BYTES,
     REMOTE_APPEND,
     SESSION,
     SESSION_HEADER,
@@ -86,12 +87,12 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-POLL_SLICE = 0.2
-"""Seconds after which a waiting fetch looks whether its client is still there."""
+POLL_SLICE_S = 0.2
+"""Seconds after which a waiting fetch checks if its client is still connected."""
 
 
 class Locate(Protocol):
-    """`Owner.locate`."""
+    """Signature of `Owner.locate`, which returns where records are instead of the records."""
 
     def __call__(
         self,
@@ -104,19 +105,20 @@ class Locate(Protocol):
 
 
 class FlightEndpoint:
-    """Serves `broker` at `location`, a Unix socket ("grpc+unix:///…").
+    """Server that offers `broker` at `location`, a Unix socket ("grpc+unix:///…").
 
-    It runs from construction until `close`, in threads of its own.
+    It runs from construction until `close`, in its own threads.
 
     Args:
         broker: The log.
-        location: The socket, which only this user may reach.
-        token: What processes of this user show; "" where only `clients` call.
+        location: Flight location of the socket, which only this user can access.
+        token: Token of processes of this user; "" if only `clients` may call.
         clock: Measures waiting times.
-        clients: The connections that a front has authenticated, if it serves one.
-        budgets: What these have in flight.
-        granting: Makes and checks the grants of these; without it their calls are refused.
-        locate: Serves clients that see the log's files; without it all get records.
+        clients: Connections authenticated by a TCP front; None if there is no front.
+        budgets: Limits on the calls and bytes that `clients` have in flight.
+        granting: Issues and checks the grants of `clients`; their calls are refused without it.
+        locate: Returns where records are, for clients that can read the log's files; without it
+            every fetch is answered with records.
     """
 
     def __init__(
@@ -142,8 +144,8 @@ class FlightEndpoint:
         self._closing = threading.Lock()
         self._closed = False
         fork.keep_in_child(self, self._service)
-        # Flight's shutdown waits for every client, and a stopped one must not hold up who closes. The
-        # thread for it starts now, because none can be started once the interpreter is ending.
+        # Flight's shutdown waits for every client, and a stopped client must not block `close`.
+        # Its thread starts now, because no thread can be started while the interpreter exits.
         self._end = threading.Event()
         self._shutdown = threading.Thread(
             target=_shut_down_after,
@@ -154,11 +156,11 @@ class FlightEndpoint:
         self._shutdown.start()
 
     def say_goodbye(self) -> None:
-        """Refuse new calls, and ask the clients to leave."""
+        """Refuse new calls and ask all clients to close their sessions."""
         self._service.say_goodbye()
 
     def close(self, grace: float = 3.0) -> None:
-        """Say goodbye, refuse new calls, and wait up to `grace` seconds for those under way."""
+        """Refuse new calls and wait up to `grace` seconds for the calls in progress."""
         with self._closing:
             if self._closed:
                 return
@@ -168,7 +170,7 @@ class FlightEndpoint:
         self._shutdown.join(grace)
         if self._shutdown.is_alive():
             _log.warning("closed the endpoint while some clients still had calls under way")
-            # Destroying a server whose shutdown still waits would wait as well.
+            # The destructor would wait like the shutdown does, so the server is never destroyed.
             fork.leave_alone(self._service)
 
 
@@ -178,7 +180,7 @@ def _shut_down_after(end: threading.Event, service: _Service) -> None:
 
 
 class _Service(flight.FlightServerBase):  # type: ignore[misc]
-    """Flight's side of it; every method runs in a thread of the server's pool."""
+    """Flight server; each `do_…` method runs in a thread of gRPC's pool."""
 
     budgets: Budgets
     granting: Granting | None
@@ -212,7 +214,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 writer.write_metadata(encode(welcome))
                 self._register(session, goodbye)
                 if caller.client is None:
-                    _until_it_ends(reader)
+                    _wait_until_closed(reader)
                 else:
                     caller.client.ended.wait()
             finally:
@@ -232,11 +234,11 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
                 sent: SmallAppend = decode(action.body, SmallAppend)
                 return [encode(self._append_from(caller, session, sent))]
             if action.type == REMOTE_APPEND and caller.client is not None:
-                sent = decode(action.body, SmallAppend, MAX_REMOTE_APPEND + MAX_MESSAGE)
+                sent = decode(action.body, SmallAppend, MAX_REMOTE_APPEND + MAX_MESSAGE_BYTES)
                 return [encode(self._append_from(caller, session, sent))]
             if action.type == LOCATE and self._locate is not None:
                 wanted: FetchRequest = decode(action.body, FetchRequest)
-                return [encode(self._waited(context, wanted, self._locate, _has_pieces))]
+                return [encode(self._poll(context, wanted, self._locate, _has_pieces))]
             kind = REQUESTS.get(action.type)
             if kind is None:
                 raise InvalidRequest(f"the log's owner has no call named {action.type!r}")
@@ -251,7 +253,8 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with _failures_sent():
             session = self._session(context)
-            # Arrow unpacks a stream's batches before their size can be looked at.
+            # Arrow decompresses the batches of a stream before their size can be checked, so
+            # clients of the front may not send streams.
             if descriptor.command != APPEND or context.get_middleware(_GATE).client is not None:
                 raise InvalidRequest(f"unknown stream {descriptor.command!r}")
             _answer(writer, self._append(session, read_appends(rows_of(reader))))
@@ -264,23 +267,23 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             permit = self._permit(caller)
             if permit is not None:
                 permit.check(request)
-                answer = self._answered(context, caller.client, permit.own(request))
+                answer = self._fetch_stream(context, caller.client, permit.own(request))
                 return stream_of(_with_failures_sent(answer))
             if request.pin is not None:
                 fetched = self._pinned(request, request.pin)
             else:
-                fetched = self._waited(context, request, self._broker.fetch, _has_news)
+                fetched = self._poll(context, request, self._broker.fetch, _has_new_records)
             return stream_of(_with_failures_sent(fetched_rows(fetched)))
 
     def _pinned(self, request: FetchRequest, pin: PinName) -> dict[TopicPartition, Fetched]:
-        max_bytes, fetch = min(request.max_bytes, MAX_FETCH), there(self._broker.pins).fetch
+        max_bytes, fetch = min(request.max_bytes, MAX_FETCH_BYTES), there(self._broker.pins).fetch
         return {
             tp: fetch(pin, tp, offset, max_bytes=max_bytes)
             for tp, offset in request.positions.items()
         }
 
     def _permit(self, caller: _Caller) -> Permit | None:
-        """What a client of the front may do in this call; None for a process of the same user."""
+        """Return the rights that limit this call; None for a process of the same user."""
         if caller.client is None:
             return None
         if self.granting is None:
@@ -293,10 +296,12 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         return self._sessions.find(context.get_middleware(_GATE).session)
 
     def _register(self, session: Session, goodbye: _Goodbye) -> None:
+        # One lock for both, so that a stream is either in the list of `say_goodbye` or sees
+        # `_closing` here.
         with self._streams_lock:
             self._streams[session.id] = goodbye
             closing = self._closing
-        if closing:  # the others have been told already
+        if closing:
             goodbye.say()
 
     def _run(self, session: Session, request: Request) -> Any:
@@ -321,16 +326,16 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
             session.left(request.member)
         return request.run(self._broker)
 
-    def _answered(
+    def _fetch_stream(
         self, context: Any, client: Client, request: FetchRequest
     ) -> Iterator[StreamMessage]:
-        """The answer to a fetch of a client of the front, counted for as long as it is not sent."""
+        """Yield the answer to a fetch over TCP; its bytes count as in flight until it is sent."""
         answer = Answer(self._broker, self.budgets.answers, client)
         try:
             if request.pin is not None:
                 fetched = answer.pinned(request, request.pin)
             else:
-                fetched = self._waited(context, request, answer.fetch, _has_news)
+                fetched = self._poll(context, request, answer.fetch, _has_new_records)
             yield from fetched_rows(fetched)
         finally:
             answer.sent()
@@ -350,31 +355,31 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]
         with session.changing(*opening):
             return AppendAnswer(self._broker.append(appends))
 
-    def _waited(
+    def _poll(
         self,
         context: Any,
         request: FetchRequest,
-        look: Callable[..., dict[TopicPartition, T]],
+        read: Callable[..., dict[TopicPartition, T]],
         is_new: Callable[[T, int], bool],
     ) -> dict[TopicPartition, T]:
-        """What `look` finds, once there is something new, the time is up, or the client is gone."""
+        """Return the result of `read` once something is new, time is up or the client is gone."""
         positions = request.positions
         deadline = self._clock.monotonic() + request.timeout
         while True:
             left = max(0.0, deadline - self._clock.monotonic())
-            found = look(
+            found = read(
                 positions,
-                max_bytes=min(request.max_bytes, MAX_FETCH),
+                max_bytes=min(request.max_bytes, MAX_FETCH_BYTES),
                 isolation=request.isolation,
-                timeout=min(left, POLL_SLICE),
+                timeout=min(left, POLL_SLICE_S),
             )
-            over = left <= POLL_SLICE or context.is_cancelled() or self._closing
+            over = left <= POLL_SLICE_S or context.is_cancelled() or self._closing
             if over or any(is_new(one, positions[tp]) for tp, one in found.items()):
                 return found
 
 
 class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Turns away every call without the token, or the credential of a client of the front."""
+    """Refuses every call without the token or the credential of a client of the front."""
 
     def __init__(self, token: str, clients: Clients) -> None:
         self._token = token.encode()
@@ -396,14 +401,14 @@ class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 class _Caller(flight.ServerMiddleware):  # type: ignore[misc]
-    """Who calls, for the time of the call."""
+    """Caller of one call: its session, its grants and its connection."""
 
     def __init__(self, session: str, client: Client | None, grants: str) -> None:
         self.session = session
         self.grants = grants
-        """What the client presents in order to act on producers and members."""
+        """Grants for producers and members, as hexadecimal digits; "" if there are none."""
         self.client = client
-        """The front's connection on which the call came; None for a process of the same user."""
+        """Connection of the front that the call uses; None for a process of the same user."""
 
 
 def _header(headers: dict[str, list[str]], name: str) -> str:
@@ -412,9 +417,10 @@ def _header(headers: dict[str, list[str]], name: str) -> str:
 
 
 class _Goodbye:
-    """Says goodbye on a session stream from another thread.
+    """Sends the goodbye message on a session stream from another thread.
 
-    A Flight writer must not be touched, not even let go of, after its handler has returned.
+    The handler calls `forget` before it returns, because a Flight writer must be neither used nor
+    released after that. The lock makes `forget` wait for a message that is being written.
     """
 
     def __init__(self, writer: Any) -> None:
@@ -435,10 +441,10 @@ _GATE = "strandline-gate"
 
 
 def _hello_of(command: bytes, reader: Any, client: Client | None) -> SessionHello:
-    """Return the Hello with which a session begins. Raises InvalidRequest.
+    """Return the Hello at the beginning of a session. Raises InvalidRequest.
 
-    A client of the front says it in the descriptor. Nothing else of its stream is read, as Arrow
-    would unpack whatever batch is in it.
+    A client of the front sends it in the descriptor. Its stream is not read, because Arrow would
+    decompress any batch in it.
     """
     if not command.startswith(SESSION) or (client is None and command != SESSION):
         raise InvalidRequest(f"unknown stream {command[:40]!r}")
@@ -450,22 +456,25 @@ def _hello_of(command: bytes, reader: Any, client: Client | None) -> SessionHell
     return hello
 
 
-def _until_it_ends(reader: Any) -> None:
-    """Return when the client closes its side, or dies."""
+def _wait_until_closed(reader: Any) -> None:
+    """Wait until the client closes its side of the stream or dies."""
     with contextlib.suppress(StopIteration, flight.FlightError, OSError):
         while True:
             reader.read_chunk()
 
 
 def _answer(writer: Any, answer: AppendAnswer) -> None:
-    """Answer an append. Raises FlightError if the client is gone, which is no failure of the owner's."""
+    """Send the answer to an append. Raises FlightError if the client is gone.
+
+    A FlightError is not logged, since a client that disconnects is no failure of the owner.
+    """
     try:
         writer.write(encode(answer))
     except OSError as error:
         raise flight.FlightUnavailableError(f"the answer cannot be sent: {error}") from None
 
 
-def _has_news(fetched: Fetched, position: int) -> bool:
+def _has_new_records(fetched: Fetched, position: int) -> bool:
     return bool(fetched.batches) or fetched.next_offset != position
 
 
@@ -475,10 +484,10 @@ def _has_pieces(view: RecordView, _position: int) -> bool:
 
 @contextlib.contextmanager
 def _failures_sent() -> Iterator[None]:
-    """Errors go to the client by type and message.
+    """Send errors to the client by type and message.
 
-    A traceback holds the frames' readers and writers, and those must not outlive the call. So neither
-    the raised error nor the log keeps one.
+    The raised error keeps no traceback, because its frames refer to the readers and writers of the
+    call, which must not outlive it. For the same reason the log gets the traceback as text.
     """
     failure = None
     try:

@@ -1,9 +1,9 @@
-"""Which clients are there, and which transactions they have open.
+"""Sessions of clients: which clients are connected, and their open transactions.
 
-A session lasts as long as its client's stream. When it ends, the calls still under way are
-waited for, later ones are refused, and what the client left open is aborted at once, so that a
-dead producer does not hold back readers until its transaction times out. Its members leave their
-groups at once too, but for static ones, which may come back.
+A session lasts as long as its client's stream. When the stream ends, the server waits for calls in
+progress and refuses later ones. Then it aborts the client's open transactions, because otherwise a
+dead producer would delay readers until its transaction times out. The client's group members leave
+at once too, except for static members, which may return.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from strandline.changelog.records import ProducerIdentity
 
 
 class Session:
-    """One client, from its Hello until its stream ends."""
+    """One client, from its hello until its stream ends."""
 
     def __init__(self, session_id: str, hello: SessionHello) -> None:
         self.id = session_id
@@ -37,7 +37,11 @@ class Session:
 
     @contextlib.contextmanager
     def changing(self, *producers: ProducerIdentity) -> Iterator[None]:
-        """Around a call that opens, or adds to, transactions of `producers`, or ends one."""
+        """Register a call in progress, which may open, extend or end transactions of `producers`.
+
+        Raises SessionEnded after the end of the session. `end` waits for registered calls, so none
+        of them can open a transaction after `end` has aborted the open ones.
+        """
         with self._changed:
             if self._ended:
                 raise SessionEnded("this session has ended; open the log again")
@@ -52,22 +56,25 @@ class Session:
                 self._changed.notify_all()
 
     def closed(self, producer: ProducerIdentity) -> None:
-        """The producer has no transaction open (any more)."""
+        """Record that the producer has no open transaction."""
         with self._changed:
             self._open.pop(producer.producer_id, None)
 
     def joined(self, member: GroupMember) -> None:
-        """The client has a member in a group."""
+        """Record that the client has joined a group."""
         with self._changed:
             self._members.add(member)
 
     def left(self, member: GroupMember) -> None:
-        """The member has left by itself."""
+        """Record that the member has left its group."""
         with self._changed:
             self._members.discard(member)
 
     def end(self, broker: Broker) -> list[ProducerIdentity]:
-        """Refuse further calls, wait for those under way, abort what is open; return whose."""
+        """End the session and return the producers whose transactions were aborted.
+
+        Further calls are refused, and calls in progress are waited for.
+        """
         with self._changed:
             self._ended = True
             self._changed.wait_for(lambda: self._under_way == 0)
@@ -75,7 +82,7 @@ class Session:
             self._open.clear()
             self._members.clear()
         for producer in left:
-            # It may have timed out or been fenced meanwhile: then there is nothing to abort.
+            # The transaction may have timed out or its producer been fenced in the meantime.
             with contextlib.suppress(StrandlineError):
                 broker.end_transaction(producer, commit=False)
         for member in members:
@@ -98,7 +105,7 @@ class Sessions:
         return len(self._open)
 
     def start(self, hello: SessionHello) -> Session:
-        """A session for a client that has just come."""
+        """Begin a session for a client that has connected."""
         session = Session(self._clock.new_id(), hello)
         with self._changed:
             self._open[session.id] = session
@@ -106,24 +113,28 @@ class Sessions:
         return session
 
     def find(self, session_id: str) -> Session:
-        """The session of a call. Raises SessionEnded when it is over, or never was."""
+        """Return the session of a call. Raises SessionEnded if there is none."""
         session = self._open.get(session_id)
         if session is None:
             raise SessionEnded("the log's owner does not know this session; open the log again")
         return session
 
     def end(self, session: Session) -> None:
-        """The client has gone: abort what it left open, then forget it."""
+        """End the session of a client that is gone, and remove it."""
         try:
             session.end(self._broker)
         finally:
+            # Removed after the aborts, so that `wait_idle` does not return before them.
             with self._changed:
                 self._open.pop(session.id, None)
                 self._idle_since = self._clock.monotonic()
                 self._changed.notify_all()
 
     def wait_idle(self, seconds: float, stopped: Callable[[], bool]) -> None:
-        """Return when no session has been open for `seconds`, or `stopped` (asked each second)."""
+        """Wait until there was no session for `seconds`, or `stopped` returns True.
+
+        `stopped` is called at least once a second.
+        """
         with self._changed:
             while not stopped():
                 left = self._idle_since + seconds - self._clock.monotonic()

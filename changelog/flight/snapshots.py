@@ -1,4 +1,4 @@
-"""The snapshots of another process's log."""
+"""Snapshots of a log that another process owns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class FlightSnapshots:
-    """Implements Snapshots over `connection`."""
+    """Implementation of Snapshots over `connection`."""
 
     def __init__(self, connection: FlightConnection) -> None:
         self._connection = connection
@@ -28,13 +28,13 @@ class FlightSnapshots:
 
 
 class RepeatedSnapshots(Protocol):
-    """Makes a call with the broker of whoever owns the log, again if that one is lost."""
+    """Makes a call with the broker of the log's current owner; repeats it if the owner is lost."""
 
     def __call__(self, call: Callable[[Broker], T]) -> T: ...
 
 
 class FailoverSnapshots:
-    """Implements Snapshots by those of whoever owns the log."""
+    """Implementation of Snapshots by those of the log's current owner."""
 
     def __init__(self, repeated: RepeatedSnapshots) -> None:
         self._repeated = repeated

@@ -1,8 +1,8 @@
-"""A connection's bytes, passed between two sockets in both directions until either side ends.
+"""Copies bytes between two sockets in both directions until either side ends.
 
-One thread serves one connection. It holds at most one buffer for each direction, and reads no more
-from one side before the other side has taken what is held, so a slow peer slows the other down
-instead of filling memory. TLS connections are used by one thread only, as OpenSSL demands.
+One thread serves one connection. It has one buffer for each direction, and reads from one side only
+after the other side has accepted the buffered bytes. So a slow peer slows the other side down
+instead of filling memory. A TLS connection is used by one thread only, as OpenSSL requires.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from strandline.changelog.clock import Clock, SystemClock
 from strandline.changelog.flight.limits import IDLE_PROBE_S, PASS_BYTES, VANISHED_MS
 
 Inspect = Callable[[memoryview], None]
-"""Is shown bytes before they are passed on; raises CutOff to end the connection."""
+"""Inspects bytes before they are passed on; raises ConnectionCut to end the connection."""
 
 
 class ConnectionCut(Exception):
-    """The connection is to end, with the reason."""
+    """The connection must end; the message is the reason."""
 
 
 class Splice:
-    """Passes bytes between `near` and `far` while `run` runs.
+    """Copies bytes between `near` and `far` while `run` runs.
 
     Args:
-        near: The peer's socket, of TLS or not. It is closed when `run` returns.
-        far: The socket on the other side. It is closed when `run` returns.
-        to_far: Inspects what goes to `far`.
-        to_near: Inspects what goes to `near`.
-        stall_s: Seconds in which `near` takes nothing of what waits for it before the connection
-            ends; None for no such limit.
-        clock: Measures that time.
+        near: Socket of the peer, with or without TLS. It is closed when `run` returns.
+        far: Socket on the other side. It is closed when `run` returns.
+        to_far: Inspects bytes sent to `far`.
+        to_near: Inspects bytes sent to `near`.
+        stall_s: Seconds after which the connection ends if `near` accepts none of its pending
+            bytes; None for no such limit.
+        clock: Measures `stall_s`.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Splice:
         self._clock = clock or SystemClock()
         self._stopping = threading.Event()
         self.cut_off = False
-        """Whether it was ended because the peer went over a limit."""
+        """True if the connection was ended because the peer exceeded a limit."""
 
     def run(self) -> str:
-        """Pass bytes until a side ends, or `stop`. Return why it ended."""
+        """Copy bytes until a side ends or `stop` is called. Return the reason in words."""
         try:
             self._near.settimeout(0)
             self._far.settimeout(0)
@@ -75,10 +75,10 @@ class Splice:
                     side.close()
 
     def stop(self) -> None:
-        """End the connection from any thread, without waiting for it."""
+        """End the connection, from any thread and without waiting for it."""
         self._stopping.set()
         for side in (self._near, self._far):
-            # Not SSLSocket.shutdown, which takes the TLS object away under the other thread.
+            # SSLSocket.shutdown would remove the TLS object while the other thread uses it.
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(side, socket.SHUT_RDWR)
 
@@ -86,19 +86,19 @@ class Splice:
         directions = (self._inward, self._outward)
         waiting_since = self._clock.monotonic()
         while not self._stopping.is_set():
-            before = self._outward.held
+            before = self._outward.buffered
             for direction in directions:
                 direction.pass_on()
-            if any(direction.over for direction in directions):
+            if any(direction.finished for direction in directions):
                 return "the other side has closed the connection"
-            if not self._outward.held or self._outward.held != before:
+            if not self._outward.buffered or self._outward.buffered != before:
                 waiting_since = self._clock.monotonic()
             if not self._wait(waiting_since):
                 raise ConnectionCut(f"the client took nothing for {self._stall_s:g} s")
         return "the connection was closed"
 
     def _wait(self, waiting_since: float) -> bool:
-        """Wait until something can be passed on; False if the peer has stalled."""
+        """Wait until bytes can be passed on; return False if the peer has stalled."""
         if any(direction.readable_at_once for direction in (self._inward, self._outward)):
             return True
         poll = select.poll()
@@ -106,10 +106,12 @@ class Splice:
             (self._near, self._inward, self._outward),
             (self._far, self._outward, self._inward),
         ):
-            wanted = (0 if reads.held else select.POLLIN) | (select.POLLOUT if writes.held else 0)
+            wanted = (0 if reads.buffered else select.POLLIN) | (
+                select.POLLOUT if writes.buffered else 0
+            )
             if wanted:
                 poll.register(side, wanted)
-        if self._stall_s is None or not self._outward.held:
+        if self._stall_s is None or not self._outward.buffered:
             poll.poll()
             return True
         left = waiting_since + self._stall_s - self._clock.monotonic()
@@ -117,7 +119,7 @@ class Splice:
 
 
 def end_if_peer_vanishes(peer: socket.socket) -> None:
-    """Let the system end a TCP connection whose other machine has vanished."""
+    """Make the system end a TCP connection whose peer's machine is unreachable."""
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -131,7 +133,7 @@ def end_if_peer_vanishes(peer: socket.socket) -> None:
 
 
 class _Direction:
-    """One direction: at most one buffer that was read and not written yet."""
+    """One direction of a connection, with one buffer."""
 
     def __init__(
         self, source: socket.socket, target: socket.socket, inspect: Inspect | None
@@ -143,32 +145,32 @@ class _Direction:
         self._ended = False
 
     @property
-    def held(self) -> int:
-        """Bytes that were read and not written yet."""
+    def buffered(self) -> int:
+        """Number of bytes that were read but not written."""
         return self._end - self._start
 
     @property
-    def over(self) -> bool:
-        """Whether the source has ended and all of it was passed on."""
-        return self._ended and not self.held
+    def finished(self) -> bool:
+        """True if the source has ended and all of its bytes were passed on."""
+        return self._ended and not self.buffered
 
     @property
     def readable_at_once(self) -> bool:
-        """Whether TLS holds bytes, of which the socket says nothing."""
+        """True if TLS has buffered bytes, which polling the socket does not show."""
         source = self._source
-        return not self.held and isinstance(source, ssl.SSLSocket) and source.pending() > 0
+        return not self.buffered and isinstance(source, ssl.SSLSocket) and source.pending() > 0
 
     def pass_on(self) -> None:
-        """Read if nothing is held, and write what is held, as far as neither waits."""
-        if not self.held and not self._ended:
+        """Read if the buffer is empty, then write it, as far as possible without waiting."""
+        if not self.buffered and not self._ended:
             self._read()
         with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            while self.held:
+            while self.buffered:
                 self._start += self._target.send(self._buffer[self._start : self._end])
 
     def _read(self) -> None:
         self._start = self._end = 0
-        # A TLS socket gives a record at a time, a plain one all that there is.
+        # A TLS socket returns one record per read; a plain socket returns all available bytes.
         records = isinstance(self._source, ssl.SSLSocket)
         try:
             while self._end < len(self._buffer):

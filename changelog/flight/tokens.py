@@ -1,8 +1,8 @@
-"""Tokens of a log that is served over TCP: made, listed and revoked in a document of its folder.
+"""Tokens of a log served over TCP: created, listed and revoked in a file of the log's folder.
 
-The document has a verifier of each token (hello.py), which proves nothing, and not the token. It is
-replaced as a whole, under a lock file of its own, because `strandline tokens` runs in another process than
-the one that serves the log. docs/format.md has the bytes.
+The file contains a verifier of each token (hello.py) instead of the token, so a reader of the file
+cannot authenticate. It is replaced atomically under its own lock file, because `strandline tokens`
+runs in another process than the one that serves the log. The bytes are in docs/format.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ID_BYTES = 6
 SECRET_BYTES = 32
 MAX_TOKENS = 10_000
 LOCK_WAIT_S = 5.0
-"""Seconds to wait for another process that changes the document."""
+"""Seconds to wait for another process that changes the file."""
 _LOCK_PAUSE_S = 0.02
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class StoredToken(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A token as the log keeps it."""
+    """A token as the log stores it."""
 
     id: str
     name: str
@@ -50,18 +50,18 @@ class StoredToken(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def verifier(self) -> hello.Verifier:
-        """What checks proofs of the token."""
+        """Verifier by which proofs of the token are checked."""
         return hello.Verifier(self.stored_key, self.server_key)
 
 
 class TokensDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The content of the document.
+    """Content of the file.
 
-    A field that this version does not know could be a restriction, so it is an error.
+    An unknown field is an error, because it could be a restriction made by a later version.
     """
 
     grant_key: bytes
-    """Key of the grants that clients get (grants.py)."""
+    """Secret key of the grants that clients receive (grants.py)."""
     tokens: list[StoredToken] = []
 
 
@@ -69,26 +69,27 @@ _DECODER = json_decoder(TokensDocument)
 
 
 class MadeToken(msgspec.Struct):
-    """A token that was just made."""
+    """A token that was just created."""
 
     stored: StoredToken
     token: str
-    """The token itself, which is kept nowhere."""
+    """The token itself, which is not stored."""
 
 
 def create(storage: Storage, name: str, rights: Rights, *, clock: Clock | None = None) -> MadeToken:
-    """Make a token, durably. It counts at once for a log that is being served.
+    """Create a token durably. A log that is being served accepts it at once.
 
     Args:
-        storage: The log's folder.
-        name: How lists and errors call it: letters, digits, `.`, `_` and `-`, 64 at most.
-        rights: What it may do.
-        clock: Tells the time.
+        storage: Folder of the log.
+        name: Name in lists and errors: letters, digits, `.`, `_` and `-`, 64 at most.
+        rights: Rights of the token.
+        clock: Source of the creation time.
 
     Raises:
-        InvalidConfig: The name or the rights will not do, or there is a token of that name.
-        CorruptLog: The document is damaged. FutureFormat: A later version wrote it.
-        StorageFailed: It cannot be written.
+        InvalidConfig: The name or the rights are not valid, or the name is in use.
+        CorruptLog: The tokens file is damaged.
+        FutureFormat: A later version wrote the tokens file.
+        StorageFailed: The tokens file cannot be written.
     """
     if _NAME.fullmatch(name) is None:
         raise InvalidConfig(
@@ -116,17 +117,18 @@ def create(storage: Storage, name: str, rights: Rights, *, clock: Clock | None =
             raise InvalidConfig(f"a log has {MAX_TOKENS:,} tokens at most; revoke some first")
         found.tokens.append(stored)
 
-    _changed(storage, add)
+    _update(storage, add)
     return MadeToken(stored, token)
 
 
 def revoke(storage: Storage, which: str) -> StoredToken:
-    """Revoke the token of this name or id, durably, and return it.
+    """Revoke the token with this name or id durably, and return it.
 
     Raises:
         InvalidConfig: There is no such token.
-        CorruptLog: The document is damaged. FutureFormat: A later version wrote it.
-        StorageFailed: It cannot be written.
+        CorruptLog: The tokens file is damaged.
+        FutureFormat: A later version wrote the tokens file.
+        StorageFailed: The tokens file cannot be written.
     """
 
     def remove(found: TokensDocument) -> StoredToken:
@@ -137,7 +139,7 @@ def revoke(storage: Storage, which: str) -> StoredToken:
         names = ", ".join(one.name for one in found.tokens) or "none"
         raise InvalidConfig(f"there is no token {which[:100]!r}; tokens: {names}")
 
-    return _changed(storage, remove)
+    return _update(storage, remove)
 
 
 def stored_tokens(storage: Storage) -> list[StoredToken]:
@@ -147,13 +149,16 @@ def stored_tokens(storage: Storage) -> list[StoredToken]:
 
 
 def grant_key(storage: Storage) -> bytes:
-    """Return the key of the log's grants, which is made first if there is none."""
+    """Return the secret key of the log's grants; create it if there is none."""
     found = load(storage)
-    return _changed(storage, lambda now: now.grant_key) if found is None else found.grant_key
+    return _update(storage, lambda now: now.grant_key) if found is None else found.grant_key
 
 
 def load(storage: Storage) -> TokensDocument | None:
-    """Return the document; None if there is none. Raises CorruptLog, FutureFormat."""
+    """Return the content of the tokens file; None if it is missing.
+
+    Raises CorruptLog, FutureFormat.
+    """
     try:
         found = _DECODER.decode(document.read(storage, TOKENS, KIND))
         for one in found.tokens:
@@ -167,11 +172,11 @@ def load(storage: Storage) -> TokensDocument | None:
         what = str(error).removesuffix(f"; {REPAIR}")
         raise CorruptLog(
             f"{TOKENS}: the tokens cannot be read, so none has access ({what}); put the file back from "
-            "a copy, or remove it and make the tokens anew with `strandline tokens create`"
+            "a copy, or remove it and create new tokens with `strandline tokens create`"
         ) from error
 
 
-def _changed(storage: Storage, change: Callable[[TokensDocument], T]) -> T:
+def _update(storage: Storage, change: Callable[[TokensDocument], T]) -> T:
     with _locked(storage):
         found = load(storage) or TokensDocument(grant_key=secrets.token_bytes(SECRET_BYTES))
         returned = change(found)

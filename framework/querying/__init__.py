@@ -1,13 +1,16 @@
 """Queries of stores from other processes, after Kafka Streams' interactive queries.
 
-client.py        what `sl.connect` gives: a connection, and the stores read through it
-workers.py       which worker has a partition, and asking it until the deadline
-committed.py     what a store holds as bytes, from workers or from changelogs
-folded.py        the same from the changelogs, while no worker runs the app
-connections.py   a client's sockets, kept for the next query
-endpoint.py      a worker's side: listens, and answers on threads of its own
-provider.py      what a worker can answer: the stores of the partitions that it holds
-declared.py      how a store was declared, as far as that can be sent
-messages.py      every type that crosses the wire
-sockets.py       where workers listen
+client.py        `sl.connect`: a connection, and the stores read through it
+workers.py       finds the worker that serves a partition, and asks it until the deadline
+committed.py     the committed state of a store as bytes, from workers or from changelogs
+folded.py        the committed state from changelogs, while no worker runs the app
+placement.py     the partitions that can have a key
+connections.py   a client's sockets, kept for later queries
+endpoint.py      a worker's side: listens, and answers on its own threads
+listener.py      one address of a worker: its clients, threads and limits
+provider.py      answers of a worker: the stores of the partitions that it owns
+declared.py      descriptions of stores for clients, and the codecs made from them
+messages.py      all message types of the wire protocol
+proofs.py        proofs of client and worker that they know the log's token
+sockets.py       the sockets on which workers listen
 """

@@ -1,10 +1,10 @@
-"""`sl.connect`: the stores of apps, read from any process.
+"""`sl.connect`: reads the stores of apps from any process.
 
     with sl.connect("data/shop") as log:
         totals = log.store("shop/totals")
         totals["york"], totals.get("hull"), list(totals.range("l", "m"))
 
-docs/semantics.md, "Queries", says what is read.
+The guarantees are in docs/semantics.md, "Queries".
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ D = TypeVar("D")
 T = TypeVar("T")
 
 DEADLINE = 10.0
-KEYS_AT_ONCE = 1_000
+"""Default seconds that a query waits for a partition that no worker owns at the moment."""
+MAX_KEYS_PER_REQUEST = 1_000
+"""Maximum number of keys of one request of `get_many`."""
 
 
 def connect(
@@ -50,14 +52,34 @@ def connect(
     deadline: float = DEADLINE,
     clock: Clock | None = None,
 ) -> Connection:
-    """A connection to the apps of a log: a folder, `strandline://host:port`, or an open log.
+    """Connect to a log in order to read the stores of its apps.
 
-    `deadline` is how many seconds a query waits for a partition that nobody has at the moment. `token` is
-    what the log asks for, and the workers on other machines; by default that of the URL or of STRANDLINE_TOKEN.
-    Make one for a process and keep it: it is thread-safe, and its connections are used again. Raises
-    what `changelog.open` does, and InvalidConfig for a folder that holds no log: reading makes none.
+    Create one connection per process and keep it: it is thread-safe, and reuses its sockets.
+
+    Args:
+        log: Folder or URL of the log (`strandline://host:port`, `kafka://host:port`), or an open
+            log, which stays open when the connection is closed.
+        token: Token for the log and for workers on other machines. By default that of the URL or
+            of the environment (STRANDLINE_TOKEN).
+        deadline: Seconds that a query waits for a partition that no worker serves at the moment,
+            because it moves or is being restored.
+        clock: Measures time; for tests.
+
+    Returns:
+        The connection, which is also a context manager that closes it.
+
+    Raises:
+        InvalidConfig: The folder contains no log (none is created), or the URL is wrong.
+        OwnerUnavailable: The log's owner does not answer.
+        Unauthenticated: The token is missing or wrong.
+        StrandlineError: Any other error of `changelog.open`.
+
+    Example:
+        with sl.connect("data/shop") as log:
+            totals = log.store("shop/totals")
+            print(totals["york"], totals.get("hull"))
     """
-    from strandline.changelog.flight import address  # it imports Flight
+    from strandline.changelog.flight import address  # not at the top, because it imports Flight
 
     workers = Connections(token or token_of())
     if isinstance(log, str | os.PathLike):
@@ -73,7 +95,7 @@ def connect(
 
 
 class Connection:
-    """The apps of one log, for queries: made by `connect`. Thread-safe."""
+    """Connection to the apps of one log, for queries; made by `connect`. Thread-safe."""
 
     def __init__(
         self,
@@ -84,7 +106,7 @@ class Connection:
         close: Callable[[], None],
     ) -> None:
         self.broker = broker
-        """The log that the apps are on."""
+        """Broker of the log."""
         self._deadline = deadline
         self._clock = clock
         self._close = close
@@ -108,26 +130,43 @@ class Connection:
         value: Any = UNSET,
         partition: int | None = None,
     ) -> ReadOnlyStore[Any, Any]:
-        """Return a store of an app. Keep it: it remembers what it has seen.
+        """Return a store of an app, for reading.
+
+        Keep the result for several queries: it remembers which state it has read, and later
+        queries never return an older state.
 
         Args:
-            name: The app's name, a slash, the store's name. Or the store itself, where this
-                program has the app's code: its types, default and kind are known then.
-            key: Type of the keys, instead of the one that the app has declared.
-            value: Type or serde of the values. Without it, values of a class are plain data.
-            partition: Read only what this partition has: one part of a store that is not keyed
-                as the input of its task is. By default all partitions are put together.
+            name: Name of the app, a slash, name of the store ("shop/totals"). Or the store itself,
+                if this program has the app's code: then its types, default and kind are known.
+            key: Type of the keys; by default the type that the app has declared.
+            value: Type or serde of the values. By default values of a class are returned as plain
+                data, because the class is known to the app only.
+            partition: Number of the only partition to read, for a store that is not keyed like
+                the input of its task. By default all partitions are read and merged.
+
+        Returns:
+            The store.
 
         Raises:
-            InvalidRequest: There is no such store, or no such partition.
-            InvalidConfig: What is stored cannot be read as `key` and `value`.
+            InvalidRequest: The store or the partition does not exist.
+            InvalidConfig: The stored data cannot be read as `key` and `value`.
         """
         if isinstance(name, Store):
             name, value = f"{name.app.name}/{name.name}", name
         return ReadOnlyStore(name, self.committed(name), key, value, partition)
 
     def committed(self, name: str) -> CommittedSource:
-        """What the store "app/store" holds, as bytes. Raises InvalidRequest if there is none."""
+        """Return the committed state of the store "app/store", as bytes.
+
+        Args:
+            name: Name of the app, a slash, name of the store.
+
+        Returns:
+            The source that `ReadOnlyStore` decodes.
+
+        Raises:
+            InvalidRequest: The store does not exist.
+        """
         app, slash, short = name.partition("/")
         topic = changelog_topic(app, short)
         try:
@@ -137,12 +176,12 @@ class Connection:
         if not partitions:
             raise InvalidRequest(f"there is no store {name!r}, as app/store; {self._changelogs()}")
         fleet = Fleet(app, self.broker, self._connections, self._clock, self._deadline)
-        folded = ReplayedSource(self.broker, topic, partitions, app=app, wait=self._deadline)
+        replayed = ReplayedSource(self.broker, topic, partitions, app=app, wait=self._deadline)
         placement = Placement(self.broker, app, short, partitions, self._clock)
-        return CommittedSource(short, fleet, folded, placement, partitions)
+        return CommittedSource(short, fleet, replayed, placement, partitions)
 
     def close(self) -> None:
-        """Let go of the log and of all workers; harmless when repeated."""
+        """Close the connections to all workers, and the log if `connect` opened it. Idempotent."""
         self._connections.close()
         self._close()
 
@@ -159,12 +198,17 @@ class Connection:
 
 
 class ReadOnlyStore(Generic[K, V]):
-    """The committed state of a store: made by `Connection.store`. Thread-safe.
+    """Committed state of a store; made by `Connection.store`. Thread-safe.
 
-    It reads all partitions, or the one that was asked for. Every method asks anew. They raise
-    RequestTimedOut when no worker has a partition until the deadline, KeyInSeveralPartitions for a
-    key whose values cannot be merged, InvalidRecord for keys or values of another type, and what
-    reading the log does.
+    It reads all partitions, or only the one that `Connection.store` was given. Values are not
+    cached: each call reads the state of that moment from the workers, or from the changelogs if no
+    worker runs.
+
+    Errors of all methods:
+        RequestTimedOut: No worker has served a partition before the deadline.
+        KeyInSeveralPartitions: A key has values in several partitions that cannot be merged.
+        InvalidRecord: Keys or values are of another type than declared.
+        StrandlineError: The log cannot be read.
     """
 
     def __init__(
@@ -181,7 +225,7 @@ class ReadOnlyStore(Generic[K, V]):
         check_given(name, committed.recorded(), key, value)
         self._given = (key, value)
         self._known: StoreCodec | None = None
-        """How to read it, once a worker has said how it was declared."""
+        """Codec by a worker's description of the store; None until a worker has answered."""
 
     def __repr__(self) -> str:
         return f"ReadOnlyStore({self.name!r})"
@@ -191,35 +235,74 @@ class ReadOnlyStore(Generic[K, V]):
     @overload
     def get(self, key: K, default: D) -> V | D: ...
     def get(self, key: K, default: Any = UNSET) -> Any:
-        """The value of a key; else `default`, else the store's own default, else None."""
+        """Return the value of a key, or a default if it has none.
+
+        Args:
+            key: The key.
+            default: Value to return if the key has no value. Without it, the default of the store
+                is returned, or None if the store has no default.
+
+        Returns:
+            The value or the default.
+
+        Raises:
+            KeyInSeveralPartitions: Several partitions have values that cannot be merged.
+            InvalidRecord: `key` or its value has another type than declared.
+        """
         return self._ask(lambda form, source: self._get(form, source, key, default, None))
 
     def __getitem__(self, key: K) -> V:
-        """The value of a key; else the store's default. Raises KeyError if it has none."""
+        """Return the value of a key, or the store's default if the key has no value.
+
+        Raises:
+            KeyError: The key has no value and the store has no default.
+        """
         value = self._ask(lambda form, source: self._get(form, source, key, UNSET, UNSET))
         if value is UNSET:
             raise KeyError(key)
         return value  # type: ignore[no-any-return]
 
     def __contains__(self, key: K) -> bool:
+        """Return True if the key has a value; a default of the store does not count."""
         return self._ask(lambda form, source: self._find(form, source, key)) is not None
 
     def get_many(self, keys: Iterable[K]) -> dict[K, V]:
-        """The values of those keys that have one."""
+        """Return the values of several keys, which takes fewer requests than `get` for each.
+
+        Args:
+            keys: The keys; they are requested 1,000 at a time.
+
+        Returns:
+            Values by key, in the order of `keys`. Keys without a value are left out.
+
+        Raises:
+            KeyInSeveralPartitions: Several partitions have values that cannot be merged.
+            InvalidRecord: A key or value has another type than declared.
+        """
         wanted = list(keys)
         found: dict[K, V] = {}
-        for start in range(0, len(wanted), KEYS_AT_ONCE):
-            some = wanted[start : start + KEYS_AT_ONCE]
+        for start in range(0, len(wanted), MAX_KEYS_PER_REQUEST):
+            some = wanted[start : start + MAX_KEYS_PER_REQUEST]
             found |= self._ask(partial(self._get_some, keys=some))
         return found
 
     def range(
         self, lower: K | None = None, upper: K | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[K, V]]:
-        """Entries from `lower` up to but without `upper`, in the order of the keys.
+        """Return the entries with keys from `lower` to `upper` (exclusive), in key order.
 
-        None is no limit. Of tuple keys the leading elements are enough. `reverse` begins with
-        the last. It is read in pages, as it is gone through.
+        Args:
+            lower: First key; None for no lower bound. Of a tuple key the first elements suffice.
+            upper: End of the range (exclusive); None for no upper bound.
+            reverse: Whether to return the entries in descending order.
+
+        Returns:
+            Pairs of key and value. They are read page by page while the iterator is consumed, so
+            later entries may reflect later commits.
+
+        Raises:
+            KeyInSeveralPartitions: Several partitions have values that cannot be merged.
+            InvalidRecord: A key or value has another type than declared.
         """
         form = self._ask(lambda form, _source: form)
         first = FIRST_KEY if lower is None else form.codec(lower).bound(lower)
@@ -227,16 +310,46 @@ class ReadOnlyStore(Generic[K, V]):
         return self._scan(KeyRange(first, last, reverse))
 
     def prefix(self, prefix: Any, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Entries whose key begins with `prefix`: a str, bytes, or a tuple's first elements."""
+        """Return the entries whose keys begin with `prefix`, in key order.
+
+        Args:
+            prefix: Beginning of the keys: a str, bytes, or the first elements of tuple keys.
+            reverse: Whether to return the entries in descending order.
+
+        Returns:
+            Pairs of key and value, read page by page like those of `range`.
+
+        Raises:
+            KeyInSeveralPartitions: Several partitions have values that cannot be merged.
+            InvalidRecord: A key or value has another type than declared.
+        """
         form = self._ask(lambda form, _source: form)
         return self._scan(KeyRange(*form.codec(prefix).prefix(prefix), reverse))
 
     def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """All entries, in the order of the keys."""
+        """Return all entries, in key order.
+
+        Args:
+            reverse: Whether to return the entries in descending order.
+
+        Returns:
+            Pairs of key and value, read page by page like those of `range`.
+
+        Raises:
+            KeyInSeveralPartitions: Several partitions have values that cannot be merged.
+            InvalidRecord: A key or value has another type than declared.
+        """
         return self._scan(KeyRange(reverse=reverse))
 
     def approximate_num_entries(self) -> int:
-        """About how many keys there are; one that several partitions have counts in each."""
+        """Return the approximate number of keys.
+
+        Returns:
+            Sum of the partitions' estimates. A key that several partitions have counts once each.
+
+        Raises:
+            RequestTimedOut: No worker has served a partition before the deadline.
+        """
         return self._committed.count(self._partitions)
 
     # Helpers ----------------------------------------------------------------------------
@@ -250,19 +363,19 @@ class ReadOnlyStore(Generic[K, V]):
         return otherwise if form.default is UNSET else form.default
 
     def _find(self, form: StoreCodec, source: Source, key: Any) -> bytes | None:
-        """The stored value of a key."""
+        """Return the stored bytes of a key, merged over partitions; None if it has no value."""
         name = form.key(key)
-        values = source.read(self._may_have(key), [name])
+        values = source.read(self._candidates(key), [name])
         found = {number: value for number, [value] in values.items() if value is not None}
         return form.parts.whole(name, found) if found else None
 
     def _get_some(self, form: StoreCodec, source: Source, keys: list[K]) -> dict[K, V]:
         names = {key: form.key(key) for key in keys}
-        together: dict[Sequence[int], list[K]] = {}
+        by_partitions: dict[Sequence[int], list[K]] = {}
         for key in names:
-            together.setdefault(self._may_have(key), []).append(key)
+            by_partitions.setdefault(self._candidates(key), []).append(key)
         found: dict[K, V] = {}
-        for numbers, some in together.items():
+        for numbers, some in by_partitions.items():
             values = source.read(numbers, [names[key] for key in some])
             for at, key in enumerate(some):
                 here = {n: data for n, part in values.items() if (data := part[at]) is not None}
@@ -270,8 +383,8 @@ class ReadOnlyStore(Generic[K, V]):
                     found[key] = form.value_of(form.parts.whole(names[key], here))
         return {key: found[key] for key in names if key in found}
 
-    def _may_have(self, key: Any) -> Sequence[int]:
-        """The partitions to ask for a key."""
+    def _candidates(self, key: Any) -> Sequence[int]:
+        """Return the partitions that can have a key."""
         if len(self._partitions) == 1:
             return self._partitions
         home = self._committed.home(key)
@@ -284,11 +397,13 @@ class ReadOnlyStore(Generic[K, V]):
         return ((form.key_of(key), form.value_of(data)) for key, data in found)
 
     def _ask(self, question: Callable[[StoreCodec, Source], T]) -> T:
-        return self._committed.ask(lambda told, source: question(self._form(told), source))
+        return self._committed.ask(
+            lambda description, source: question(self._form(description), source)
+        )
 
-    def _form(self, told: StoreDescription | None) -> StoreCodec:
-        if told is None:
+    def _form(self, description: StoreDescription | None) -> StoreCodec:
+        if description is None:
             return form_of(self.name, as_recorded(self._committed.declaration()), *self._given)
         if self._known is None:
-            self._known = form_of(self.name, told, *self._given)
+            self._known = form_of(self.name, description, *self._given)
         return self._known

@@ -1,4 +1,4 @@
-"""The committed state of one store, as bytes: the workers have it, and its changelogs while there are none."""
+"""Committed state of one store as bytes, from its workers, or from its changelogs if none runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from strandline.statestore.reader import PAGE_ENTRIES, KeyRange
 T = TypeVar("T")
 
 Question = Callable[[StoreDescription | None, Source], T]
-"""Asks a source; told how the store was declared, if a worker has ever said so."""
+"""Reads from a source, given the store's description if a worker has ever sent it."""
 
-FIRST_PAGE = 64
-"""Entries that a scan asks for at first; it asks for more each time."""
+FIRST_PAGE_ENTRIES = 64
+"""Number of entries in the first page of a scan; later pages are larger."""
 
 
 def entries(source: Source, partition: int, bounds: KeyRange) -> Iterator[Entry[bytes]]:
-    """Entries of a partition within `bounds`, in order; read in pages, as they are gone through."""
+    """Yield the entries of a partition within `bounds` in order, read page by page."""
     rest: KeyRange | None = bounds
-    limit = FIRST_PAGE
+    limit = FIRST_PAGE_ENTRIES
     while rest is not None:
         found, rest = source.page(partition, rest, limit)
         for key, data in found:
@@ -34,13 +34,16 @@ def entries(source: Source, partition: int, bounds: KeyRange) -> Iterator[Entry[
 
 
 class CommittedSource:
-    """Implements `Source` for all partitions of a store. Thread-safe; raises what `Fleet` does, but for Nobody."""
+    """Implementation of `Source` for all partitions of a store. Thread-safe.
+
+    It raises the errors of `Fleet` except NoWorkerAnswers: then it reads the changelogs.
+    """
 
     def __init__(
         self,
         store: str,
         fleet: Fleet,
-        folded: ReplayedSource,
+        replayed: ReplayedSource,
         placement: Placement,
         partitions: int,
     ) -> None:
@@ -48,52 +51,52 @@ class CommittedSource:
         self.home = placement.home
         self._store = store
         self._fleet = fleet
-        self._folded = folded
+        self._replayed = replayed
         self._known: tuple[StoreDescription, Source] | None = None
-        """How it was declared, and where it is asked for, once a worker has said so."""
+        """Description of the store and the source by workers; None until a worker has answered."""
 
     def declaration(self) -> Declaration | None:
-        """Return the declaration that changelogs are read by, if one is recorded.
+        """Return the recorded declaration, by which changelogs are read; None if there is none.
 
-        Raises InvalidConfig while values are still to be rewritten for it.
+        Raises InvalidConfig if some values have not been rewritten for it yet.
         """
-        return self._folded.declaration()
+        return self._replayed.declaration()
 
     def recorded(self) -> Declaration | None:
-        """Return the recorded declaration of the store, if there is one."""
-        return self._folded.recorded()
+        """Return the recorded declaration of the store; None if there is none."""
+        return self._replayed.recorded()
 
     def ask(self, question: Question[T]) -> T:
-        """Ask the workers; the changelogs if there is no worker, or the last one has just gone."""
-        told, source = self._now()
+        """Run `question` on the workers, or on the changelogs if no worker answers."""
+        description, source = self._current()
         try:
-            return question(told, source)
+            return question(description, source)
         except NoWorkerAnswers:
-            return question(told, self._folded)
+            return question(description, self._replayed)
 
     def read(
         self, partitions: Collection[int], keys: Sequence[bytes]
     ) -> dict[int, list[bytes | None]]:
-        return self.ask(lambda _told, source: source.read(partitions, keys))
+        return self.ask(lambda _description, source: source.read(partitions, keys))
 
     def page(
         self, partition: int, bounds: KeyRange, limit: int
     ) -> tuple[Sequence[tuple[bytes, bytes]], KeyRange | None]:
-        return self.ask(lambda _told, source: source.page(partition, bounds, limit))
+        return self.ask(lambda _description, source: source.page(partition, bounds, limit))
 
     def stream(self, partition: int, bounds: KeyRange) -> Iterator[Entry[bytes]]:
-        """Entries of a partition within `bounds`, in order."""
+        """Yield the entries of a partition within `bounds` in order."""
         return entries(self, partition, bounds)
 
     def count(self, partitions: Collection[int]) -> int:
-        return self.ask(lambda _told, source: source.count(partitions))
+        return self.ask(lambda _description, source: source.count(partitions))
 
-    def _now(self) -> tuple[StoreDescription | None, Source]:
+    def _current(self) -> tuple[StoreDescription | None, Source]:
         if self._known is None:
             try:
-                told = self._fleet.describe(self._store)
+                description = self._fleet.describe(self._store)
             except NoWorkerAnswers:
-                return None, self._folded
-            source = WorkerSource(self._fleet, self._store, told.inputs)
-            self._known = told, source
+                return None, self._replayed
+            source = WorkerSource(self._fleet, self._store, description.inputs)
+            self._known = description, source
         return self._known

@@ -1,4 +1,4 @@
-"""A client's connections to workers: each used by one thread at a time, and kept for the next query."""
+"""A client's connections to workers: each is used by one thread at a time, then kept for reuse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strandline.changelog.secret import Secret
 from strandline.framework.peers import Deadline, send_all
 from strandline.framework.querying import proofs, sockets
 from strandline.framework.querying.messages import (
-    MAX_ANSWER,
+    MAX_ANSWER_BYTES,
     WIRE_VERSION,
     Challenge,
     Proof,
@@ -34,44 +34,47 @@ from strandline.framework.querying.messages import (
 
 _log = logging.getLogger("strandline")
 
-MAX_IDLE = 32
-"""Connections to one worker that are kept while nobody uses them."""
+MAX_IDLE_CONNECTIONS = 32
+"""Maximum number of unused connections to one worker that are kept."""
 
 
 class Connections:
-    """Asks workers, by their URLs. Thread-safe."""
+    """Sends requests to workers by their URLs. Thread-safe."""
 
     def __init__(
         self, token: str = "", ca: bytes | None = None, *, encrypted: bool = False
     ) -> None:
-        """`token` is what workers beyond this machine must know; it is never sent.
+        """Create an empty pool.
 
-        `ca` is what TLS trusts, PEM; None: what the system does. `encrypted`: the log is reached
-        by TLS, so no worker beyond this machine is asked in clear.
+        Args:
+            token: Token that workers on other machines must prove to know; it is never sent.
+            ca: Trusted certificates for TLS (PEM); None for those of the system.
+            encrypted: Whether the log is accessed by TLS. Then no worker on another machine is
+                asked without TLS.
         """
         self._token = Secret(token)
         self._ca = ca
         self._encrypted = encrypted
-        self._in_clear = RateLimitedLog(_log, SystemClock())
+        self._unencrypted = RateLimitedLog(_log, SystemClock())
         self._idle: dict[str, list[socket.socket]] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
 
     def reaches(self, url: str) -> bool:
-        """Whether a worker that listens there is asked."""
+        """Return True if this client may and can connect to a worker at `url`."""
         if self._encrypted and sockets.is_in_clear(url):
-            self._in_clear.note(
-                f"a worker listens in clear at {url!r:.200}, and the log is reached by TLS: it is not "
-                f"asked; let it listen at tls://"
+            self._unencrypted.note(
+                f"the worker at {url!r:.200} listens without TLS, but the log is accessed by TLS, so "
+                f"it is not queried; make it listen at tls://"
             )
             return False
         return sockets.is_reachable(url)
 
     def ask(self, url: str, request: Request, answer: Any, timeout: float) -> Any:
-        """A worker's answer, of type `answer`, beginning within `timeout` seconds.
+        """Return a worker's answer of type `answer`, which must begin within `timeout` seconds.
 
-        Raises OwnerUnavailable when the worker is gone, RequestTimedOut, and what the worker raised.
+        Raises OwnerUnavailable if the worker is gone, RequestTimedOut, and the worker's errors.
         """
         if os.getpid() != self._pid:
             raise Fenced(
@@ -82,13 +85,13 @@ class Connections:
             try:
                 return self._answered(url, kept, request, answer, timeout)
             except OwnerUnavailable:
-                self._drop(
-                    url
-                )  # it has closed since, and so have the others: the worker may be new
+                # The worker has closed the idle connection, for example because it was restarted.
+                # Then the other idle connections are closed too.
+                self._drop(url)
         return self._answered(url, self._connect(url, timeout), request, answer, timeout)
 
     def close(self) -> None:
-        """Close them all; harmless when repeated."""
+        """Close all connections. Idempotent."""
         with self._lock:
             self._closed = True
             idle = [connection for kept in self._idle.values() for connection in kept]
@@ -101,7 +104,7 @@ class Connections:
     ) -> Any:
         answer = _exchange(url, connection, request, kind, timeout)
         self._keep(url, connection)
-        return _no_failure(answer)
+        return _answer_or_raise(answer)
 
     def _connect(self, url: str, timeout: float) -> socket.socket:
         try:
@@ -117,24 +120,26 @@ class Connections:
         return connection
 
     def _greet(self, url: str, connection: socket.socket, timeout: float) -> None:
-        """Say hello; over TCP prove to know the token, and let the worker prove it.
+        """Perform the hello; over TCP both sides prove that they know the token.
 
-        Raises Unauthenticated, and what `_exchange` and the worker do.
+        Raises Unauthenticated, and the errors of `_exchange` and of the worker.
         """
         if url.startswith(sockets.UNIX):
-            _no_failure(_exchange(url, connection, QueryHello(WIRE_VERSION), QueryWelcome, timeout))
+            _answer_or_raise(
+                _exchange(url, connection, QueryHello(WIRE_VERSION), QueryWelcome, timeout)
+            )
             return
         if not self._token:
             raise Unauthenticated(f"the worker at {url} asks for a token; {HOW_TO_GIVE_ONE}")
         nonce = proofs.new_nonce()
         key = proofs.key_of(self._token.reveal(), url, sockets.certificate_of(connection))
         hello = QueryHello(WIRE_VERSION, nonce=nonce)
-        asked = _no_failure(_exchange(url, connection, hello, Challenge, timeout))
-        ours = Proof(proofs.proof(key, b"client", nonce, asked.nonce))
-        welcome = _no_failure(_exchange(url, connection, ours, QueryWelcome, timeout))
-        if not proofs.is_proof(welcome.proof, key, b"worker", nonce, asked.nonce):
+        challenge = _answer_or_raise(_exchange(url, connection, hello, Challenge, timeout))
+        answer = Proof(proofs.proof(key, b"client", nonce, challenge.nonce))
+        welcome = _answer_or_raise(_exchange(url, connection, answer, QueryWelcome, timeout))
+        if not proofs.is_proof(welcome.proof, key, b"worker", nonce, challenge.nonce):
             raise Unauthenticated(
-                f"what listens at {url} does not know the token, so it is no worker of this log"
+                f"the server at {url} does not know the token, so it is not a worker of this log"
             )
 
     def _take(self, url: str) -> socket.socket | None:
@@ -145,13 +150,13 @@ class Connections:
     def _keep(self, url: str, connection: socket.socket) -> None:
         with self._lock:
             kept = self._idle.setdefault(url, [])
-            if len(kept) < MAX_IDLE and not self._closed:
+            if len(kept) < MAX_IDLE_CONNECTIONS and not self._closed:
                 kept.append(connection)
                 return
         connection.close()
 
     def _drop(self, url: str) -> None:
-        """Those that are kept were closed too."""
+        """Close the idle connections to a worker."""
         with self._lock:
             kept = self._idle.pop(url, [])
         for connection in kept:
@@ -161,7 +166,7 @@ class Connections:
 def _exchange(
     url: str, connection: socket.socket, request: QueryMessage, kind: Any, timeout: float
 ) -> Any:
-    """Send a request and read its answer; without one the connection is closed."""
+    """Send a request and return its answer; close the connection if that fails."""
     try:
         if connection.gettimeout() != timeout:
             connection.settimeout(timeout)
@@ -169,7 +174,7 @@ def _exchange(
         sent = connection.send(data)
         if sent < len(data):
             send_all(connection, data[sent:], Deadline(timeout))
-        frame = read_frame(connection, MAX_ANSWER, idle_s=timeout)
+        frame = read_frame(connection, MAX_ANSWER_BYTES, idle_s=timeout)
         if frame is None:
             raise OwnerUnavailable(f"the worker at {url} closed the connection")
         return decode(frame, _or_failure(kind))
@@ -189,7 +194,7 @@ def _or_failure(kind: Any) -> Any:
     return kind | QueryFailure
 
 
-def _no_failure(answer: Any) -> Any:
+def _answer_or_raise(answer: Any) -> Any:
     if isinstance(answer, QueryFailure):
         raise log_messages.error_of(log_messages.RemoteFailure(answer.kind, answer.message))
     return answer

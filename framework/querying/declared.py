@@ -1,8 +1,8 @@
-"""How a store was declared, as far as that can be sent; and the way from and to its bytes.
+"""Descriptions of stores for clients, and the codecs that clients make from them.
 
-The type of keys goes as its name, `["tuple", [types], whether of any length]`, or `["optional", type]`: all
-of them are built in. Of values of a class a client makes plain data, unless its own code says which class
-they are: nothing is looked up by a name that somebody sent.
+The type of keys is sent as its name, `["tuple", [types], any length]`, or `["optional", type]`; all
+of these types are built in. A client decodes values of a class as plain data unless its own code
+passes the class, because it never looks up a class by a name that was received.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from strandline.statestore.spec import UNSET, StoreSpec
 
 
 def described(task: TaskSpec, store: Store[Any, Any]) -> StoreDescription:
-    """What a client is told of a store."""
+    """Return the description of a store for clients."""
     serde = value_serde(store.spec.value)
     figures = store.aggregates.aggregates if isinstance(store, Grouped) else None
     return StoreDescription(
@@ -56,22 +56,22 @@ def described(task: TaskSpec, store: Store[Any, Any]) -> StoreDescription:
 
 @dataclass(frozen=True)
 class StoreCodec:
-    """Between a client's objects and what is stored."""
+    """Encodes and decodes the keys and values of one store."""
 
     name: str
-    """The store's, for messages."""
+    """Name of the store, for errors."""
     keys: KeyCodec[Any] | None
-    """None: not known, each key says itself what it is."""
+    """Codec of the keys; None if unknown, then the codec is chosen by the type of each key."""
     values: Serde[Any]
     shown: Callable[[Any], Any] | None = None
-    """A stored value as users see it, if that is something else."""
+    """Converts a stored value to the value that users see; None if they are the same."""
     default_data: bytes | None = None
     merge: Merge[Any] | None = None
-    """Makes one of the stored values that several partitions have; None: they cannot be merged."""
+    """Merges the stored values of several partitions; None if they cannot be merged."""
 
     @cached_property
     def parts(self) -> PartitionMerger[bytes]:
-        """Puts together what partitions have."""
+        """Merger of the stored data of several partitions."""
         return PartitionMerger(self.name, self.key_of, None if self.merge is None else self._merged)
 
     def _merged(self, parts: Sequence[bytes]) -> bytes:
@@ -79,7 +79,7 @@ class StoreCodec:
         return self.values.dumps(self.merge([self.values.loads(part) for part in parts]))
 
     def key(self, key: Any) -> bytes:
-        """The bytes of a key. Raises InvalidRecord."""
+        """Return the bytes of a key. Raises InvalidRecord."""
         try:
             codec = self.codec(key)
             return codec.encode(codec.admit(key))
@@ -87,30 +87,33 @@ class StoreCodec:
             raise InvalidRecord(f"store {self.name!r}: {error}") from error
 
     def codec(self, key: Any) -> KeyCodec[Any]:
-        """What encodes keys: by the declaration, else by the type of this one. Raises InvalidConfig."""
+        """Return the codec of keys: the declared one, else by the type of `key`.
+
+        Raises InvalidConfig.
+        """
         return self.keys or codec_of(key)
 
     def key_of(self, data: bytes) -> Any:
-        """The key of these bytes. Raises CorruptLog."""
+        """Return the key in `data`. Raises CorruptLog."""
         return decode_key(data) if self.keys is None else self.keys.decode(data)
 
     def value_of(self, data: bytes) -> Any:
-        """The value of these bytes. Raises InvalidRecord."""
+        """Return the value in `data`. Raises InvalidRecord."""
         value = self.values.loads(data)
         return value if self.shown is None else self.shown(value)
 
     @property
     def default(self) -> Any:
-        """What a key reads as that was never set; UNSET if there is no such thing."""
+        """Value of a key that was never set; UNSET if the store has no default."""
         return UNSET if self.default_data is None else self.value_of(self.default_data)
 
 
 def form_of(name: str, told: StoreDescription | None, key: Any, value: Any) -> StoreCodec:
-    """How to read a store: by what the caller says, else by what its worker told, else by its bytes.
+    """Return the codec of a store: by the caller's types, else by the description, else untyped.
 
     `value` is a type, a serde, or a store of the caller's own app.
 
-    Raises InvalidConfig for values of a serde that only the app's own code has.
+    Raises InvalidConfig if the values need a serde that only the app's own code has.
     """
     if isinstance(value, Store):
         return _form_of_store(name, value)
@@ -139,13 +142,13 @@ def form_of(name: str, told: StoreDescription | None, key: Any, value: Any) -> S
 
 
 def _form_of_store(name: str, store: Store[Any, Any]) -> StoreCodec:
-    """How the app that declares a store reads it."""
+    """Return the codec by the app's own declaration of a store."""
     keys, serde = key_codec(store.spec.key), value_serde(store.spec.value)
     return StoreCodec(name, keys, serde, store.shown, _default(store, serde), store.merge)
 
 
 def parts_of(name: str, told: StoreDescription | None) -> PartitionMerger[bytes]:
-    """What puts together the partitions of a store whose values nobody needs to decode."""
+    """Return the merger for a store whose values need not be decoded unless they are merged."""
     try:
         return form_of(name, told, UNSET, UNSET).parts
     except InvalidConfig:
@@ -153,7 +156,7 @@ def parts_of(name: str, told: StoreDescription | None) -> PartitionMerger[bytes]
 
 
 def as_recorded(declaration: Declaration | None) -> StoreDescription | None:
-    """Return what the record of a store tells: all but the names of classes, and the default."""
+    """Return the description by a store's recorded declaration, without inputs and default."""
     if declaration is None:
         return None
     named = declaration.serde or ""
@@ -161,7 +164,7 @@ def as_recorded(declaration: Declaration | None) -> StoreDescription | None:
 
 
 def check_given(name: str, declaration: Declaration | None, key: Any, value: Any) -> None:
-    """Raise InvalidConfig if what is recorded for a store cannot be read as the types given."""
+    """Raise InvalidConfig if the recorded declaration of a store is incompatible with the types."""
     if declaration is None:
         return
     if isinstance(value, Store):
@@ -176,19 +179,22 @@ def check_given(name: str, declaration: Declaration | None, key: Any, value: Any
         )
     reasons = unreadable_as(wanted, declaration, values=value is not UNSET)
     if reasons:
-        raise InvalidConfig(f"store {name!r} is stored otherwise: {'; '.join(reasons)}")
+        raise InvalidConfig(f"store {name!r} has other types: {'; '.join(reasons)}")
 
 
 def _aggregates(figures: Mapping[str, tuple[str, str | None]]) -> Aggregates:
-    """The aggregates that a worker has told of. Raises InvalidRequest."""
+    """Return the aggregates in a description. Raises InvalidRequest."""
     try:
         return Aggregates(**{name: Aggregate(*one) for name, one in figures.items()})  # type: ignore[arg-type]
     except (LookupError, TypeError, ValueError) as error:
-        raise InvalidRequest(f"{figures!r:.200} are no aggregates that are known here") from error
+        raise InvalidRequest(f"unknown aggregates: {figures!r:.200}") from error
 
 
 def likely_partition(key: Any, count: int) -> int:
-    """Where a key is if its store is keyed as its input, and that was produced by its type."""
+    """Return the partition of a key, assuming that the store is keyed like its input topic.
+
+    The key is hashed as producers encode its type; 0 if that is not possible.
+    """
     kind: type = type(key)
     try:
         return partition_for(_input_serde(kind).dumps(key), count)

@@ -1,7 +1,7 @@
-"""A worker's side of queries: listens on this machine, and beyond it if it is to.
+"""A worker's side of queries: listens on this machine, and on the network if configured.
 
-The task's thread takes no part in it. What the two share is the interpreter, and what
-`statestore.reader` says.
+Queries are answered on their own threads. They share the interpreter with the task's thread, and
+the state that `statestore.reader` describes.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ _log = logging.getLogger("strandline")
 
 
 class QueryEndpoint:
-    """Listens from construction, answers once `start`ed, until `close`.
+    """Listens from construction until `close`, and answers after `start`.
 
     Args:
-        log: Folder of the log, if it is on this machine.
-        listen: An address beside the Unix socket (`sockets.listen_beyond`).
-        token: What clients at that address must know, 16 characters or more.
-        encrypted: Whether the log is reached by TLS, so that nothing beyond this machine may go
-            in clear.
+        log: Folder of the log; None if it is not on this machine.
+        listen: Network address in addition to the Unix socket (`sockets.listen_network`).
+        token: Token that clients at that address must know, with at least 16 characters.
+        encrypted: Whether the log is accessed by TLS. Then clients on other machines must use TLS.
 
     Raises:
-        InvalidConfig: The address, or the token, will not do.
+        InvalidConfig: The address or the token is not valid.
     """
 
     def __init__(
@@ -43,29 +42,29 @@ class QueryEndpoint:
         if listen is not None:
             _check_token(token, listen)
         try:
-            self._listeners.append(Listener(sockets.listen_here(log), token))
+            self._listeners.append(Listener(sockets.listen_local(log), token))
         except StorageFailed as error:
             _log.warning("no queries on this machine: %s", error)
         if listen is not None:
             try:
-                beyond = sockets.listen_beyond(listen, encrypted=encrypted)
+                network = sockets.listen_network(listen, encrypted=encrypted)
             except BaseException:
                 self.close()
                 raise
-            self._listeners.append(Listener(beyond, token))
+            self._listeners.append(Listener(network, token))
 
     @property
     def urls(self) -> Sequence[str]:
-        """Where it listens, the nearest first."""
+        """URLs of the listeners, the Unix socket first."""
         return [listener.url for listener in self._listeners]
 
     def start(self, answer: Answering) -> None:
-        """Answer requests by `answer`, which is called on many threads."""
+        """Begin to answer requests by `answer`, which is called on many threads."""
         for listener in self._listeners:
             listener.start(answer)
 
     def close(self) -> None:
-        """Listen no more, and send clients away, without waiting for them; harmless when repeated."""
+        """Stop listening and disconnect clients, without waiting for them. Idempotent."""
         for listener in self._listeners:
             listener.close()
 
@@ -75,6 +74,6 @@ def _check_token(token: str, listen: str) -> None:
 
     if len(token) < MIN_TOKEN:
         raise InvalidConfig(
-            f"queries at {listen} need a token of {MIN_TOKEN} characters or more, got {len(token)}: set "
-            f"STRANDLINE_TOKEN, for the worker and its clients"
+            f"queries at {listen} need a token of {MIN_TOKEN} characters or more, got {len(token)}; "
+            f"set STRANDLINE_TOKEN for the worker and its clients"
         )

@@ -1,4 +1,7 @@
-"""A store read from its changelogs, while no worker runs its app: slow to begin, and all in memory."""
+"""A store read from its changelogs while no worker runs its app.
+
+The first query replays the whole changelogs, and the state is in memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from strandline.statestore.values import Expiry
 
 
 class ReplayedSource:
-    """Implements `Source`: each query first reads on to what is committed by now. Thread-safe."""
+    """Implementation of `Source` by replay. Thread-safe.
+
+    Each query first replays everything that was committed before it.
+    """
 
     def __init__(
         self,
@@ -31,29 +37,35 @@ class ReplayedSource:
         wait: float = READERS_WAIT_S,
         expired: bool = False,
     ) -> None:
-        """With `app` what that app has recorded says how values are stored. With `expired` values whose time to live is over are found as well.
+        """Create an empty state of each partition.
 
-        `wait` is how many seconds a query waits for transactions that are open before something committed;
-        then it raises RequestTimedOut.
+        Args:
+            broker: The log.
+            changelog: Name of the store's changelog topic.
+            partitions: Number of its partitions.
+            app: App whose recorded declarations tell how values are stored; None for none.
+            wait: Seconds that a query waits for an open transaction that precedes committed
+                records, before it raises RequestTimedOut.
+            expired: Whether to return values after the end of their time to live.
         """
         self._broker = broker
         self._wait = wait
-        self._places = [TopicPartition(changelog, number) for number in range(partitions)]
+        self._partitions = [TopicPartition(changelog, number) for number in range(partitions)]
         self._changelog = changelog
         self._log = None if app is None else DeclarationLog(broker, app, SystemClock())
         self._now = _long_ago if expired else None
-        self._expiry: Expiry = "marked"  # what values say themselves, where nothing is recorded
+        self._expiry: Expiry = "marked"  # if nothing is recorded, marks in the values count
         self._parts: list[AnyStore] = []
         self._readers: list[CommittedReader] = []
-        self._begin(self._expiry)
+        self._reset(self._expiry)
         self._lock = threading.Lock()
-        """One query at a time: what reads on may begin anew."""
+        """Serializes queries, because a replay may replace the stores and their readers."""
 
     def read(
         self, partitions: Collection[int], keys: Sequence[bytes]
     ) -> dict[int, list[bytes | None]]:
         with self._lock:
-            self._read_on(partitions)
+            self._catch_up(partitions)
             found = {number: self._readers[number].get_many(keys) for number in partitions}
             return {number: one.values for number, one in found.items() if one is not None}
 
@@ -61,14 +73,14 @@ class ReplayedSource:
         self, partition: int, bounds: KeyRange, limit: int
     ) -> tuple[Sequence[tuple[bytes, bytes]], KeyRange | None]:
         with self._lock:
-            self._read_on([partition])
+            self._catch_up([partition])
             page = self._readers[partition].page(bounds, limit)
             assert page is not None  # it is never closed
             return page.entries, page.rest
 
     def count(self, partitions: Collection[int]) -> int:
         with self._lock:
-            self._read_on(partitions)
+            self._catch_up(partitions)
             return sum(self._readers[n].approximate_num_entries() or 0 for n in partitions)
 
     def recorded(self) -> Declaration | None:
@@ -78,38 +90,39 @@ class ReplayedSource:
     def declaration(self) -> Declaration | None:
         """Return the recorded declaration of the store; None if there is none.
 
-        Raises InvalidConfig while values are still to be rewritten for it.
+        Raises InvalidConfig if some values have not been rewritten for it yet.
         """
         if self._log is None:
             return None
         recorded = self._log.read()
-        if unfinished := recorded.unfinished(self._changelog, len(self._places)):
+        if unfinished := recorded.unfinished(self._changelog, len(self._partitions)):
             raise InvalidConfig(
                 f"values of {self._changelog}, partitions {unfinished}, are still of an older "
                 "declaration of the store, and are rewritten when the app runs; run it first"
             )
         return recorded.stores.get(self._changelog)
 
-    def _read_on(self, partitions: Collection[int]) -> None:
+    def _catch_up(self, partitions: Collection[int]) -> None:
         while True:
-            parts = [(self._parts[n], self._places[n]) for n in partitions]
+            parts = [(self._parts[n], self._partitions[n]) for n in partitions]
             restore_all(parts, self._broker, wait=self._wait)
-            # Asked after reading: values are rewritten only after that was recorded.
+            # The declaration is read after the replay. Values are rewritten only after their
+            # declaration was recorded, so this read returns that of all replayed values.
             declaration = self.declaration()
             expiry = self._expiry if declaration is None else declaration.expiry
             if expiry == self._expiry:
                 return
-            self._begin(expiry)
+            self._reset(expiry)
 
-    def _begin(self, expiry: Expiry) -> None:
+    def _reset(self, expiry: Expiry) -> None:
         spec: StoreSpec[bytes, bytes] = StoreSpec(
             "folded", key=bytes, value=bytes, ttl_ms=1, engine="memory"
         )
         self._expiry = expiry
-        self._parts = [open_store(spec, now=self._now, expiry=expiry) for _ in self._places]
+        self._parts = [open_store(spec, now=self._now, expiry=expiry) for _ in self._partitions]
         self._readers = [part.reader() for part in self._parts]
 
 
 def _long_ago() -> int:
-    """A time before that of any value."""
+    """Return a time before the expiry of any value."""
     return 0

@@ -1,7 +1,7 @@
 """One address where a worker answers queries: its clients, a thread for each, and its limits.
 
-Each listener has limits of its own, so that peers on the network take nothing from clients on this
-machine. Nothing waits for a peer without a total deadline, and the end waits for no peer at all.
+Each listener has its own limits, so that peers on the network cannot starve clients on this
+machine. Every wait for a peer has a total deadline, and closing waits for no peer.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from strandline.changelog.flight.messages import failure_of
 from strandline.framework.peers import AT_ONCE, Admission, Deadline, SharedBudget, bounded, send_all
 from strandline.framework.querying import proofs, sockets
 from strandline.framework.querying.messages import (
-    MAX_HELLO,
-    MAX_REQUEST,
+    MAX_HELLO_BYTES,
+    MAX_REQUEST_BYTES,
+    MIN_BYTES_PER_S,
     REQUEST_SECONDS,
-    SLOWEST,
     WIRE_VERSION,
     Answer,
     Challenge,
@@ -50,15 +50,18 @@ from strandline.statestore.reader import PAGE_BYTES
 _log = logging.getLogger("strandline")
 
 HELLO_SECONDS = 5.0
-"""How long a client may take to show who it is, TLS included."""
+"""Seconds in which a client must authenticate, TLS included."""
 IDLE_SECONDS = 60.0
-"""After so long without a request a connection is closed; the client makes a new one when it needs it."""
+"""Seconds without a request after which a connection is closed; clients reconnect on demand."""
 SEND_SECONDS = 10.0
-"""How long a client may take for an answer, besides the time that its size takes at SLOWEST."""
+"""Seconds in which a client must accept an answer, in addition to its size's share.
+
+The share is the size divided by MIN_BYTES_PER_S.
+"""
 ACCEPT_SECONDS = 0.5
-"""How often it looks whether it is to end, where a closed socket does not say so."""
+"""Seconds between checks for `close`, on systems where closing a socket does not end `accept`."""
 PAUSE_SECONDS = 0.1
-"""After a failure to accept, as when there are no descriptors left."""
+"""Seconds to wait after a failed `accept`, for example without free descriptors."""
 
 T = TypeVar("T", bound=QueryMessage)
 Answering = Callable[[Request], Answer]
@@ -66,32 +69,36 @@ Answering = Callable[[Request], Answer]
 
 @dataclass(frozen=True)
 class QueryLimits:
-    """What the clients of one listener may take together."""
+    """Limits on all clients of one listener together."""
 
     clients: int
-    """Connections; more are closed at once."""
+    """Maximum number of connections; more are closed at once."""
     clients_each: int
-    """Of them from one address."""
+    """Maximum number of connections from one address."""
     unknown: int
-    """Of them by peers that have not shown yet who they are."""
+    """Maximum number of connections that are not authenticated."""
     unknown_each: int
-    """Of these from one address."""
+    """Maximum number of unauthenticated connections from one address."""
     requests: int
-    """Requests that are answered at the same time; others wait."""
+    """Maximum number of requests that are answered at the same time; more requests wait."""
     request_bytes: int
-    """Of requests that are being received or answered."""
+    """Maximum bytes of requests that are being received or answered."""
     answer_bytes: int
-    """Of answers that are being sent, beyond a page for each."""
+    """Maximum bytes of answers that are being sent, without one page of each answer."""
 
 
-HERE = QueryLimits(256, 256, 256, 256, requests=32, request_bytes=64 << 20, answer_bytes=256 << 20)
-BEYOND = QueryLimits(256, 64, 32, 8, requests=16, request_bytes=32 << 20, answer_bytes=64 << 20)
+LOCAL_LIMITS = QueryLimits(
+    256, 256, 256, 256, requests=32, request_bytes=64 << 20, answer_bytes=256 << 20
+)
+NETWORK_LIMITS = QueryLimits(
+    256, 64, 32, 8, requests=16, request_bytes=32 << 20, answer_bytes=64 << 20
+)
 
 
 class Listener:
     """Answers the clients of one address from `start` until `close`.
 
-    `token` is what clients beyond this machine must know.
+    Clients on other machines must prove that they know `token`.
     """
 
     def __init__(
@@ -99,12 +106,12 @@ class Listener:
     ) -> None:
         self.url = listening.url
         self._listening = listening
-        self._is_here = listening.url.startswith(sockets.UNIX)
-        limits = limits or (HERE if self._is_here else BEYOND)
+        self._is_local = listening.url.startswith(sockets.UNIX)
+        limits = limits or (LOCAL_LIMITS if self._is_local else NETWORK_LIMITS)
         self._key = proofs.key_of(token, listening.url, listening.certificate)
         self._answer: Answering = _not_yet
-        self._known = Admission(limits.clients, limits.clients_each)
-        self._unknown = Admission(limits.unknown, limits.unknown_each)
+        self._connected = Admission(limits.clients, limits.clients_each)
+        self._unauthenticated = Admission(limits.unknown, limits.unknown_each)
         self._requests = SharedBudget(limits.requests)
         self._request_bytes = SharedBudget(limits.request_bytes)
         self._answer_bytes = SharedBudget(limits.answer_bytes)
@@ -113,13 +120,13 @@ class Listener:
         self._closed = threading.Event()
 
     def start(self, answer: Answering) -> None:
-        """Answer requests by `answer`, which is called on many threads."""
+        """Begin to answer requests by `answer`, which is called on many threads."""
         self._answer = answer
         self._listening.socket.settimeout(ACCEPT_SECONDS)
         self._thread(self._accept)
 
     def close(self) -> None:
-        """Listen no more, and send clients away, without waiting for them; harmless when repeated."""
+        """Stop listening and disconnect clients, without waiting for them. Idempotent."""
         self._closed.set()
         with self._lock:
             clients = list(self._clients)
@@ -129,7 +136,7 @@ class Listener:
         for client in clients:
             _end(client)
 
-    # Its own threads ------------------------------------------------------------------
+    # Threads of the listener ----------------------------------------------------------
 
     def _accept(self) -> None:
         while not self._closed.is_set():
@@ -140,48 +147,48 @@ class Listener:
             except OSError as error:
                 if self._closed.is_set():
                     return
-                _log.warning("a client of queries cannot be accepted: %s", error)
+                _log.warning("cannot accept a client of queries: %s", error)
                 self._closed.wait(PAUSE_SECONDS)
                 continue
-            self._admit(client, "" if self._is_here else str(peer[0]))
+            self._admit(client, "" if self._is_local else str(peer[0]))
 
     def _admit(self, client: socket.socket, address: str) -> None:
-        """Serve a client on a thread of its own, if there may be one more."""
-        if not self._unknown.enter(address):
+        """Serve a client on its own thread, or close its connection if a limit is reached."""
+        if not self._unauthenticated.enter(address):
             client.close()
             return
-        if not self._known.enter(address):
-            self._unknown.leave(address)
+        if not self._connected.enter(address):
+            self._unauthenticated.leave(address)
             client.close()
             return
         try:
             self._thread(self._serve, client, address)
-        except RuntimeError as error:  # there may be no more threads
-            self._unknown.leave(address)
-            self._known.leave(address)
+        except RuntimeError as error:  # the limit of threads is reached
+            self._unauthenticated.leave(address)
+            self._connected.leave(address)
             client.close()
-            _log.warning("a client of queries cannot be served: %s", error)
+            _log.warning("cannot start a thread for a client of queries: %s", error)
 
     def _serve(self, client: socket.socket, address: str) -> None:
         with ExitStack() as end:
-            end.callback(self._known.leave, address)
+            end.callback(self._connected.leave, address)
             end.callback(client.close)
             with contextlib.suppress(OSError):
-                with self._until_known(address):
+                with self._until_authenticated(address):
                     client = self._wrapped(client, end)
-                    is_known = not self._closed.is_set() and self._is_welcome(client)
-                if is_known:
+                    is_authenticated = not self._closed.is_set() and self._authenticate(client)
+                if is_authenticated:
                     self._serve_all(client)
 
     @contextmanager
-    def _until_known(self, address: str) -> Iterator[None]:
+    def _until_authenticated(self, address: str) -> Iterator[None]:
         try:
             yield
         finally:
-            self._unknown.leave(address)
+            self._unauthenticated.leave(address)
 
     def _wrapped(self, client: socket.socket, end: ExitStack) -> socket.socket:
-        """The client's connection, in TLS if there is to be TLS; `end` closes it."""
+        """Return the client's connection, wrapped in TLS if configured; `end` closes it."""
         if self._listening.tls is not None:
             client = self._listening.tls.wrap_socket(
                 client, server_side=True, do_handshake_on_connect=False
@@ -196,8 +203,8 @@ class Listener:
         with self._lock:
             self._clients.discard(client)
 
-    def _is_welcome(self, client: socket.socket) -> bool:
-        """Whether the client has shown who it is."""
+    def _authenticate(self, client: socket.socket) -> bool:
+        """Perform the hello; return True if the client is authenticated."""
         deadline = Deadline(HELLO_SECONDS)
         try:
             if isinstance(client, ssl.SSLSocket):
@@ -211,35 +218,40 @@ class Listener:
                     f"the client speaks version {hello.version} of queries, the worker version "
                     f"{WIRE_VERSION}; run the same release of strandline in both"
                 )
-            shown = b"" if self._is_here else self._shown(client, hello.nonce, deadline)
+            proof = b"" if self._is_local else self._exchange_proofs(client, hello.nonce, deadline)
         except StrandlineError as error:
             _send(client, _failed(error))
             return False
-        if shown is None:
+        if proof is None:
             return False
-        _send(client, QueryWelcome(WIRE_VERSION, shown))
+        _send(client, QueryWelcome(WIRE_VERSION, proof))
         return True
 
-    def _shown(self, client: socket.socket, nonce: bytes, deadline: Deadline) -> bytes | None:
-        """The worker's own proof, after the client's; None if it has gone. Raises Unauthenticated."""
-        ours = proofs.new_nonce()
-        _send(client, Challenge(WIRE_VERSION, ours))
+    def _exchange_proofs(
+        self, client: socket.socket, nonce: bytes, deadline: Deadline
+    ) -> bytes | None:
+        """Check the client's proof and return the worker's; None if the client has disconnected.
+
+        Raises Unauthenticated.
+        """
+        worker_nonce = proofs.new_nonce()
+        _send(client, Challenge(WIRE_VERSION, worker_nonce))
         answer = _received(client, Proof, deadline)
         if answer is None:
             return None
-        if not proofs.is_proof(answer.proof, self._key, b"client", nonce, ours):
+        if not proofs.is_proof(answer.proof, self._key, b"client", nonce, worker_nonce):
             raise Unauthenticated("the worker does not accept this token")
-        return proofs.proof(self._key, b"worker", nonce, ours)
+        return proofs.proof(self._key, b"worker", nonce, worker_nonce)
 
     def _serve_all(self, client: socket.socket) -> None:
-        """Answer requests, one after another, until the client is to go."""
+        """Answer requests one after another until the connection must be closed."""
         plain = bounded(client, IDLE_SECONDS, SEND_SECONDS)
         while self._serve_one(client):
             if plain and client.gettimeout() is not None:
                 client.settimeout(None)
 
     def _serve_one(self, client: socket.socket) -> bool:
-        """Answer the next request; False if the client is to go."""
+        """Answer the next request; return False if the connection must be closed."""
         taken: list[int] = []
 
         def take(size: int) -> None:
@@ -247,7 +259,7 @@ class Listener:
             taken.append(size)
 
         try:
-            frame = read_frame(client, MAX_REQUEST, idle_s=IDLE_SECONDS, taking=take)
+            frame = read_frame(client, MAX_REQUEST_BYTES, idle_s=IDLE_SECONDS, taking=take)
             if frame is not None:
                 self._reply(client, frame)
             return frame is not None
@@ -259,7 +271,10 @@ class Listener:
                 self._request_bytes.give(size)
 
     def _reply(self, client: socket.socket, frame: bytes | bytearray) -> None:
-        """Answer; each of the requests at work has room for a page, what is more is counted."""
+        """Send the answer to a request.
+
+        Each request in progress may send one page; only the bytes after that are counted.
+        """
         try:
             self._requests.take(1, REQUEST_SECONDS)
         except TimeoutError:
@@ -277,16 +292,16 @@ class Listener:
             self._requests.give(1)
 
     def _reply_long(self, client: socket.socket, answer: bytes) -> None:
-        beyond = min(max(0, len(answer) - PAGE_BYTES), self._answer_bytes.total)
+        extra = min(max(0, len(answer) - PAGE_BYTES), self._answer_bytes.total)
         try:
-            self._answer_bytes.take(beyond, REQUEST_SECONDS)
+            self._answer_bytes.take(extra, REQUEST_SECONDS)
         except TimeoutError:
             _send(client, _failed(_BUSY))
             return
         try:
             _send_bytes(client, answer)
         finally:
-            self._answer_bytes.give(beyond)
+            self._answer_bytes.give(extra)
 
     def _answered(self, frame: bytes | bytearray) -> Answer | QueryFailure:
         try:
@@ -302,7 +317,7 @@ class Listener:
 
 
 def _received(client: socket.socket, kind: type[T], deadline: Deadline) -> T | None:
-    frame = read_frame(client, MAX_HELLO, deadline)
+    frame = read_frame(client, MAX_HELLO_BYTES, deadline)
     return None if frame is None else decode(frame, kind)
 
 
@@ -311,7 +326,7 @@ def _send(client: socket.socket, message: QueryMessage) -> None:
 
 
 def _send_bytes(client: socket.socket, data: bytes) -> None:
-    send_all(client, data, Deadline(SEND_SECONDS + len(data) / SLOWEST))
+    send_all(client, data, Deadline(SEND_SECONDS + len(data) / MIN_BYTES_PER_S))
 
 
 def _failed(error: Exception) -> QueryFailure:
@@ -327,7 +342,7 @@ def _end(connection: socket.socket) -> None:
 
 
 def _not_yet(request: Request) -> Answer:
-    raise InvalidRequest(f"not ready for {type(request).__name__}")
+    raise InvalidRequest(f"the worker is not ready for {type(request).__name__}")
 
 
 _BUSY = RequestTimedOut(

@@ -1,9 +1,10 @@
-"""Every type that crosses the wire between a client and a worker, and the frames they go in.
+"""All message types between a client and a worker, and their frames.
 
-A frame is a length (4 bytes, big-endian) and so many bytes of MessagePack. A client says `QueryHello` first and
-is told `QueryWelcome`, over TCP after both have proved that they know the token (`proofs`); then each request
-has one answer, or a `QueryFailure`. Bodies are decoded into these types and nothing else. Sizes are checked
-before memory is taken, and memory is taken for what has come, not for what was announced.
+A frame is a length (4 bytes, big-endian) and that many bytes of MessagePack. A client sends
+`QueryHello` first and receives `QueryWelcome`; over TCP, both first prove that they know the token
+(`proofs`). After that, each request has one answer, or a `QueryFailure`. Bodies are decoded into
+these types only. A size is checked before memory is allocated, and memory is allocated for received
+bytes and not for announced ones.
 """
 
 from __future__ import annotations
@@ -22,28 +23,32 @@ from strandline.changelog.history import UNKNOWN_EPOCH
 from strandline.framework.peers import AT_ONCE, Deadline, receive
 
 WIRE_VERSION = 2
-HEAD = 4
-"""Bytes of a frame's length."""
-MAX_HELLO = 4_096
-"""Bytes of what a client that is not known yet may send."""
+HEAD_BYTES = 4
+"""Number of bytes of a frame's length."""
+MAX_HELLO_BYTES = 4_096
+"""Maximum number of bytes of a message before authentication."""
 REQUEST_SECONDS = 10.0
-"""How long a request, or an answer, may take to come, from its first byte on."""
-SLOWEST = 1 << 20
-"""Bytes a second that a large message must come with, or be taken with."""
-MAX_REQUEST = 4 << 20
+"""Seconds for a message from its first byte on, in addition to size / MIN_BYTES_PER_S."""
+MIN_BYTES_PER_S = 1 << 20
+"""Minimum bytes per second at which a large message must be sent or received."""
+MAX_REQUEST_BYTES = 4 << 20
+"""Maximum number of bytes of a request."""
 MAX_PARTITIONS = 10_000
-"""Partitions that one request may name."""
-MAX_ANSWER = 1 << 30
-"""A page is about 1 MiB, but a single value may be as large as a record."""
+"""Maximum number of partitions in one request."""
+MAX_ANSWER_BYTES = 1 << 30
+"""Maximum number of bytes of an answer.
+
+A page has about 1 MiB, but a single value may be as large as a record.
+"""
 
 
 class ReflectedPosition(NamedTuple):
-    """Position in a changelog partition up to which an answer reflects it, with its history."""
+    """Position in a changelog partition: an answer reflects all records before it."""
 
     topic_id: str
     offset: int
     leader_epoch: int = UNKNOWN_EPOCH
-    """With `incarnation`, the history that the offset is of: see `changelog.history`."""
+    """History of the log to which the offset belongs, with `incarnation` (`changelog.history`)."""
     incarnation: str = ""
 
 
@@ -51,94 +56,98 @@ Partitions = Annotated[list[int], msgspec.Meta(max_length=MAX_PARTITIONS)]
 
 
 class QueryMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Base of all: arrays of fields, so a field may only be added at the end, with a default."""
+    """Base of all messages.
+
+    A message is encoded as an array of its fields, so a new field must be the last one and needs a
+    default.
+    """
 
 
 class QueryHello(QueryMessage, frozen=True):
-    """The first thing a client says."""
+    """First message of a client."""
 
     version: int
     token: str = ""
-    """Empty. Version 1 sent the token here."""
+    """Empty; version 1 sent the token here."""
     nonce: bytes = b""
-    """For the worker's proof, over TCP."""
+    """Nonce for the proofs, over TCP."""
 
 
 class Challenge(QueryMessage, frozen=True):
-    """The answer to Hello over TCP."""
+    """Answer to QueryHello over TCP."""
 
     version: int
     nonce: bytes
 
 
 class Proof(QueryMessage, frozen=True):
-    """The client's answer to Challenge."""
+    """Client's answer to Challenge."""
 
     proof: bytes
 
 
 class QueryWelcome(QueryMessage, frozen=True):
-    """The answer to Hello, over TCP to Proof."""
+    """Answer to QueryHello, or to Proof over TCP."""
 
     version: int
     proof: bytes = b""
-    """The worker's, over TCP."""
+    """Proof of the worker, over TCP."""
 
 
 class Describe(QueryMessage, frozen=True):
-    """How was a store declared?"""
+    """Request for the description of a store."""
 
     store: str
 
 
 class StoreDescription(QueryMessage, frozen=True):
-    """A store's declaration, as far as it can be sent."""
+    """Description of a store: its declaration, as far as that can be sent."""
 
     inputs: list[str]
-    """Topics: whoever holds partition n of one of them has partition n of the store."""
+    """Input topics; the worker that owns partition n of one of them serves n of the store."""
     key: Any
-    """Type of the keys; see `declared.py`."""
+    """Type of the keys, see `declared.py`."""
     form: str
-    """Of the values: messagepack, bytes, typed or serde."""
+    """Form of the values: messagepack, bytes, typed or serde."""
     named: str
     """Name of the values' type or serde: module:name."""
     figures: dict[str, tuple[str, str | None]] | None
-    """Of aggregates: kind and column of each."""
+    """Kind and column of each aggregate by name; None if the store has no aggregates."""
     default: bytes | None
-    """A value for keys that were never set."""
+    """Value of keys that were never set; None if there is no default."""
     counter: bool = False
-    """Values of several partitions for one key are to be added."""
+    """True if the values of several partitions for one key are added."""
 
 
 class GetKeys(QueryMessage, frozen=True):
-    """What do these keys have, in these partitions?"""
+    """Request for the values of keys in some partitions."""
 
     store: str
     partitions: Partitions
     keys: list[bytes]
     at_least: dict[int, ReflectedPosition]
-    """By partition what the answer must reflect."""
+    """Minimum position that the answer must reflect, by partition."""
 
 
 class KeyValues(QueryMessage, frozen=True):
-    """What keys have in one partition."""
+    """Values of keys in one partition."""
 
     partition: int
     values: list[bytes | None]
-    """Of the first keys asked for: of all, unless the answer is full."""
+    """Values of the requested keys in order; only of the first ones if the answer is full."""
     at: ReflectedPosition
 
 
 class FoundKeys(QueryMessage, frozen=True):
-    """The answer to Get; partitions that are not here (any more, or yet) are left out."""
+    """Answer to GetKeys, without partitions that the worker does not serve at the moment."""
 
     parts: list[KeyValues]
     full: bool = False
-    """There is more: the last part may lack keys, and partitions after it were not looked at."""
+    """True if keys of the last part, or partitions after it, may be missing from the answer."""
 
 
 class ScanRange(QueryMessage, frozen=True):
-    """Some entries of one partition, from one end of [lower, upper)."""
+    """Request for some entries of one partition, from the beginning (or end) of [lower, upper)."""
 
     store: str
     partition: int
@@ -150,31 +159,32 @@ class ScanRange(QueryMessage, frozen=True):
 
 
 class Scanned(QueryMessage, frozen=True):
-    """The answer to Scan."""
+    """Answer to ScanRange."""
 
     here: bool
-    """False: the partition is not here (any more, or yet), and the rest says nothing."""
+    """False if the worker does not serve the partition; the other fields have no meaning then."""
     entries: list[tuple[bytes, bytes]]
     rest: tuple[bytes, bytes | None] | None
-    """The bounds of what is left; None if nothing is."""
+    """Bounds of the remaining range; None at its end."""
     at: ReflectedPosition
 
 
 class CountKeys(QueryMessage, frozen=True):
-    """About how many keys are in these partitions?"""
+    """Request for the approximate number of keys in some partitions."""
 
     store: str
     partitions: Partitions
 
 
 class KeyCounts(QueryMessage, frozen=True):
-    """The answer to Count: by partition; those that are not here are left out."""
+    """Answer to CountKeys."""
 
     counts: dict[int, int]
+    """Approximate number of keys by partition, for partitions that the worker serves."""
 
 
 class QueryFailure(QueryMessage, frozen=True):
-    """An error, by its type's name in changelog.errors."""
+    """An error, by the name of its type in changelog.errors."""
 
     kind: str
     message: str
@@ -185,13 +195,13 @@ Answer = StoreDescription | FoundKeys | Scanned | KeyCounts
 
 
 def encode(message: QueryMessage) -> bytes:
-    """A message with its length, as it is sent."""
+    """Return the frame of a message: its length and its body."""
     body = _ENCODER.encode(message)
-    return len(body).to_bytes(HEAD, "big") + body
+    return len(body).to_bytes(HEAD_BYTES, "big") + body
 
 
 def decode(body: bytes | bytearray, kinds: Any) -> Any:
-    """A message of one of `kinds`. Raises InvalidRequest for anything else.
+    """Return the message of one of the types `kinds` in `body`. Raises InvalidRequest.
 
     >>> decode(encode(QueryWelcome(1))[4:], QueryWelcome).version
     1
@@ -211,53 +221,56 @@ def read_frame(
     idle_s: float | None = None,
     taking: Callable[[int], None] = lambda _: None,
 ) -> bytes | bytearray | None:
-    """Return the body of the next frame; None if the other side has closed.
+    """Return the body of the next frame; None if the other side has closed the connection.
 
     Args:
-        source: A connection.
-        limit: The most bytes that the body may have.
-        deadline: Until when all of it must be there, not counting the time that its size takes at
-            SLOWEST. None: no limit.
-        idle_s: How many seconds the first byte may take; the deadline is made then.
-        taking: Called with the body's size before memory is taken for it.
+        source: The connection.
+        limit: Maximum number of bytes of the body.
+        deadline: Deadline for the whole frame, extended by the time that its size takes at
+            MIN_BYTES_PER_S; None for no deadline.
+        idle_s: Seconds to wait for the first byte. If given, the deadline begins with that byte.
+        taking: Called with the body's size before memory is allocated for it.
 
     Raises:
-        InvalidRequest: The body is too large, or another one follows.
-        OSError: The connection has failed; TimeoutError, if it took too long.
+        InvalidRequest: The body is too large, or another frame follows it.
+        OSError: The connection has failed; TimeoutError if the deadline has passed.
     """
     if idle_s is not None:
         if source.gettimeout() not in (None, idle_s):
-            source.settimeout(idle_s)  # with None the kernel sees to it
+            source.settimeout(idle_s)  # without a timeout, the kernel enforces it (`bounded`)
         first = source.recv(AT_ONCE)
-        if HEAD <= len(first) == HEAD + int.from_bytes(first[:HEAD], "big") <= HEAD + limit:
-            return first[HEAD:]  # as it mostly is
+        if (
+            HEAD_BYTES
+            <= len(first)
+            == HEAD_BYTES + int.from_bytes(first[:HEAD_BYTES], "big")
+            <= HEAD_BYTES + limit
+        ):
+            return first[HEAD_BYTES:]  # the usual case: the whole frame arrives at once
         deadline = Deadline(REQUEST_SECONDS)
     else:
-        first = receive(
-            source, AT_ONCE, deadline
-        )  # mostly all of it: each side waits for the other
-    while 0 < len(first) < HEAD:
+        first = receive(source, AT_ONCE, deadline)  # usually the whole frame
+    while 0 < len(first) < HEAD_BYTES:
         more = receive(source, AT_ONCE, deadline)
         first = first + more if more else b""
     if not first:
         return None
-    size = int.from_bytes(first[:HEAD], "big")
+    size = int.from_bytes(first[:HEAD_BYTES], "big")
     if size > limit:
         raise InvalidRequest(f"a message of {size:,} bytes is over the limit of {limit:,}")
-    if len(first) > HEAD + size:
-        raise InvalidRequest("a message came before the one before it was answered")
-    if len(first) == HEAD + size:
-        return first[HEAD:]
+    if len(first) > HEAD_BYTES + size:
+        raise InvalidRequest("a message arrived before the previous one was answered")
+    if len(first) == HEAD_BYTES + size:
+        return first[HEAD_BYTES:]
     if deadline is not None:
-        deadline.extend(size / SLOWEST)
+        deadline.extend(size / MIN_BYTES_PER_S)
     taking(size)
-    return _whole(source, first[HEAD:], size, deadline)
+    return _whole(source, first[HEAD_BYTES:], size, deadline)
 
 
 def _whole(
     source: socket.socket, first: bytes, size: int, deadline: Deadline | None
 ) -> bytearray | None:
-    """`size` bytes that begin with those that are here."""
+    """Return `size` bytes that begin with `first`; None if the other side has closed."""
     body = bytearray(first)
     while len(body) < size:
         more = receive(source, size - len(body), deadline)

@@ -1,4 +1,4 @@
-"""Which partitions can have a key: one, where the workers have found all keys placed; else all of them."""
+"""Partitions that can have a key: one if all keys of the store are placed, else all of them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from strandline.framework.container.positions import placed_of
 from strandline.statestore.spec import changelog_topic
 
 PLACED_SECONDS = 1.0
-"""How long it counts that a store was placed. So the first key elsewhere is noticed a second late."""
+"""Seconds for which the answer of `is_placed` is cached.
+
+So a key in another partition than expected may be missed for this time after it was first put.
+"""
 
 
 class Placement:
-    """Where the keys of one store can be. Thread-safe."""
+    """Finds the partitions that can have the keys of one store. Thread-safe."""
 
     def __init__(self, broker: Broker, app: str, store: str, partitions: int, clock: Clock) -> None:
         self._broker = broker
@@ -27,31 +30,31 @@ class Placement:
         self._clock = clock
         self._placed = False
         self._until = clock.monotonic()
-        """When the answer is asked for again."""
+        """Monotonic time at which the cached answer expires."""
         self._lock = threading.Lock()
 
     def home(self, key: object) -> int | None:
-        """The only partition that can have a key; None: each of them can."""
+        """Return the only partition that can have a key; None if each of them can."""
         return home(key, self._partitions) if self._is_placed() else None
 
     def _is_placed(self) -> bool:
         now = self._clock.monotonic()
         if now >= self._until:
-            with self._lock:  # one thread asks
+            with self._lock:  # one thread reads the log, others wait for its answer
                 if now >= self._until:
-                    self._placed = self._look()
+                    self._placed = self._read()
                     self._until = now + PLACED_SECONDS
         return self._placed
 
-    def _look(self) -> bool:
+    def _read(self) -> bool:
         try:
             return is_placed(self._broker, self._app, self._store, self._partitions)
         except Retriable:
-            return False  # the log's owner is away, and the workers may be there
+            return False  # the log does not answer, but workers may
 
 
 def is_placed(broker: Broker, app: str, store: str, partitions: int) -> bool:
-    """Whether each partition of a store is placed (`placing`), or was never written to."""
+    """Return True if each partition of a store is placed (`placing`) or was never written to."""
     placed = {
         tp.partition
         for tp, offset in broker.committed(app, require_stable=False).items()

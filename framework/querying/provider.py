@@ -1,6 +1,7 @@
-"""What a worker can answer: the committed state of the partitions that it holds.
+"""Answers of a worker: the committed state of the partitions that it owns.
 
-Named after Kafka Streams' StateStoreProvider. It is asked on many threads, while the worker goes on.
+Named after Kafka Streams' StateStoreProvider. It is called on many threads, concurrently with the
+worker.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from strandline.framework.task import TaskSpec
 from strandline.statestore.engine import StorePosition
 from strandline.statestore.reader import PAGE_BYTES, CommittedReader, KeyRange
 
-NOWHERE = ReflectedPosition("", 0)
+NO_POSITION = ReflectedPosition("", 0)
 FIRST_KEYS = 16
-"""Keys that are looked up before it is known how large values are."""
-MOST_KEYS = 1_000
-VALUE_BYTES = 8
-"""What a value takes on the wire beside its bytes, about."""
+"""Number of keys in the first step of a look-up, which measures the size of values."""
+MAX_KEYS = 1_000
+"""Maximum number of keys in one step of a look-up."""
+VALUE_OVERHEAD_BYTES = 8
+"""Approximate number of bytes of a message for each value, in addition to the value's bytes."""
 
 
 class StoreProvider:
@@ -56,7 +58,10 @@ class StoreProvider:
         self._is_certain = is_certain
 
     def answer(self, request: Request) -> Answer:
-        """Raises InvalidRequest for a store that the app does not have, and what reading raises."""
+        """Return the answer to a request.
+
+        Raises InvalidRequest for an unknown store, and the errors of reading the store.
+        """
         self._named(request.store)
         if isinstance(request, GetKeys):
             return self._get(request)
@@ -74,7 +79,7 @@ class StoreProvider:
         room = PAGE_BYTES
         for number in dict.fromkeys(request.partitions):
             reader = self._reader(request.store, number, request.at_least.get(number))
-            found = None if reader is None else _some(reader, request.keys, room)
+            found = None if reader is None else _get_some(reader, request.keys, room)
             if found is None:
                 continue
             values, position = found
@@ -82,6 +87,8 @@ class StoreProvider:
             room -= _size(values)
             if room <= 0:
                 break
+        # Checked after reading: if no other worker can own these partitions now, none could when
+        # they were read, so what was read was the latest committed state.
         if not self._is_certain():
             return FoundKeys([])
         return FoundKeys(parts, full=room <= 0)
@@ -90,9 +97,9 @@ class StoreProvider:
         reader = self._reader(request.store, request.partition, request.at_least)
         bounds = KeyRange(request.lower, request.upper, request.reverse)
         page = None if reader is None else reader.page(bounds, max(1, request.limit))
-        # Asked after reading: what was read then was current when it was.
+        # Checked after reading, for the same reason as in `_get`.
         if page is None or not self._is_certain():
-            return Scanned(False, [], None, NOWHERE)  # noqa: FBT003
+            return Scanned(False, [], None, NO_POSITION)  # noqa: FBT003
         rest = None if page.rest is None else (page.rest.lower, page.rest.upper)
         return Scanned(True, page.entries, rest, _at(page.position))  # noqa: FBT003
 
@@ -108,7 +115,10 @@ class StoreProvider:
     def _reader(
         self, name: str, number: int, at_least: ReflectedPosition | None
     ) -> CommittedReader | None:
-        """What reads a partition of a store; None if it is not here, or behind what is asked for."""
+        """Return a reader of one partition of a store.
+
+        None if this worker does not serve the partition, or has not reached `at_least`.
+        """
         task, store = self._named(name)
         for instance in list(self._instances()):
             if instance.partition == number and instance.spec is task:
@@ -126,12 +136,13 @@ class StoreProvider:
             ) from None
 
 
-def _some(
+def _get_some(
     reader: CommittedReader, keys: Sequence[bytes], room: int
 ) -> tuple[list[bytes | None], StorePosition | None] | None:
-    """What the first keys have: of all, or of as many as fill `room` bytes. None: it is closed.
+    """Return the values of the first keys, about `room` bytes of them, and their position.
 
-    The first values are few and tell how large values are, so little more is read than is sent.
+    None if the reader is closed. The first step reads few values to measure their size, so that
+    hardly more is read than is sent.
     """
     values: list[bytes | None] = []
     position: StorePosition | None = None
@@ -140,33 +151,33 @@ def _some(
         found = reader.get_many(keys[len(values) : len(values) + step])
         if found is None:
             return None
-        position = position or found.position  # what came later is seen as well
+        position = position or found.position  # the first step's; later steps reflect it too
         values += found.values
         size += _size(found.values)
         if size >= room or not keys:
             break
-        step = max(1, min(MOST_KEYS, (room - size) * len(values) // max(1, size)))
+        step = max(1, min(MAX_KEYS, (room - size) * len(values) // max(1, size)))
     return values, position
 
 
 def _size(values: Sequence[bytes | None]) -> int:
-    """About the bytes that values take on the wire."""
-    return sum(VALUE_BYTES + (0 if value is None else len(value)) for value in values)
+    """Return the approximate number of bytes of the values in a message."""
+    return sum(VALUE_OVERHEAD_BYTES + (0 if value is None else len(value)) for value in values)
 
 
 def _at(position: StorePosition | None) -> ReflectedPosition:
     if position is None:
-        return NOWHERE
+        return NO_POSITION
     return ReflectedPosition(
         position.topic_id, position.offset, position.leader_epoch, position.incarnation
     )
 
 
 def _reaches(position: StorePosition | None, at_least: ReflectedPosition | None) -> bool:
-    """Whether a state reflects what a client has seen; of another topic's it has seen nothing.
+    """Return True if a state reflects the position that a client has seen.
 
-    If what it has seen is of another history of the log the client finds that out, and asks again
-    without it.
+    A position in another topic is ignored. A position in another history of the log is not
+    detected here: the client notices that, and repeats its request without the position.
     """
     at = _at(position)
     return at_least is None or at.topic_id != at_least.topic_id or at.offset >= at_least.offset

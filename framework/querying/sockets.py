@@ -1,10 +1,11 @@
-"""Where workers listen.
+"""Sockets on which workers listen for queries.
 
-    unix:///…/queries/<id>.sock     in the log's folder, or one of the user's; for them, on this machine
-    tcp://host:port                 for whoever shows the token; in clear
+    unix:///…/queries/<id>.sock     in the log's folder or a folder of the user; same user only
+    tcp://host:port                 for clients that prove to know the token; unencrypted
     tls://host:port                 the same, with TLS
 
-A socket gets its name when it listens, so what has a name and refuses is dead, and is cleared away.
+A Unix socket is renamed to its final name after it listens. So a socket with a final name that
+refuses connections belongs to a dead worker, and is removed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from urllib.parse import urlsplit
 
 from strandline.changelog.embedded.names import QUERIES
 from strandline.changelog.errors import InvalidConfig, from_os_error
-from strandline.changelog.flight.endpoint import MAX_SOCKET_PATH
+from strandline.changelog.flight.endpoint import MAX_SOCKET_PATH_BYTES
 from strandline.changelog.hosts import bracketed, is_loopback
 from strandline.changelog.location import options_of
 from strandline.changelog.secret import masked
@@ -34,10 +35,10 @@ UNIX, TCP, TLS = "unix://", "tcp://", "tls://"
 BACKLOG = 128
 ROOT = 0
 _CREDENTIALS = "3i"
-"""Process, user and group of the other side of a Unix socket."""
+"""Struct format of SO_PEERCRED: process, user and group of the peer of a Unix socket."""
 _PRIVATE = "strandline-"
 _SUFFIX = ".sock"
-_EVERY = ("0.0.0.0", "::")  # noqa: S104 - they stand for all addresses; clients are told a name
+_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - any address; clients get the host's name
 
 
 class ListeningSocket(NamedTuple):
@@ -45,45 +46,51 @@ class ListeningSocket(NamedTuple):
 
     socket: socket.socket
     url: str
-    """Where clients connect."""
+    """URL to which clients connect."""
     tls: ssl.SSLContext | None = None
-    """What connections are wrapped in."""
+    """TLS context for connections; None for unencrypted connections."""
     certificate: bytes | None = None
-    """The one that clients are shown (DER), with TLS."""
+    """Certificate that clients receive (DER); None without TLS."""
 
 
-def listen_here(log: Path | None) -> ListeningSocket:
-    """A socket for this user on this machine. `log` is the log's folder, if known.
+def listen_local(log: Path | None) -> ListeningSocket:
+    """Listen on a new Unix socket, for processes of this user.
 
-    Raises StorageFailed.
+    `log` is the log's folder; None if it is not on this machine. Raises StorageFailed.
     """
     folder = _folder(log)
     path = folder / f"{secrets.token_hex(8)}{_SUFFIX}"
     listening = socket.socket(socket.AF_UNIX)
-    unnamed = path.with_suffix(".new")
+    temporary = path.with_suffix(".new")
     try:
-        listening.bind(str(unnamed))
-        os.chmod(unnamed, 0o600)
+        listening.bind(str(temporary))
+        os.chmod(temporary, 0o600)
         listening.listen(BACKLOG)
-        os.rename(unnamed, path)
+        os.rename(temporary, path)
     except OSError as error:
         listening.close()
         raise from_os_error(error, "listen at", str(path)) from error
     return ListeningSocket(listening, f"{UNIX}{path}")
 
 
-def listen_beyond(address: str, *, encrypted: bool = False) -> ListeningSocket:
-    """A TCP socket at "host:port" of this machine; port 0 takes a free one.
+def listen_network(address: str, *, encrypted: bool = False) -> ListeningSocket:
+    """Listen on a TCP socket.
 
-    "tcp://host:port" may be any address, in clear; "tls://host:port?certificate=…&key=…" names two
-    PEM files. If the log is `encrypted`, only this machine may be served in clear.
-    Raises InvalidConfig.
+    Args:
+        address: "host:port" for unencrypted connections from this machine only, "tcp://host:port"
+            for unencrypted connections from anywhere, or "tls://host:port?certificate=…&key=…"
+            with the paths of two PEM files. Port 0 selects a free port.
+        encrypted: Whether the log is accessed by TLS. Then only connections from this machine may
+            be unencrypted.
+
+    Raises:
+        InvalidConfig: The address is not valid or not allowed, or cannot be bound.
     """
-    scheme, place, tls, certificate = _asked_for(address)
+    scheme, place, tls, certificate = _parse_address(address)
     host, port = host_and_port(place)
     if encrypted and tls is None and not is_loopback(host):
         raise InvalidConfig(
-            f"the log is reached by TLS, and {address} would send what it holds in clear: say "
+            f"the log is accessed by TLS, but {address} would send its data unencrypted; use "
             f"tls://{place}?certificate=…&key=…"
         )
     try:
@@ -91,14 +98,17 @@ def listen_beyond(address: str, *, encrypted: bool = False) -> ListeningSocket:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise InvalidConfig(f"cannot listen at {address}: {error}") from error
-    name = socket.gethostname() if host in _EVERY else host
+    name = socket.gethostname() if host in _ANY_ADDRESS else host
     return ListeningSocket(
         listening, f"{scheme}{bracketed(name)}:{listening.getsockname()[1]}", tls, certificate
     )
 
 
 def connect(url: str, timeout: float, ca: bytes | None = None) -> socket.socket:
-    """A connection to a worker. `ca` is what TLS trusts, PEM; None: what the system does. Raises OSError."""
+    """Connect to a worker. Raises OSError.
+
+    `ca` are trusted certificates for TLS (PEM); None for those of the system.
+    """
     if url.startswith(UNIX):
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -110,7 +120,7 @@ def connect(url: str, timeout: float, ca: bytes | None = None) -> socket.socket:
             raise
         return connection
     if not url.startswith((TCP, TLS)):
-        raise OSError(f"{url!r:.200} is no address of a worker")
+        raise OSError(f"{url!r:.200} is not the address of a worker")
     host, port = host_and_port(url[len(TCP) :])
     connection = socket.create_connection((host, port), timeout)
     try:
@@ -125,14 +135,14 @@ def connect(url: str, timeout: float, ca: bytes | None = None) -> socket.socket:
 
 
 def certificate_of(connection: socket.socket) -> bytes | None:
-    """The certificate of the other side (DER); None without TLS."""
+    """Return the peer's certificate (DER); None without TLS."""
     if not isinstance(connection, ssl.SSLSocket):
         return None
     return connection.getpeercert(binary_form=True)
 
 
 def is_in_clear(url: str) -> bool:
-    """Whether what is sent there could be read on the way by other machines."""
+    """Return True if other machines could read what is sent to `url`."""
     if not url.startswith(TCP):
         return not url.startswith((UNIX, TLS))
     try:
@@ -142,12 +152,12 @@ def is_in_clear(url: str) -> bool:
 
 
 def is_reachable(url: str) -> bool:
-    """Whether it makes sense to connect: a Unix socket must be on this machine."""
+    """Return False for a Unix socket that does not exist on this machine."""
     return not url.startswith(UNIX) or os.path.exists(url.removeprefix(UNIX))
 
 
 def remove(url: str) -> None:
-    """Remove the socket of a URL, and its folder if that was made for it."""
+    """Remove the Unix socket of a URL, and its folder if that was created for this socket."""
     if not url.startswith(UNIX):
         return
     path = Path(url.removeprefix(UNIX))
@@ -159,7 +169,7 @@ def remove(url: str) -> None:
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """Raises InvalidConfig.
+    """Return the host and the port in "host:port". Raises InvalidConfig.
 
     >>> host_and_port("[::1]:80"), host_and_port("db:0")
     (('::1', 80), ('db', 0))
@@ -171,7 +181,10 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def _check_peer(connection: socket.socket, url: str) -> None:
-    """Raise OSError if another user listens there: whoever may announce a worker may name any path."""
+    """Raise OSError if another user listens on a Unix socket.
+
+    The path comes from the group's metadata, and a group member may announce any path.
+    """
     user = os.getuid()
     if user == ROOT or not hasattr(socket, "SO_PEERCRED"):
         return
@@ -182,8 +195,12 @@ def _check_peer(connection: socket.socket, url: str) -> None:
         raise PermissionError(f"user {owner} listens at {url}, and this is user {user}")
 
 
-def _asked_for(address: str) -> tuple[str, str, ssl.SSLContext | None, bytes | None]:
-    """Scheme, host:port, and what TLS needs, with its certificate. In clear, other machines must have been meant."""
+def _parse_address(address: str) -> tuple[str, str, ssl.SSLContext | None, bytes | None]:
+    """Return scheme, "host:port", TLS context and certificate (DER) of an address.
+
+    Raises InvalidConfig, also if other machines could connect without TLS and the address does not
+    allow that by "tcp://".
+    """
     place, _, query = address.partition("?")
     parts = urlsplit(place if "://" in place else f"//{place}")
     options = options_of(query)
@@ -195,14 +212,15 @@ def _asked_for(address: str) -> tuple[str, str, ssl.SSLContext | None, bytes | N
         )
     if not parts.scheme and not is_loopback(host_and_port(parts.netloc)[0]):
         raise InvalidConfig(
-            f"{address} can be reached from other machines, and in clear anybody on the way can read "
-            f"the data: say tls://{address}?certificate=…&key=…, or tcp://{address} if you trust them"
+            f"{address} can be reached from other machines, and without TLS the data can be read on "
+            f"the network; use tls://{address}?certificate=…&key=…, or tcp://{address} if the network "
+            "is trusted"
         )
     return TCP, parts.netloc, None, None
 
 
 def _der(path: str) -> bytes:
-    """The first certificate of a PEM file, which is the one that clients are shown."""
+    """Return the first certificate of a PEM file (DER), the one that clients receive."""
     found = re.search(
         r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", _text(path), re.DOTALL
     )
@@ -228,12 +246,16 @@ def _tls(certificate: str, key: str) -> ssl.SSLContext:
 
 
 def _folder(log: Path | None) -> Path:
-    """Where the socket goes: with the log, or where there is no log or its path is too long, with the user's others."""
+    """Return the folder for sockets, without sockets of dead workers.
+
+    It is in the log's folder. If there is none, or its path is too long, it is a folder of this
+    user for temporary files.
+    """
     folder = None if log is None else Path(os.path.realpath(log)) / QUERIES
     if folder is None or _is_too_long(folder):
         folder = Path(tempfile.gettempdir()) / f"strandline.{os.getuid()}"
         if _is_too_long(folder):
-            folder = Path("/tmp") / folder.name  # noqa: S108 - whose it is, is looked at
+            folder = Path("/tmp") / folder.name  # noqa: S108 - its owner is checked
         if _belongs_to_another(folder):
             return Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=folder.parent))
     _make(folder)
@@ -242,11 +264,11 @@ def _folder(log: Path | None) -> Path:
 
 
 def _is_too_long(folder: Path) -> bool:
-    return len(os.fsencode(folder)) + len("/" + "0" * 16 + _SUFFIX) > MAX_SOCKET_PATH
+    return len(os.fsencode(folder)) + len("/" + "0" * 16 + _SUFFIX) > MAX_SOCKET_PATH_BYTES
 
 
 def _belongs_to_another(folder: Path) -> bool:
-    """Whether somebody else has taken a name that everybody could take."""
+    """Return True if another user has created the folder, which any user can do in /tmp."""
     with contextlib.suppress(FileNotFoundError):
         about = folder.lstat()
         return not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid()
@@ -269,10 +291,10 @@ def _clear(folder: Path) -> None:
     for path in folder.glob(f"*{_SUFFIX}"):
         try:
             if not stat.S_ISSOCK(path.lstat().st_mode):
-                continue  # nothing of ours
+                continue  # not a worker's
             connect(f"{UNIX}{path}", 1.0).close()
         except ConnectionRefusedError:
             with contextlib.suppress(OSError):
                 path.unlink()
         except OSError:
-            continue  # it is busy, or went just now
+            continue  # its worker is busy, or has just removed it

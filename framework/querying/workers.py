@@ -1,7 +1,8 @@
-"""Reading a store at the workers of its app: which of them has a partition, and asking it.
+"""Reads a store from the workers of its app: finds the worker of each partition and asks it.
 
-Who holds what is asked of the log's owner, kept, and asked again when a worker does not have what it
-should: it has moved, or is still being restored. Until the deadline: then `RequestTimedOut`.
+The log's owner knows which worker owns which partition. Its answer is cached, and read again if a
+worker does not serve a partition, because the partition has moved or is being restored. After the
+deadline, the query raises `RequestTimedOut`.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ from strandline.statestore.reader import KeyRange
 from strandline.statestore.spec import changelog_topic
 
 ATTEMPT_SECONDS = 3.0
-"""How long one worker is waited for, before it is asked who has the partition by now."""
-FIRST_PAUSE = 0.005
-LONGEST_PAUSE = 0.1
+"""Seconds to wait for one worker before looking up which worker owns the partition now."""
+FIRST_PAUSE_S = 0.005
+"""Seconds to wait before the second attempt; doubled after each attempt."""
+MAX_PAUSE_S = 0.1
+"""Maximum seconds between two attempts."""
 
-KEY_BYTES = 1 << 20
-"""Bytes of keys in one request, unless a single one is larger."""
+MAX_KEY_BYTES = 1 << 20
+"""Maximum bytes of keys in one request, unless a single key is larger."""
 
-SILENCE = (OwnerUnavailable, RequestTimedOut)
-"""How a worker does not answer."""
+NO_ANSWER_ERRORS = (OwnerUnavailable, RequestTimedOut)
+"""Errors of a worker that does not answer."""
 
 
 class NoWorkerAnswers(Exception):
@@ -49,33 +52,33 @@ class NoWorkerAnswers(Exception):
 
 
 class Source(Protocol):
-    """Where the committed state of a store is read: from workers, or from its changelogs."""
+    """Source of a store's committed state: its workers or its changelogs."""
 
     def read(
         self, partitions: Collection[int], keys: Sequence[bytes]
     ) -> dict[int, list[bytes | None]]:
-        """What keys have, in each of these partitions."""
+        """Return the values of `keys` in each of the partitions; None for keys without a value."""
         ...
 
     def page(
         self, partition: int, bounds: KeyRange, limit: int
     ) -> tuple[Sequence[tuple[bytes, bytes]], KeyRange | None]:
-        """Some entries from the beginning of `bounds`, and what is left."""
+        """Return entries from the beginning of `bounds`, and the remaining range, if any."""
         ...
 
     def count(self, partitions: Collection[int]) -> int:
-        """About how many keys these partitions have."""
+        """Return the approximate number of keys in the partitions."""
         ...
 
 
 class QueryCall(Protocol):
-    """Asks the worker at a URL."""
+    """Sends a request to the worker at a URL and returns its answer."""
 
     def __call__(self, url: str, request: Request, answer: Any) -> Any: ...
 
 
 class Fleet:
-    """The workers of one app: who holds what, and their answers. Thread-safe."""
+    """The workers of one app, and the partitions that they own. Thread-safe."""
 
     def __init__(
         self, app: str, broker: Broker, connections: Connections, clock: Clock, deadline: float
@@ -88,27 +91,27 @@ class Fleet:
         self._holders: Mapping[TopicPartition, str] = {}
         self._urls: Sequence[str] = ()
         self._names: dict[str, str] = {}
-        """How the workers are called, by URL."""
+        """Names of the workers for errors, by URL."""
 
     def describe(self, store: str) -> StoreDescription:
-        """How a store was declared. Raises Nobody."""
+        """Return the description of a store. Raises NoWorkerAnswers, RequestTimedOut."""
 
         def ask_any(call: QueryCall) -> StoreDescription | None:
             for url in self._urls:
-                with contextlib.suppress(*SILENCE):  # each of them knows
-                    told: StoreDescription = call(url, Describe(store), StoreDescription)
-                    return told
+                with contextlib.suppress(*NO_ANSWER_ERRORS):  # any worker can describe a store
+                    description: StoreDescription = call(url, Describe(store), StoreDescription)
+                    return description
             return None
 
         described: StoreDescription = self._until_done(
-            ask_any, lambda: f"how store {self.app}/{store} was declared"
+            ask_any, lambda: f"description of store {self.app}/{store}"
         )
         return described
 
     def changelog_ends(
         self, store: str, partitions: Collection[int]
     ) -> dict[int, PartitionOffsets]:
-        """Where partitions of a store's changelog end, and their history."""
+        """Return the end offsets and histories of partitions of a store's changelog."""
         topic = changelog_topic(self.app, store)
         ends = self._broker.offsets([TopicPartition(topic, number) for number in partitions])
         return {tp.partition: one for tp, one in ends.items()}
@@ -120,51 +123,54 @@ class Fleet:
         partitions: Collection[int],
         ask: Callable[[QueryCall, str, list[int]], Collection[int]],
     ) -> None:
-        """Ask the holders of all partitions: `ask` says which of them have been answered.
+        """Call `ask` with each worker and its partitions until all partitions are answered.
 
-        Raises Nobody, RequestTimedOut, and what the workers do.
+        `ask` returns the partitions that the worker has answered.
+
+        Raises NoWorkerAnswers, RequestTimedOut, and the errors of the workers.
         """
         left = sorted(partitions)
 
-        def go_round(call: QueryCall) -> bool | None:
+        def ask_workers(call: QueryCall) -> bool | None:
             for url, numbers in self._by_holder(left, inputs).items():
-                with contextlib.suppress(*SILENCE):
+                with contextlib.suppress(*NO_ANSWER_ERRORS):
                     answered = ask(call, url, numbers)
                     left[:] = [number for number in left if number not in answered]
             return None if left else True
 
-        self._until_done(go_round, lambda: self._unanswered(store, left, inputs))
+        self._until_done(ask_workers, lambda: self._unanswered(store, left, inputs))
 
     def _until_done(self, attempt: Callable[[QueryCall], Any], what: Callable[[], str]) -> Any:
-        """What `attempt` gives once it is not None; before each but the first, look who has what.
+        """Call `attempt` until its result is not None, and return that.
 
-        It need not say who was silent: that is noted here.
+        The partitions' workers are looked up again before each attempt but the first. Workers that
+        do not answer are recorded for the error of a timeout.
         """
         until = self._clock.monotonic() + self._deadline
-        pause = FIRST_PAUSE
+        pause = FIRST_PAUSE_S
         silent: dict[str, Retriable] = {}
 
         def ask(url: str, request: Request, answer: Any) -> Any:
-            left = max(FIRST_PAUSE, until - self._clock.monotonic())
+            left = max(FIRST_PAUSE_S, until - self._clock.monotonic())
             try:
-                told = self._connections.ask(url, request, answer, min(left, ATTEMPT_SECONDS))
-            except SILENCE as error:
+                result = self._connections.ask(url, request, answer, min(left, ATTEMPT_SECONDS))
+            except NO_ANSWER_ERRORS as error:
                 silent[url] = error
                 raise
             silent.pop(url, None)
-            return told
+            return result
 
         while True:
             if self._urls and (found := attempt(ask)) is not None:
                 return found
             if self._clock.monotonic() >= until:
                 raise RequestTimedOut(
-                    f"no worker could say within {self._deadline:g} s {what()}; {self._why(silent)}"
+                    f"no worker has answered within {self._deadline:g} s: {what()}; {self._why(silent)}"
                 )
             if self._urls:
                 threading.Event().wait(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-            self._look()
+                pause = min(2 * pause, MAX_PAUSE_S)
+            self._look_up()
 
     def _why(self, silent: Mapping[str, Retriable]) -> str:
         there = [url for url in silent if url in self._urls]
@@ -172,11 +178,11 @@ class Fleet:
             return f"it is being restored: see `strandline groups members {self.app}`"
         told = (f"worker {self._names[url]} does not answer ({silent[url]})" for url in there)
         return (
-            f"{', '.join(told)}: end it (the number in its name is its process id), or try again when "
-            f"its session is over"
+            f"{', '.join(told)}; end it (the number in its name is its process id), or try again after "
+            f"its session timeout"
         )
 
-    def _look(self) -> None:
+    def _look_up(self) -> None:
         holders: dict[TopicPartition, str] = {}
         urls: list[str] = []
         for member in self._broker.describe_group(self.app).members:
@@ -204,14 +210,15 @@ class Fleet:
 
     def _unanswered(self, store: str, left: Sequence[int], inputs: Collection[str]) -> str:
         names = [f"{n} ({self._holder(n, inputs) or 'nobody has it'})" for n in left]
-        return f"what is in store {self.app}/{store}, partition {', '.join(names)}"
+        return f"store {self.app}/{store}, partition {', '.join(names)}"
 
 
 class WorkerSource:
-    """Implements `Source` for one store; never goes back behind what it has given. Thread-safe.
+    """Implementation of `Source` for one store by its workers. Thread-safe.
 
-    What it has given is a position in one history of the log. If the log is restored from a backup
-    it begins anew in the other history.
+    Its answers never go back in time: it remembers the position of each partition that its answers
+    have reflected, and does not accept earlier ones. If the log was restored from a backup, its
+    history is another one, and positions in the old history are forgotten.
     """
 
     def __init__(self, fleet: Fleet, store: str, inputs: Collection[str]) -> None:
@@ -239,26 +246,29 @@ class WorkerSource:
     def _read_at(
         self, call: Callable[[Request, Any], Any], numbers: Sequence[int], keys: Sequence[bytes]
     ) -> dict[int, list[bytes | None]]:
-        """What a worker has, answer by answer; partitions that it does not hold are left out."""
+        """Return the values at one worker, in several requests if need be.
+
+        Partitions that the worker does not serve, or serves no longer, are left out.
+        """
         found: dict[int, list[bytes | None]] = {}
         rest = list(numbers)
         while rest:
             done = len(found.get(rest[0], ()))
             some = rest[:1] if done else rest
-            request = GetKeys(self._store, some, _that_fit(keys, done), self._at_least(some))
+            request = GetKeys(self._store, some, _keys_that_fit(keys, done), self._at_least(some))
             got: FoundKeys = call(request, FoundKeys)
-            told = {part.partition: part for part in got.parts if part.values or not keys}
-            for number, part in told.items():
-                self._saw(number, part.at)
+            answered = {part.partition: part for part in got.parts if part.values or not keys}
+            for number, part in answered.items():
+                self._note_position(number, part.at)
                 found.setdefault(number, []).extend(part.values)
             if not (done or got.full) and len(request.keys) == len(keys):
-                break  # as it mostly is: all of it came at once
-            looked_at = _looked_at(got, some)
+                break  # the usual case: one answer has everything
+            covered = _covered(got, some)
             rest = [
                 number
                 for number in rest
                 if len(found.get(number, ())) < len(keys)
-                and (number in told or number not in looked_at)
+                and (number in answered or number not in covered)
             ]
         whole = len(keys)
         return {n: found[n] for n in numbers if n in found and len(found[n]) == whole}
@@ -277,7 +287,7 @@ class WorkerSource:
             scanned: Scanned = call(url, request, Scanned)
             if not scanned.here:
                 return ()
-            self._saw(partition, scanned.at)
+            self._note_position(partition, scanned.at)
             found.append(scanned)
             return (partition,)
 
@@ -297,22 +307,23 @@ class WorkerSource:
         self._fleet.gather(self._store, self._inputs, partitions, ask)
         return sum(found.values())
 
-    def _saw(self, partition: int, at: ReflectedPosition) -> None:
+    def _note_position(self, partition: int, at: ReflectedPosition) -> None:
         with self._lock:
             before = self._seen.get(partition)
             if before is None or before.topic_id != at.topic_id or before.offset < at.offset:
                 self._seen[partition] = at
 
     def _at_least(self, numbers: Collection[int]) -> dict[int, ReflectedPosition]:
-        """Positions that answers must reflect: those seen of these partitions."""
+        """Return the positions that answers must reflect, by partition."""
         with self._lock:
             return {number: self._seen[number] for number in numbers if number in self._seen}
 
     def _forget_other_histories(self, numbers: Collection[int], asked: set[int]) -> None:
-        """Forget positions of other histories of the log, of partitions `asked` before in vain.
+        """Forget positions in other histories of the log, for partitions that were asked in vain.
 
-        After a log was restored from a backup no worker ever reaches such a position, or only by
-        accident. Adds `numbers` to `asked`.
+        After the log was restored from a backup, no worker reaches a position of the old history,
+        except by accident. Only partitions in `asked` are checked, and `numbers` are added to it,
+        so the first attempt of a query costs no call to the log.
         """
         in_vain = [number for number in numbers if number in asked and number in self._seen]
         now = self._fleet.changelog_ends(self._store, in_vain) if in_vain else {}
@@ -323,19 +334,19 @@ class WorkerSource:
                     del self._seen[number]
 
 
-def _that_fit(keys: Sequence[bytes], start: int) -> list[bytes]:
-    """The keys from `start` on that one request may have."""
+def _keys_that_fit(keys: Sequence[bytes], start: int) -> list[bytes]:
+    """Return the keys from `start` on that fit into one request."""
     if len(keys) == 1:
         return list(keys)
     size, end = 0, start
-    while end < len(keys) and (end == start or size + len(keys[end]) <= KEY_BYTES):
+    while end < len(keys) and (end == start or size + len(keys[end]) <= MAX_KEY_BYTES):
         size += len(keys[end])
         end += 1
     return list(keys[start:end])
 
 
-def _looked_at(got: FoundKeys, asked: Sequence[int]) -> Collection[int]:
-    """The partitions that an answer says something of."""
+def _covered(got: FoundKeys, asked: Sequence[int]) -> Collection[int]:
+    """Return the partitions that an answer covers."""
     if not got.full or not got.parts or got.parts[-1].partition not in asked:
         return asked
     return asked[: asked.index(got.parts[-1].partition) + 1]

@@ -1,13 +1,15 @@
 """Several workers of one app, under a supervisor that owns the log.
 
-    supervisor.py   starts the workers, again and again; ends them in order
-    slots.py        one of the N: the process in it now, and what became of those before
-    process.py      a process, its output by lines, and the line on which it reports
-    backoff.py      how long to wait before a worker is started again, and when to give up
-    report.py       what a worker says of itself
-    reporter.py     in the worker: says it, and ends the worker when the supervisor is gone
-    view.py         what the supervisor shows: a table, a line now and then, or JSON
-    logs.py         where the lines of workers go
+    supervisor.py   starts, restarts and stops the workers
+    slots.py        one of N workers: its current process and totals over its former ones
+    process.py      a worker's process, its output by lines, and its socket for reports
+    backoff.py      pauses between restarts, and the number of deaths after which to give up
+    report.py       status report of a worker
+    reporter.py     in the worker: sends reports, and ends the worker if the supervisor is gone
+    lag.py          in the worker: measures the lag, and detects a log that does not answer
+    view.py         the supervisor's output: a table, summary lines or JSON
+    logs.py         files for the workers' output
+    metrics.py      the supervisor's metrics
 
-No user code runs in the supervisor: whatever a worker does, the log has an owner that goes on.
+No user code runs in the supervisor, so no worker can stop the owner of the log.
 """

@@ -1,26 +1,28 @@
-"""How long to wait before a worker is started again, and when to give up."""
+"""Pauses between restarts of a worker, and the number of deaths after which to give up."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 JITTER = 0.2
-"""Part of a pause by which it is longer or shorter, so that workers do not start in step."""
+"""Fraction by which a pause is randomly changed, so that workers restart at different times."""
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """The rules; times in seconds."""
+    """Exponential backoff; times in seconds."""
 
     first: float = 0.5
+    """Seconds of the first pause; it doubles with each death."""
     longest: float = 30.0
+    """Maximum seconds of a pause."""
     healthy: float = 60.0
-    """After so long a life what came before is forgotten."""
+    """Seconds of life after which earlier deaths no longer count."""
     give_up: int = 5
-    """Deaths in a row, each after a short life, after which a worker counts as hopeless."""
+    """Number of consecutive deaths, each after a short life, after which a worker is hopeless."""
 
     def deaths_in_a_row(self, before: int, lived: float) -> int:
-        """How many it is now, after a life of that length.
+        """Return the number of consecutive deaths, including one after `lived` seconds.
 
         >>> Backoff().deaths_in_a_row(4, 1.0), Backoff().deaths_in_a_row(4, 61.0)
         (5, 1)
@@ -28,7 +30,7 @@ class Backoff:
         return 1 if lived >= self.healthy else before + 1
 
     def pause(self, deaths: int, chance: float) -> float:
-        """Seconds to wait after so many deaths; `chance` is a random number from 0 to 1.
+        """Return the seconds to wait after `deaths`; `chance` is a random number from 0 to 1.
 
         >>> [Backoff().pause(deaths, 0.5) for deaths in (1, 2, 3, 6, 7, 2000)]
         [0.5, 1.0, 2.0, 16.0, 30.0, 30.0]

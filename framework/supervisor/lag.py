@@ -1,7 +1,7 @@
-"""How far a worker is behind the ends of its inputs, and whether the log answers at all.
+"""Lag of a worker behind the ends of its inputs, and detection of a log that does not answer.
 
-Asked in a thread of its own: a log that does not answer keeps who asks it waiting, and just then the
-worker's reports must go on.
+The log is asked on a separate thread, because a log that does not answer blocks the caller. The
+worker's reports must continue in that situation.
 """
 
 from __future__ import annotations
@@ -17,15 +17,24 @@ from strandline.changelog.records import TopicPartition
 from strandline.framework.container.status import lags
 
 ASK_SECONDS = 1.0
-"""How often the log is asked."""
+"""Seconds between two requests for end offsets."""
 SILENT_SECONDS = 3.0
-"""An answer that takes longer counts as none."""
+"""Seconds without an answer after which the log is reported as silent."""
 
 Positions = Mapping[TopicPartition, int | None]
+"""Committed offset of each partition; None if it is not known."""
 
 
 class LagMonitor:
-    """Asks until it is closed, of the partitions that `positions` gives; of `probes` if it gives none."""
+    """Requests end offsets until it is closed.
+
+    Args:
+        broker: The log.
+        positions: Returns the committed offsets of the worker's partitions.
+        probes: Partitions to ask for while the worker has no positions, in order to notice a log
+            that does not answer.
+        clock: Measures time.
+    """
 
     def __init__(
         self,
@@ -41,24 +50,24 @@ class LagMonitor:
         self._over = threading.Event()
         self._lag: dict[str, int] = {}
         self._unanswered: float | None = None
-        """Since when there is no answer to what was asked."""
-        threading.Thread(target=self._ask_on, name="strandline-behind", daemon=True).start()
+        """Monotonic time of the pending request; None if the last one was answered."""
+        threading.Thread(target=self._run, name="strandline-lag", daemon=True).start()
 
     def lag(self) -> dict[str, int]:
-        """By topic; of now, but for ASK_SECONDS. Empty while it is not known."""
+        """Return the lag in offsets by topic, at most ASK_SECONDS old; empty if it is not known."""
         return {} if self.silent() else self._lag
 
     def silent(self) -> float:
-        """For how many seconds the log has not answered; 0 if it does."""
+        """Return the seconds for which the log has not answered; 0 if it answers."""
         since = self._unanswered
         seconds = 0.0 if since is None else self._clock.monotonic() - since
         return seconds if seconds > SILENT_SECONDS else 0.0
 
     def close(self) -> None:
-        """Ask no more; a question that is not answered yet is not waited for."""
+        """Stop asking, without waiting for a pending request."""
         self._over.set()
 
-    def _ask_on(self) -> None:
+    def _run(self) -> None:
         while not self._over.is_set():
             self._ask()
             self._over.wait(ASK_SECONDS)
@@ -67,19 +76,20 @@ class LagMonitor:
         if self._unanswered is None:
             self._unanswered = self._clock.monotonic()
         try:
-            self._lag = self._asked()
+            self._lag = self._measure()
         except Retriable:
             return
         except StrandlineError:
-            """An answer too; the worker meets it as well, and says so."""
+            # An error is an answer too. The worker gets the same error, and reports it.
+            pass
         self._unanswered = None
 
-    def _asked(self) -> dict[str, int]:
+    def _measure(self) -> dict[str, int]:
         positions = self._positions()
         known = [tp for tp, offset in positions.items() if offset is not None]
         ends = self._broker.offsets(known or self._probes)
         stable = {tp: end.last_stable_offset for tp, end in ends.items()}
-        behind: defaultdict[str, int] = defaultdict(int)
+        total: defaultdict[str, int] = defaultdict(int)
         for tp, lag in lags(positions, stable).items():
-            behind[tp.topic] += lag
-        return dict(behind)
+            total[tp.topic] += lag
+        return dict(total)

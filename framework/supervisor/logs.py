@@ -1,4 +1,4 @@
-"""Files for the lines of workers."""
+"""Log files for the output of workers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 from strandline.changelog.errors import from_os_error
 
 FILE_BYTES = 10 << 20
-"""A file that is larger begins anew; the one before is kept."""
+"""Size in bytes at which a file is rotated; one old file is kept."""
 
 
 class LogFiles:
-    """`worker-0.log`, `worker-1.log` … in a folder, which is made. Raises StorageFailed."""
+    """Files `worker-0.log`, `worker-1.log` … in a folder, created if need be.
+
+    Raises StorageFailed.
+    """
 
     def __init__(self, folder: Path, workers: int) -> None:
         try:
@@ -31,6 +34,7 @@ class LogFiles:
             raise from_os_error(error, "write the workers' logs to", str(folder)) from error
 
     def take(self, worker: int, lines: list[str]) -> None:
+        """Append lines to a worker's file."""
         for line in lines:
             self._files[worker].handle(logging.makeLogRecord({"msg": line}))
 
@@ -40,7 +44,7 @@ class LogFiles:
 
 
 class _File(RotatingFileHandler):
-    """Loses what finds no room: a full disk must not stop those who listen to workers."""
+    """File that drops lines which cannot be written: a full disk must not stop the supervisor."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Go on."""
+        """Ignore the error."""

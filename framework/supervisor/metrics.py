@@ -1,4 +1,4 @@
-"""What a supervisor tells of its workers (docs/guide/operating.md, Metrics)."""
+"""Metrics of a supervisor about its workers (docs/guide/operating.md, Metrics)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METRICS = (WORKERS, RESTARTS, RECORDS, LAG)
 
 
 class Workers:
-    """`wanted` workers, as they were at the last `note`; asked from any thread."""
+    """Metrics of `wanted` workers as of the last `note`. Thread-safe."""
 
     def __init__(self, app: str, wanted: int) -> None:
         self._app = app
@@ -40,11 +40,11 @@ class Workers:
         self._rows: Sequence[WorkerRow] = ()
 
     def note(self, rows: Sequence[WorkerRow]) -> None:
-        """So they are now."""
+        """Set the current state of the workers."""
         self._rows = rows
 
     def metrics(self) -> list[MetricReading]:
-        """What there is to tell."""
+        """Return the metrics."""
         app, rows = self._app, self._rows
         return [
             MetricReading(WORKERS, (app, "wanted"), self._wanted),

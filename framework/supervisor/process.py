@@ -1,8 +1,8 @@
-"""A worker's process, seen by the supervisor.
+"""A worker's process, from the supervisor's side.
 
-It is spawned, in a process group of its own, so that a terminal's Ctrl-C reaches the supervisor
-alone. It has a socket to the supervisor, the number of which it is told (`--supervised`): on it it
-reports, and by its end it knows that the supervisor is gone.
+The process is spawned in its own process group, so that a terminal's Ctrl-C reaches the supervisor
+only. It inherits a socket, whose descriptor `--supervised` names. The worker sends its reports on
+this socket, and notices the end of the supervisor when the socket is closed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-CHUNK = 1 << 16
-LONGEST = 1 << 16
-"""Bytes after which a line is cut."""
+CHUNK_BYTES = 1 << 16
+"""Maximum number of bytes of one read."""
+MAX_LINE_BYTES = 1 << 16
+"""Number of bytes after which a line is split."""
 QUOTED = 200
-"""Characters of a last line."""
-LEFT = 64
-"""Chunks that are read of what a dead process has left; children of its own may go on writing."""
+"""Maximum number of characters of a process's last line in an error."""
+MAX_REMAINING_READS = 64
+"""Maximum number of reads from a dead process's pipe, into which its children may still write."""
 
 
 class Descriptor(Protocol):
@@ -33,7 +34,7 @@ class Descriptor(Protocol):
 
 
 class LineReader:
-    """The lines that come out of a pipe or socket, without waiting for them."""
+    """Reads lines from a pipe or socket without blocking."""
 
     def __init__(self, source: Descriptor) -> None:
         self._source = source
@@ -42,31 +43,31 @@ class LineReader:
         os.set_blocking(source.fileno(), False)
 
     def fileno(self) -> int:
-        """For a selector."""
+        """Return the descriptor, for a selector."""
         return self._source.fileno()
 
-    def come(self) -> list[str]:
-        """Those that have come."""
+    def read_available(self) -> list[str]:
+        """Return the lines that have arrived; set `ended` at the end of the stream."""
         try:
-            data = os.read(self.fileno(), CHUNK)
+            data = os.read(self.fileno(), CHUNK_BYTES)
         except BlockingIOError:
             return []
         except ConnectionResetError:
             data = b""
         self.ended = not data
         *lines, rest = (self._rest + data).split(b"\n")
-        if rest and (self.ended or len(rest) >= LONGEST):
+        if rest and (self.ended or len(rest) >= MAX_LINE_BYTES):
             lines, rest = [*lines, rest], b""
         self._rest = rest
         return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
-    def left(self) -> list[str]:
-        """All that a process which is dead has left."""
+    def read_remaining(self) -> list[str]:
+        """Return the remaining lines of a dead process."""
         lines: list[str] = []
-        for _ in range(LEFT):
+        for _ in range(MAX_REMAINING_READS):
             if self.ended:
                 break
-            lines += self.come()
+            lines += self.read_available()
         return lines
 
     def close(self) -> None:
@@ -74,7 +75,7 @@ class LineReader:
 
 
 class WorkerProcess:
-    """Started when it is made. Raises OSError."""
+    """A running worker process; the constructor starts it. Raises OSError."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         mine, its = socket.socketpair()
@@ -99,28 +100,31 @@ class WorkerProcess:
 
     @property
     def status(self) -> int | None:
-        """Its exit status, or minus the number of the signal that killed it; None: it runs."""
+        """Exit status, or minus the number of the signal that killed it; None while it runs."""
         return self._process.poll()
 
     def ask_to_end(self) -> None:
-        """SIGTERM: it commits and leaves."""
+        """Send SIGTERM, after which the worker commits and exits."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL, to what it has started too."""
+        """Send SIGKILL to the process and its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()
 
     def close(self) -> None:
-        """Let go of its pipes; it must have ended."""
+        """Close the pipes of the process, which must have ended."""
         for source in (self.out, self.err, self.reports):
             source.close()
         self._process.wait()
 
 
 def ending(status: int, last_line: str) -> str:
-    """How a process has ended, in words. Who is killed says nothing of it, but who aborts does.
+    """Return a description of a process's end.
+
+    It includes the last line of standard error if the process exited with an error or aborted. A
+    process that was killed by another signal has printed nothing about it.
 
     >>> ending(-9, "a line of its log"), ending(1, "ValueError: no")
     ('was killed by SIGKILL', 'ended with status 1, saying: ValueError: no')

@@ -1,4 +1,4 @@
-"""What a worker says of itself, as a line of JSON."""
+"""Status report of a worker, sent to the supervisor as a line of JSON."""
 
 from __future__ import annotations
 
@@ -8,43 +8,45 @@ from strandline.changelog.decoding import json_decoder
 
 
 class RestoringStatus(msgspec.Struct, frozen=True):
-    """How far the stores have come."""
+    """Progress of restoring the stores."""
 
     records: int
-    """Replayed so far."""
+    """Number of records replayed."""
     remaining: int
-    """Still to come, as far as that is known."""
+    """Number of records still to be replayed, as far as known."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """A worker at one moment."""
+    """Status of a worker at one moment."""
 
     state: str = "starting"
     """starting, joining, restoring, running, waiting for disk, waiting for the log, or ended."""
     handled: int = 0
-    """Records handled and committed since the process began."""
+    """Number of records handled and committed since the process began."""
     commits: int = 0
+    """Number of commits since the process began."""
     partitions: tuple[str, ...] = ()
-    """The input partitions it holds, as `orders-3`."""
+    """Owned input partitions, such as `orders-3`."""
     lag: dict[str, int] = {}
-    """By input topic: from what it has committed to the end of what is committed there."""
+    """Offsets from the worker's commits to the last stable offset, by input topic."""
     silent: float = 0.0
-    """For how many seconds the log has not answered it; 0 if it does. The lag is not known then."""
+    """Seconds for which the log has not answered; 0 if it answers. Otherwise the lag is unknown."""
     restoring: RestoringStatus | None = None
+    """Progress of a restore; None if the worker is not restoring."""
     error: str = ""
-    """What it ends with, if it would end so however often it is started."""
+    """Error with which the worker ends and that a restart does not fix; "" if there is none."""
 
 
 _decode = json_decoder(WorkerReport).decode
 
 
 def encoded(report: WorkerReport) -> bytes:
-    """As it is sent."""
+    """Return a report as a line of JSON."""
     return msgspec.json.encode(report) + b"\n"
 
 
 def decoded(line: str) -> WorkerReport | None:
-    """What was sent; None if a process ended within the line."""
+    """Return the report in a line; None if the line is incomplete because the process ended."""
     try:
         return _decode(line)
     except msgspec.MsgspecError:

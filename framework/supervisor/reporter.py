@@ -1,8 +1,9 @@
-"""In a worker's process: it reports to the supervisor, and ends when that is gone.
+"""Reports from a worker's process to its supervisor, and the worker's end if that is gone.
 
-The supervisor's end of the socket is open for as long as it lives. When it is closed, the app is
-stopped: it commits and leaves, with another owner of the log if that was the supervisor. A
-worker whose handler does not come back is ended, so that none is left behind.
+The supervisor's end of the socket is open as long as the supervisor lives. When it is closed, the
+app is stopped: it commits and leaves, attached to a new owner of the log if the supervisor was the
+owner. If a handler does not return in time, the process is ended anyway, so that no worker runs
+without a supervisor.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("strandline")
 
 REPORT_SECONDS = 0.5
+"""Seconds between two reports."""
 LAST_SECONDS = 1.0
-"""How long the last report before its last figures may take."""
+"""Seconds to wait for the reporting thread before the final report."""
 ORPHAN_SECONDS = 30.0
-"""How long a worker may take to end when the supervisor is gone."""
+"""Seconds in which a worker must end after its supervisor is gone."""
 STOP_SECONDS = 0.1
+"""Seconds between two attempts to stop the app."""
 FOR_GOOD = (
     Unauthenticated,
     InvalidConfig,
@@ -52,14 +55,18 @@ FOR_GOOD = (
     MissingDependency,
     FutureFormat,
 )
-"""Errors that come again however often a worker is started. Of others, as UnknownTopic, the cause may go away."""
+"""Errors that a restart of the worker does not fix.
+
+Others may be temporary: for UnknownTopic, for example, the topic may be created later.
+"""
 STOPPED_LATE = 70
-"""Exit status of a worker that had to be ended (BSD's EX_SOFTWARE)."""
+"""Exit status of a worker that did not stop in time (BSD's EX_SOFTWARE)."""
 WAITING = "waiting for the log"
+"""State of a worker whose log does not answer."""
 
 
 class Reporter:
-    """Reports on the app that it is given, from `with` to its end, on socket `descriptor`."""
+    """Sends reports on the socket `descriptor` until the end of `with`."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - it takes no keyword
@@ -69,17 +76,17 @@ class Reporter:
         self._app: App | None = None
         self._worker: Worker | None = None
         self._restoring: RestoringStatus | None = None
-        self._behind: LagMonitor | None = None
-        self._opening: float | None = None
-        """Since when the log is being opened."""
+        self._lag_monitor: LagMonitor | None = None
+        self._opening_since: float | None = None
+        """Monotonic time at which opening the log began; None if it is not being opened."""
         self._error = ""
         self._supervisor = os.getppid()
         self._reporting = threading.Thread(target=self._report, name="strandline-report")
         self._reporting.daemon = True
 
     def __enter__(self) -> Self:
-        _outlive_the_reader()
-        threading.Thread(target=self._outlive_no_supervisor, daemon=True).start()
+        _ignore_broken_pipes()
+        threading.Thread(target=self._end_with_supervisor, daemon=True).start()
         self._reporting.start()
         return self
 
@@ -88,50 +95,54 @@ class Reporter:
 
     @contextmanager
     def following(self, app: App) -> Iterator[None]:
-        """Report on this app, whose log is to be open until the end of `with`."""
+        """Report on this app within `with`; its log must stay open that long."""
         self._app = app
         inputs = [TopicPartition(task.inputs[0].name, 0) for task in app.declared.tasks.values()]
-        self._behind = LagMonitor(app.broker, self._positions, inputs[:1], self._clock)
+        self._lag_monitor = LagMonitor(app.broker, self._positions, inputs[:1], self._clock)
         try:
             yield
         finally:
-            self._behind.close()
+            self._lag_monitor.close()
             self._end()
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Report meanwhile that the log is opened, which takes as long as it takes to answer."""
-        self._opening = self._clock.monotonic()
+        """Report that the log is being opened within `with`, which may wait for its owner."""
+        self._opening_since = self._clock.monotonic()
         yield
-        self._opening = None
+        self._opening_since = None
 
     def _end(self) -> None:
-        """Say the last figures; harmless when repeated."""
+        """Send the final report. Idempotent."""
         if not self._over.is_set():
             self._over.set()
             self._reporting.join(LAST_SECONDS)
             self._send(self._now())
 
     def restoring(self, progress: RestoreProgress) -> None:
-        """Note how far stores have come."""
-        self._notice_worker()  # here at the latest: all of the run may be over before the next report
+        """Record the progress of a restore."""
+        # The worker is looked up here too, because the whole run may end before the next report.
+        self._find_worker()
         left = None if progress.done else RestoringStatus(progress.records, progress.remaining)
         self._restoring = left
 
     def failed(self, error: Exception) -> None:
-        """Note what the worker ends with, which starting it again does not mend."""
+        """Record the error with which the worker ends and that a restart does not fix."""
         self._error = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        if self._over.is_set():  # the last figures are told already
+        if self._over.is_set():  # the final report was sent already
             self._send(self._now())
 
-    def _notice_worker(self) -> None:
-        """An app has its worker only as long as it runs."""
+    def _find_worker(self) -> None:
+        """Remember the app's worker, which the app has only while it runs."""
         self._worker = (self._app and self._app._worker) or self._worker
 
-    # The supervisor's end -------------------------------------------------------------
+    # The end of the supervisor --------------------------------------------------------
 
-    def _outlive_no_supervisor(self) -> None:
-        """End when the supervisor has gone; it says nothing, so whatever comes is its end."""
+    def _end_with_supervisor(self) -> None:
+        """End this process after the supervisor has gone.
+
+        The supervisor never sends anything, so `recv` returns only when its end is closed.
+        """
         with contextlib.suppress(OSError):
             self._socket.recv(1)
         _log.warning(
@@ -143,7 +154,7 @@ class Reporter:
         pause = threading.Event()
         for _ in range(round(ORPHAN_SECONDS / STOP_SECONDS)):
             if self._app is not None:
-                self._app.stop()  # again and again: it may not run yet
+                self._app.stop()  # repeatedly, because it may not run yet
             pause.wait(STOP_SECONDS)
         os._exit(STOPPED_LATE)
 
@@ -151,10 +162,14 @@ class Reporter:
 
     def _report(self) -> None:
         while self._send(self._now()) and not self._over.wait(REPORT_SECONDS):
-            """Once more."""
+            pass
 
     def _send(self, report: WorkerReport) -> bool:
-        """Send it, unless the supervisor is stopped and has much to read; False if it is gone."""
+        """Send a report; return False if the supervisor is gone.
+
+        The report is dropped if the socket's buffer is full, because a stopped supervisor must not
+        block the worker.
+        """
         try:
             self._socket.send(encoded(report), socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -165,11 +180,11 @@ class Reporter:
 
     def _now(self) -> WorkerReport:
         app = self._app
-        self._notice_worker()
+        self._find_worker()
         over = self._over.is_set()
         silent = 0.0 if over else self._silent()
         waits = WAITING if silent else ""
-        if app is None or self._behind is None or self._worker is None:
+        if app is None or self._lag_monitor is None or self._worker is None:
             return WorkerReport(waits or "starting", silent=silent, error=self._error)
         status = self._worker.status()
         if status.state == "waiting for disk":
@@ -179,17 +194,17 @@ class Reporter:
             status.handled,
             status.commits,
             tuple(sorted(map(str, status.positions))),
-            {} if over else self._behind.lag(),
+            {} if over else self._lag_monitor.lag(),
             silent,
             self._restoring if status.state == "restoring" else None,
             self._error,
         )
 
     def _silent(self) -> float:
-        """For how many seconds the log has not answered; 0 if it does."""
-        if self._behind is not None:
-            return self._behind.silent()
-        since = self._opening
+        """Return the seconds for which the log has not answered; 0 if it answers."""
+        if self._lag_monitor is not None:
+            return self._lag_monitor.silent()
+        since = self._opening_since
         seconds = 0.0 if since is None else self._clock.monotonic() - since
         return seconds if seconds > SILENT_SECONDS else 0.0
 
@@ -197,10 +212,11 @@ class Reporter:
         return {} if self._worker is None else self._worker.status().positions
 
 
-def _outlive_the_reader() -> None:
-    """Let a handler print when the supervisor, who reads it, is gone.
+def _ignore_broken_pipes() -> None:
+    """Make writes to standard output and error succeed after the supervisor is gone.
 
-    Else `print` would raise, and a task that skips records whose handler raises would skip them.
+    Otherwise `print` in a handler would raise, and a task that skips failing records would skip
+    records because of that.
     """
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
@@ -215,7 +231,7 @@ def _outlive_the_reader() -> None:
 
 
 class _Pipe(io.FileIO):
-    """Takes what nobody reads any more."""
+    """Raw stream that discards data after the reader of its pipe is gone."""
 
     def write(self, data: Any, /) -> int:
         try:

@@ -1,4 +1,4 @@
-"""One of the supervisor's N workers: the process in it now, and what became of those before."""
+"""One of the supervisor's N workers: its current process, and totals over its former ones."""
 
 from __future__ import annotations
 
@@ -13,32 +13,37 @@ from strandline.framework.supervisor.process import WorkerProcess, ending
 from strandline.framework.supervisor.report import RestoringStatus, WorkerReport, decoded
 
 RATE_SECONDS = 5.0
-"""Over how long records a second are counted."""
+"""Length in seconds of the window over which records per second are measured."""
 
 Start = Callable[[int], WorkerProcess]
 """Starts the process of worker n."""
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """What is shown of a worker."""
+    """Status of a worker for views and metrics."""
 
     worker: int
+    """Number of the worker, from 0."""
     pid: int | None
+    """Process id; None if no process runs."""
     state: str
     partitions: tuple[str, ...]
+    """Owned input partitions, such as `orders-3`."""
     records: int
-    """Handled and committed, by all processes that it had."""
+    """Number of records handled and committed by all processes of the worker."""
     records_per_s: float
     commits: int
+    """Number of commits by all processes of the worker."""
     lag: dict[str, int]
+    """Offsets from the worker's commits to the last stable offset, by input topic."""
     restarts: int
     restoring: RestoringStatus | None
     silent_s: float = 0.0
-    """For how long the log has not answered it; its lag is not known then."""
+    """Seconds for which the log has not answered; 0 if it answers. Otherwise the lag is unknown."""
 
 
 def lag_of(rows: Sequence[WorkerRow]) -> dict[str, int]:
-    """What all workers together are behind, by topic."""
+    """Return the total lag of all workers by topic."""
     total: dict[str, int] = {}
     for row in rows:
         for topic, lag in row.lag.items():
@@ -47,23 +52,23 @@ def lag_of(rows: Sequence[WorkerRow]) -> dict[str, int]:
 
 
 class WorkerSlot:
-    """Worker `number`."""
+    """One of N workers, by number: its process, its restarts and its totals."""
 
     def __init__(self, number: int, start: Start, clock: Clock, backoff: Backoff) -> None:
         self.number = number
         self.process: WorkerProcess | None = None
         self.done = False
-        """Whether its work is done, so that it is not started again."""
+        """True if its work is done, so that it is not restarted."""
         self.has_run = False
-        """Whether any of its processes has come so far."""
+        """True once any of its processes was in the state "running"."""
         self.error = ""
-        """What its last process has ended with, if starting another does not mend that."""
+        """Error of its last process that a restart does not fix; "" if there is none."""
         self._start = start
         self._clock = clock
         self._backoff = backoff
         self._begun = 0.0
         self._again = 0.0
-        """When it is to be started (again)."""
+        """Monotonic time from which on it may be started."""
         self._deaths = self._starts = 0
         self._report = WorkerReport()
         self._handled_before = self._commits_before = 0
@@ -74,13 +79,13 @@ class WorkerSlot:
 
     @property
     def is_due(self) -> bool:
-        """Whether a process is to be started."""
+        """True if a process must be started now."""
         waits = self._clock.monotonic() < self._again
         return self.process is None and not self.done and not waits
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it is down, and has been again and again after a short life."""
+        """True if no process runs and the last ones all died soon after their start."""
         return self.process is None and self._deaths >= self._backoff.give_up
 
     def start(self) -> None:
@@ -89,8 +94,8 @@ class WorkerSlot:
         self._starts += 1
         self.process = self._start(self.number)
 
-    def bury(self, status: int) -> str:
-        """Let go of the process, which has ended; how, in words."""
+    def reap(self, status: int) -> str:
+        """Release the process, which has ended with `status`; return a description of its end."""
         process, self.process = self.process, None
         assert process is not None
         process.close()
@@ -99,8 +104,8 @@ class WorkerSlot:
         last, self._last_line = self.error or self._last_line, ""
         return f"worker {self.number} (pid {process.pid}) {ending(status, last)}"
 
-    def put_off(self) -> float:
-        """Have it started again after a pause, the seconds of which are returned."""
+    def schedule_restart(self) -> float:
+        """Schedule a restart after a pause, and return the pause in seconds."""
         now = self._clock.monotonic()
         self._deaths = self._backoff.deaths_in_a_row(self._deaths, now - self._begun)
         chance = int(self._clock.new_id()[:8], 16) / 0xFFFFFFFF
@@ -108,15 +113,15 @@ class WorkerSlot:
         self._again = now + pause
         return pause
 
-    # What it says ---------------------------------------------------------------------
+    # Output of the process ------------------------------------------------------------
 
-    def complained(self, lines: Sequence[str]) -> None:
-        """Note lines of its standard error."""
+    def note_stderr(self, lines: Sequence[str]) -> None:
+        """Record lines of its standard error."""
         for line in lines:
             self._last_line = line.strip() or self._last_line
 
-    def reported(self, lines: Sequence[str]) -> None:
-        """Note reports."""
+    def note_reports(self, lines: Sequence[str]) -> None:
+        """Record its reports."""
         for line in lines:
             self._report = decoded(line) or self._report
             self.has_run |= self._report.state == "running"
@@ -126,14 +131,16 @@ class WorkerSlot:
 
     @property
     def records(self) -> int:
+        """Number of records handled and committed by all its processes."""
         return self._handled_before + self._report.handled
 
     @property
     def commits(self) -> int:
+        """Number of commits by all its processes."""
         return self._commits_before + self._report.commits
 
     def row(self) -> WorkerRow:
-        """What is to be shown now."""
+        """Return its current status."""
         process, report = self.process, self._report
         return WorkerRow(
             self.number,
@@ -159,16 +166,17 @@ class WorkerSlot:
 
 
 class RecordRate:
-    """Records a second, over the last seconds."""
+    """Records per second over the last RATE_SECONDS."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def note(self, now: float, records: int) -> None:
-        """So many there were."""
+        """Record the total number of records at a time."""
         self._seen.append((now, records))
 
     def at(self, now: float) -> float:
+        """Return the records per second at a time; 0 if it is not known."""
         while self._seen and now - self._seen[0][0] > RATE_SECONDS:
             self._seen.popleft()
         if not self._seen or now <= self._seen[0][0]:

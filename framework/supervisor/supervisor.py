@@ -1,13 +1,15 @@
-"""The supervisor: one thread that starts workers, listens to them, and ends them.
+"""The supervisor: one thread that starts workers, reads their output, and stops them.
 
-    listen     lines and reports, as they come
-    bury       a worker that has ended: said in a line; started again after a pause, longer each time
-    heed       Ctrl-C, SIGTERM: every worker commits and leaves; a later one kills them
-    show       now and then
-    over       all have ended in order, none can be kept alive, or an error came that starting again does not mend
+    start            workers that have no process, after their pause
+    listen           read output and reports as they arrive
+    reap             log a line about a worker that has ended; schedule its restart with backoff
+    handle signals   Ctrl-C, SIGTERM: all workers commit and leave; a second signal kills them
+    show             print lines at once, and the status at intervals
+    end              if all workers have ended in order, none can be kept alive, or an error
+                     occurred that a restart does not fix
 
-It asks for nothing in a way that could make it wait: whatever workers do, the log that is open in
-this process goes on.
+The thread never waits for a worker, because the owner of the log is in this process and must
+continue whatever workers do.
 """
 
 from __future__ import annotations
@@ -29,31 +31,41 @@ from strandline.framework.supervisor.slots import Start, WorkerRow, WorkerSlot
 from strandline.framework.supervisor.view import SilentView, StatusView
 
 TICK_SECONDS = 0.1
-"""How often it looks for signals and for workers that have ended."""
+"""Seconds between checks for signals and for workers that have ended."""
 LEAVE_SECONDS = 30.0
-"""How long a worker may take to commit and leave."""
+"""Seconds in which a worker must commit and leave before it is killed."""
 IMPATIENT_SECONDS = 1.0
-"""A second signal that comes sooner is the first once more: programs pass on what they got too."""
+"""Seconds within which a second signal is ignored.
+
+It may be the first one again, because programs that start the supervisor forward their signals.
+"""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it went."""
+    """Result of a supervisor's run."""
 
     records: int
-    """Handled and committed by all workers."""
+    """Number of records handled and committed by all workers."""
     failure: str = ""
-    """Why it has not ended in order; empty if it has."""
+    """Reason for a failure; "" if all workers have ended in order."""
     killed: bool = False
-    """Whether somebody could not wait for the end."""
+    """True if a second signal has killed the workers."""
 
 
 class Supervisor:
-    """Keeps `workers` processes at work.
+    """Keeps `workers` processes running.
 
-    `until_idle`: the run is bounded, so a worker that ends with 0 has done its work. `timeout`: seconds after which all
-    are ended. `logs`: where their lines go instead of the view. `note` is told at every tick how the
-    workers are.
+    Args:
+        workers: Number of workers.
+        start: Starts the process of a worker.
+        view: Output of lines and status.
+        clock: Measures time.
+        until_idle: Whether the run is bounded, so that a worker which exits with 0 is done.
+        timeout: Seconds after which all workers are stopped; None for no limit.
+        logs: Files for the workers' output; None to show it in the view.
+        backoff: Pauses between restarts.
+        note: Called at every tick with the status of all workers.
     """
 
     def __init__(
@@ -79,7 +91,7 @@ class Supervisor:
         self._note = note
         self._selector = selectors.DefaultSelector()
         self._lines: list[str] = []
-        """What is to be shown next."""
+        """Lines to show next."""
         self._show_at = clock.monotonic() + view.every
         self._leaving = False
         self._left_at = math.inf
@@ -87,17 +99,20 @@ class Supervisor:
         self._failure = ""
         self._killed = False
 
-    def run(self, came: SimpleQueue[int]) -> Outcome:
-        """Work until a signal has come, or as long as the limits say; no process is left then."""
+    def run(self, signals_received: SimpleQueue[int]) -> Outcome:
+        """Run the workers until a signal arrives in `signals_received` or a limit is reached.
+
+        No process is left when it returns.
+        """
         try:
             while not self._is_over:
-                self._start_those_due()
+                self._start_due()
                 self._listen()
-                self._bury_the_dead()
-                self._heed(came)
+                self._reap_ended()
+                self._handle_signals(signals_received)
                 self._show()
         finally:
-            self._leave_nobody()
+            self._kill_remaining()
         records = sum(slot.records for slot in self._slots)
         return Outcome(records, self._failure, self._killed)
 
@@ -111,40 +126,40 @@ class Supervisor:
     def _alive(self) -> list[tuple[WorkerSlot, WorkerProcess]]:
         return [(slot, slot.process) for slot in self._slots if slot.process is not None]
 
-    # Starting and burying -------------------------------------------------------------
+    # Starting and reaping -------------------------------------------------------------
 
-    def _start_those_due(self) -> None:
+    def _start_due(self) -> None:
         for slot in self._slots:
             if slot.is_due and not self._leaving:
                 try:
                     slot.start()
                 except OSError as error:
                     what = f"worker {slot.number} cannot be started: {error.strerror or error}"
-                    self._put_off(slot, what)
+                    self._schedule_restart(slot, what)
                 else:
-                    self._hear(slot)
+                    self._register(slot)
 
-    def _bury_the_dead(self) -> None:
+    def _reap_ended(self) -> None:
         for slot, process in self._alive:
             if (status := process.status) is not None:
-                self._hear_the_rest(process)
-                self._bury(slot, status)
+                self._drain(process)
+                self._reap(slot, status)
 
-    def _bury(self, slot: WorkerSlot, status: int) -> None:
-        how = slot.bury(status)
+    def _reap(self, slot: WorkerSlot, status: int) -> None:
+        how = slot.reap(status)
         if slot.error and not any(slot.has_run for slot in self._slots):
-            # What ends one before any of them has run ends them all.
+            # A permanent error before any worker has run stops all, since it would stop each.
             self._failure = self._failure or slot.error
             self._end()
         slot.done = self._leaving or (status == 0 and self._until_idle)
         if not slot.done:
-            self._put_off(slot, how)
+            self._schedule_restart(slot, how)
         elif self._leaving and status not in (0, -signal.SIGTERM) and not slot.error:
             self._failure = self._failure or how
-            self._say(how)
+            self._add_line(how)
 
-    def _put_off(self, slot: WorkerSlot, why: str) -> None:
-        pause = slot.put_off()
+    def _schedule_restart(self, slot: WorkerSlot, why: str) -> None:
+        pause = slot.schedule_restart()
         if all(slot.done or slot.is_hopeless for slot in self._slots):
             self._failure = (
                 f"every worker ended {self._backoff.give_up} times in a row or more, each time soon "
@@ -152,15 +167,15 @@ class Supervisor:
             )
             self._leaving = True
         else:
-            self._say(f"{why}; it starts again in {pause:.1f} s")
+            self._add_line(f"{why}; it starts again in {pause:.1f} s")
 
     # Ending ---------------------------------------------------------------------------
 
-    def _heed(self, came: SimpleQueue[int]) -> None:
-        """Look for signals, and at the time."""
+    def _handle_signals(self, signals_received: SimpleQueue[int]) -> None:
+        """Act on signals, the timeout and the deadline for leaving."""
         now = self._clock.monotonic()
-        while not came.empty():
-            came.get()
+        while not signals_received.empty():
+            signals_received.get()
             if self._leaving and now >= self._left_at + IMPATIENT_SECONDS:
                 self._killed = True
                 self._kill_at = now
@@ -172,7 +187,7 @@ class Supervisor:
             self._kill()
 
     def _end(self) -> None:
-        """Let every worker commit and leave."""
+        """Ask every worker to commit and leave."""
         if not self._leaving:
             self._leaving = True
             self._left_at = self._clock.monotonic()
@@ -184,71 +199,71 @@ class Supervisor:
         for slot, process in self._alive:
             if not self._killed:
                 who = f"worker {slot.number} (pid {process.pid})"
-                self._say(f"{who} has not left within {LEAVE_SECONDS:g} s; it is killed")
+                self._add_line(f"{who} has not left within {LEAVE_SECONDS:g} s; it is killed")
             process.kill()
 
-    def _leave_nobody(self) -> None:
-        """Only if something went wrong here is anybody left."""
+    def _kill_remaining(self) -> None:
+        """Kill workers that are left because of an error in the supervisor, and close the view."""
         for _, process in self._alive:
             process.kill()
             process.close()
         self._selector.close()
-        with self._as_far_as_possible():
+        with self._output_errors_handled():
             self._view.close()
             self._view.lines(self._lines)
 
     # Listening ------------------------------------------------------------------------
 
-    def _hear(self, slot: WorkerSlot) -> None:
-        def passed_on(lines: list[str]) -> None:
-            self._pass_on(slot.number, lines)
+    def _register(self, slot: WorkerSlot) -> None:
+        def take_output(lines: list[str]) -> None:
+            self._add_output(slot.number, lines)
 
-        def complaints(lines: list[str]) -> None:
-            slot.complained(lines)
-            passed_on(lines)
+        def take_stderr(lines: list[str]) -> None:
+            slot.note_stderr(lines)
+            take_output(lines)
 
         process = slot.process
         assert process is not None
         for source, take in (
-            (process.out, passed_on),
-            (process.err, complaints),
-            (process.reports, slot.reported),
+            (process.out, take_output),
+            (process.err, take_stderr),
+            (process.reports, slot.note_reports),
         ):
             self._selector.register(source, selectors.EVENT_READ, take)
 
     def _listen(self) -> None:
-        """Take what comes, for a tick at most."""
+        """Read what arrives within one tick."""
         for key, _ in self._selector.select(TICK_SECONDS):
             assert isinstance(key.fileobj, LineReader)
-            key.data(key.fileobj.come())
+            key.data(key.fileobj.read_available())
             if key.fileobj.ended:
                 self._selector.unregister(key.fileobj)
 
-    def _hear_the_rest(self, process: WorkerProcess) -> None:
-        """What a dead process has left; others that it has started may go on writing."""
+    def _drain(self, process: WorkerProcess) -> None:
+        """Read the remaining output of a dead process, whose children may still write."""
         for source in (process.out, process.err, process.reports):
             if not source.ended:
                 key = self._selector.unregister(source)
-                key.data(source.left())
+                key.data(source.read_remaining())
 
     # Showing --------------------------------------------------------------------------
 
-    def _pass_on(self, worker: int, lines: list[str]) -> None:
+    def _add_output(self, worker: int, lines: list[str]) -> None:
         if self._logs is not None:
             self._logs.take(worker, lines)
         else:
             self._lines += [f"[{worker}] {line}" for line in lines]
 
-    def _say(self, line: str) -> None:
+    def _add_line(self, line: str) -> None:
         self._lines.append(line)
 
     def _show(self) -> None:
-        """The lines that have come; and now and then all workers."""
+        """Show new lines, and the status of all workers at the view's interval."""
         rows = [slot.row() for slot in self._slots]
         self._note(rows)
         lines, self._lines = self._lines, []
         now = self._clock.monotonic()
-        with self._as_far_as_possible():
+        with self._output_errors_handled():
             if lines:
                 self._view.lines(lines)
             if now >= self._show_at:
@@ -256,8 +271,11 @@ class Supervisor:
                 self._view.show(rows)
 
     @contextlib.contextmanager
-    def _as_far_as_possible(self) -> Iterator[None]:
-        """End in order when nobody reads any more (`| head`); a full disk loses what it has no room for."""
+    def _output_errors_handled(self) -> Iterator[None]:
+        """Stop the workers in order if the output's reader is gone (`| head`).
+
+        Output that cannot be written for other reasons, such as a full disk, is dropped.
+        """
         try:
             yield
         except OSError as error:
@@ -267,7 +285,7 @@ class Supervisor:
 
 
 def ends() -> Iterator[signal.Signals]:
-    """The signals that end it; not that of a closed terminal if it is to outlive it (nohup)."""
+    """Yield the signals that end the supervisor; not SIGHUP if it is ignored (nohup)."""
     yield from (signal.SIGINT, signal.SIGTERM)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         yield signal.SIGHUP

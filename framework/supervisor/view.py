@@ -1,6 +1,6 @@
-"""What a supervisor shows: a table on a terminal, else a line now and then, or JSON for programs.
+"""Output of a supervisor: a table on a terminal, otherwise summary lines, or JSON for programs.
 
-All of it goes to standard error, but for JSON: one document a line, on standard output.
+JSON goes to standard output, one document per line. Everything else goes to standard error.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from strandline.framework.supervisor.slots import WorkerRow, lag_of
 from strandline.framework.terminal import printable
 
 TABLE_SECONDS, JSON_SECONDS, SUMMARY_SECONDS = 0.5, 1.0, 10.0
+"""Seconds between two updates of the table, of JSON documents and of summary lines."""
 
 
 class StatusView(Protocol):
-    """Shows rows now and then, and lines as they come."""
+    """Output for the status of workers, and for lines."""
 
     every: float
     """Seconds from one `show` to the next."""
 
     def show(self, rows: Sequence[WorkerRow]) -> None:
-        """Show the workers as they are."""
+        """Show the status of all workers."""
         ...
 
     def lines(self, lines: Sequence[str]) -> None:
@@ -39,12 +40,12 @@ class StatusView(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing more is shown, but for lines."""
+        """End the display of the status; `lines` may still be called."""
         ...
 
 
 def view_for(app: str, *, json: bool, clock: Clock, out: Out | None = None) -> StatusView:
-    """The one that fits; with `out` lines go there."""
+    """Return a view that fits the output; `out` takes lines instead of standard error."""
     if json:
         return JsonLines(app, clock, out)
     if out is not None:
@@ -56,17 +57,17 @@ def view_for(app: str, *, json: bool, clock: Clock, out: Out | None = None) -> S
 
 
 Out = Callable[[Sequence[str]], None]
-"""Takes lines."""
+"""Outputs lines."""
 
 
 def to_stderr(lines: Sequence[str]) -> None:
-    """As they are, but for what a terminal would act on."""
+    """Print lines to standard error, with control characters escaped."""
     sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
     sys.stderr.flush()
 
 
 class SummaryView:
-    """A line on all workers."""
+    """View that prints one summary line about all workers."""
 
     every = SUMMARY_SECONDS
 
@@ -81,11 +82,11 @@ class SummaryView:
         self._out(lines)
 
     def close(self) -> None:
-        """There is nothing to take back."""
+        """Do nothing: printed lines stay."""
 
 
 class JsonLines(SummaryView):
-    """One document a line."""
+    """View that prints one JSON document per line."""
 
     every = JSON_SECONDS
 
@@ -107,22 +108,22 @@ class JsonLines(SummaryView):
 
 
 class SilentView:
-    """For when nobody reads."""
+    """View without output, after the reader of the output is gone."""
 
     every = SUMMARY_SECONDS
 
     def show(self, rows: Sequence[WorkerRow]) -> None:
-        """Nobody sees it."""
+        """Do nothing."""
 
     def lines(self, lines: Sequence[str]) -> None:
-        """Nor these."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """There is nothing to take back."""
+        """Do nothing."""
 
 
 class LiveTable:
-    """A table below the lines, until it is closed."""
+    """View with a live table below the lines, until it is closed."""
 
     every = TABLE_SECONDS
 
@@ -173,7 +174,7 @@ def _cells(row: WorkerRow) -> list[str]:
 
 
 def _states(rows: Sequence[WorkerRow]) -> str:
-    """How many run, and what the others do.
+    """Return the number of running workers and the states of the others.
 
     >>> at_work = WorkerRow(0, 41, "running", (), 0, 0.0, 0, {}, 0, None)
     >>> waiting = WorkerRow(1, 42, "waiting for the log", (), 0, 0.0, 0, {}, 0, None, 12.3)
@@ -186,7 +187,7 @@ def _states(rows: Sequence[WorkerRow]) -> str:
 
 
 def _since(state: str, rows: Sequence[WorkerRow]) -> str:
-    """A state, with how long the log has been silent for those in it."""
+    """Return a state, with the seconds for which the log has not answered workers in it."""
     silent = max(row.silent_s for row in rows if row.state == state)
     return f"{state} ({silent:.0f} s)" if silent else state
 
@@ -204,7 +205,7 @@ def _figures(rows: Sequence[WorkerRow]) -> str:
 
 
 def _behind(rows: Sequence[WorkerRow]) -> str:
-    """The lag by topic; that of some workers would look like less than it is."""
+    """Return the lag by topic; "not known" if a worker's is missing, which would lower the sum."""
     silent = max(row.silent_s for row in rows)
     if silent:
         return f"not known for {silent:.0f} s"

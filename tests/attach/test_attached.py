@@ -371,7 +371,7 @@ def test_another_version_of_the_protocol_is_refused_with_both_named():
 
 def test_messages_are_bounded_and_typed():
     with pytest.raises(InvalidRequest, match="over the limit"):
-        messages.decode(b"\0" * (messages.MAX_MESSAGE + 1), requests.DescribeTopic)
+        messages.decode(b"\0" * (messages.MAX_MESSAGE_BYTES + 1), requests.DescribeTopic)
     with pytest.raises(InvalidRequest, match="Expected `str`"):
         messages.decode(msgspec.msgpack.encode([1]), requests.DescribeTopic)
     with pytest.raises(InvalidRequest):

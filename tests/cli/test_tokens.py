@@ -70,7 +70,7 @@ def test_json_is_for_programs(strandline: Command) -> None:
         (["create", "a"], 1, "needs a right"),
         (["create", "a b", "--admin"], 1, "cannot be a token's name"),
         (["create", "a", "--admin", "--read", "sales"], 2, "alone"),
-        (["create", "a", "--read", "s*s"], 1, "is no right"),
+        (["create", "a", "--read", "s*s"], 1, "is not a right"),
         (["create", "there", "--admin"], 1, "there is a token named 'there'"),
         (["revoke", "nobody"], 1, "tokens: there"),
         (["list", "--log", "strandline://127.0.0.1:1"], 1, "where the log is"),
@@ -95,7 +95,7 @@ def test_a_damaged_document_is_named_with_the_way_out(strandline: Command, folde
     for arguments in (["list"], ["create", "b", "--admin"], ["revoke", "a"]):
         refused = strandline("tokens", *arguments)
         assert refused.code == 1
-        assert "make the tokens anew" in " ".join(refused.err.split())
+        assert "create new tokens" in " ".join(refused.err.split())
 
 
 def test_two_commands_at_a_time_take_turns(

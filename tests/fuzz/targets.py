@@ -341,7 +341,7 @@ def query_seeds() -> list[bytes]:
         (5, queries.Challenge(2, bytes(32))),
         (6, queries.Proof(bytes(32))),
     ]
-    return [bytes([kind]) + queries.encode(message)[queries.HEAD :] for kind, message in said]
+    return [bytes([kind]) + queries.encode(message)[queries.HEAD_BYTES :] for kind, message in said]
 
 
 def request_seeds() -> list[bytes]:

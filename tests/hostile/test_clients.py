@@ -29,7 +29,7 @@ from strandline.changelog.flight.batches import ROW_SCHEMA, StreamMessage
 from strandline.changelog.flight.budgets import Budgets, ClientBudget
 from strandline.changelog.flight.clients import Client, Principal
 from strandline.changelog.flight.connection import FlightConnection
-from strandline.changelog.flight.hello import NOBODY
+from strandline.changelog.flight.hello import UNKNOWN_TOKEN
 from strandline.changelog.flight.limits import ListenerLimits
 from strandline.changelog.flight.messages import (
     REMOTE_APPEND,
@@ -53,7 +53,7 @@ Eventually = Callable[..., Any]
 
 
 def client() -> Client:
-    return Client(Principal("test", NOBODY), "credential", "192.0.2.1")
+    return Client(Principal("test", UNKNOWN_TOKEN), "credential", "192.0.2.1")
 
 
 # Budgets --------------------------------------------------------------------------------------

@@ -209,7 +209,7 @@ def test_sockets_of_queries_are_in_the_log(short_folder: Path, outside: Path) ->
     in_place_of(folder / "queries", outside)
     before = content(outside)
     with pytest.raises(StorageFailed):
-        sockets.listen_here(folder)
+        sockets.listen_local(folder)
     assert content(outside) == before
     assert stat.S_IMODE(outside.stat().st_mode) == 0o755
     (folder / "queries").unlink()
@@ -217,7 +217,7 @@ def test_sockets_of_queries_are_in_the_log(short_folder: Path, outside: Path) ->
     (folder / "queries/notes.sock").write_text("mine")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(folder / "queries/dead.sock"))
-    listening = sockets.listen_here(folder)
+    listening = sockets.listen_local(folder)
     assert (folder / "queries/notes.sock").exists()
     assert not (folder / "queries/dead.sock").exists()
     listening.socket.close()

@@ -607,7 +607,7 @@ def replace(path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("spoil", "error", "said"),
     [
-        (damage, CorruptLog, "none has access.*checksum.*make the tokens anew"),
+        (damage, CorruptLog, "none has access.*checksum.*create new tokens"),
         (later_version, FutureFormat, "upgrade"),
         (other_fields, CorruptLog, "none has access.*from_addresses"),
         (no_rights, CorruptLog, "none has access.*needs a right"),

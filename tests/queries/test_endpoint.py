@@ -30,10 +30,10 @@ from strandline.framework.querying import listener as listeners
 from strandline.framework.querying import proofs, sockets
 from strandline.framework.querying.connections import Connections
 from strandline.framework.querying.endpoint import QueryEndpoint
-from strandline.framework.querying.listener import BEYOND, HERE, Listener
+from strandline.framework.querying.listener import LOCAL_LIMITS, NETWORK_LIMITS, Listener
 from strandline.framework.querying.messages import (
-    MAX_HELLO,
-    MAX_REQUEST,
+    MAX_HELLO_BYTES,
+    MAX_REQUEST_BYTES,
     WIRE_VERSION,
     Answer,
     Challenge,
@@ -90,7 +90,7 @@ def dial(endpoint: QueryEndpoint) -> socket.socket:
 
 def said(connection: socket.socket) -> object:
     """What the worker says; None if it has closed."""
-    frame = read_frame(connection, MAX_REQUEST)
+    frame = read_frame(connection, MAX_REQUEST_BYTES)
     return None if frame is None else decode(frame, QueryWelcome | KeyCounts | QueryFailure)
 
 
@@ -181,7 +181,7 @@ def test_requests_are_answered_one_after_another_on_one_connection(endpoint: Que
         (encode(QueryHello(WIRE_VERSION + 1)), "run the same release"),
         (encode(CountKeys("x", [1])), "cannot read a message"),
         (b"\x00\x00\x00\x02\xff\xff", "cannot read a message"),
-        ((MAX_HELLO + 1).to_bytes(4, "big"), "over the limit"),
+        ((MAX_HELLO_BYTES + 1).to_bytes(4, "big"), "over the limit"),
         (b"GET / HTTP/1.1\r\n\r\n", "over the limit"),
         (encode(QueryHello(WIRE_VERSION)) + encode(CountKeys("x", [1])), "before it was answered"),
     ],
@@ -202,7 +202,7 @@ def test_who_does_not_say_hello_is_told_and_sent_away(
     [
         (b"\x00\x00\x00\x01\xc1", "cannot read a message", True),
         (b"\x00\x00\x00\x03" + b"\x92\xa1x", "cannot read a message", True),
-        ((MAX_REQUEST + 1).to_bytes(4, "big"), "over the limit", False),
+        ((MAX_REQUEST_BYTES + 1).to_bytes(4, "big"), "over the limit", False),
         (encode(CountKeys("broken", [])), "the worker failed: ZeroDivisionError", True),
     ],
 )
@@ -233,7 +233,7 @@ def test_a_client_that_says_nothing_is_sent_away(
 
 def test_there_are_only_so_many_clients(endpoint: QueryEndpoint) -> None:
     [listener] = endpoint._listeners
-    listener._known = Admission(2, 2)
+    listener._connected = Admission(2, 2)
     clients = Connections()
     for _ in range(2):  # of the two the pool keeps one
         clients.ask(endpoint.urls[0], CountKeys("x", [1]), KeyCounts, 10.0)
@@ -363,7 +363,7 @@ def test_nothing_is_asked_of_what_does_not_know_the_token(answers: list[QueryMes
         client, _ = listening.accept()
         with client:
             for answer in answers:
-                received.append(bytes(read_frame(client, MAX_HELLO) or b""))
+                received.append(bytes(read_frame(client, MAX_HELLO_BYTES) or b""))
                 client.sendall(encode(answer))
             received.append(client.recv(1 << 16))
 
@@ -412,7 +412,8 @@ def test_peers_on_the_network_take_nothing_from_clients_here(
     here, there = beyond.urls
     with contextlib.ExitStack() as held:
         silent = [
-            held.enter_context(sockets.connect(there, 10.0)) for _ in range(BEYOND.unknown_each + 4)
+            held.enter_context(sockets.connect(there, 10.0))
+            for _ in range(NETWORK_LIMITS.unknown_each + 4)
         ]
         eventually(lambda: any(is_closed(one) for one in silent), what="one too many sent away")
         clients = Connections(TOKEN)
@@ -468,7 +469,7 @@ def test_one_that_does_not_take_its_answers_is_sent_away_and_the_end_waits_for_n
         connection.sendall(encode(GetKeys("x", [0], [b"k"], {})))
         [listener] = made._listeners
         eventually(lambda: listener._clients, what="the client served")
-        monkeypatch.setattr(listeners, "SLOWEST", 1)
+        monkeypatch.setattr(listeners, "MIN_BYTES_PER_S", 1)
         made.close()
         eventually(lambda: not listener._clients, what="the client gone")
 
@@ -477,7 +478,7 @@ def test_what_is_being_answered_is_bounded_and_others_wait_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listeners, "REQUEST_SECONDS", 0.2)
-    limits = replace(HERE, requests=1)
+    limits = replace(LOCAL_LIMITS, requests=1)
     gate, inside = threading.Event(), threading.Event()
 
     def slow(request: Request) -> Answer:
@@ -485,7 +486,7 @@ def test_what_is_being_answered_is_bounded_and_others_wait_their_turn(
         assert gate.wait(30)
         return answer(request)
 
-    made = Listener(sockets.listen_here(None), "", limits)
+    made = Listener(sockets.listen_local(None), "", limits)
     made.start(slow)
     clients = Connections()
     first = threading.Thread(
@@ -571,9 +572,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_without_a_folder_a_users_sockets_are_in_one_and_the_dead_are_cleared_away(
     short: Path,
 ) -> None:
-    dead, alive = sockets.listen_here(None), sockets.listen_here(None)
+    dead, alive = sockets.listen_local(None), sockets.listen_local(None)
     dead.socket.close()
-    new = sockets.listen_here(None)
+    new = sockets.listen_local(None)
     [folder] = short.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {f"unix://{path}" for path in folder.iterdir()} == {alive.url, new.url}
@@ -583,7 +584,7 @@ def test_without_a_folder_a_users_sockets_are_in_one_and_the_dead_are_cleared_aw
 
 def test_a_users_folder_that_is_somebody_elses_is_not_used(short: Path) -> None:
     (short / f"strandline.{os.getuid()}").symlink_to(short)
-    listening = sockets.listen_here(None)
+    listening = sockets.listen_local(None)
     folder = Path(listening.url.removeprefix("unix://")).parent
     assert folder.parent == short
     assert not folder.is_symlink()
@@ -617,7 +618,7 @@ def test_an_address_that_will_not_do_is_refused_and_leaves_no_socket(
 def test_beyond_this_machine_nothing_is_in_clear_if_the_log_is_reached_by_tls(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(sl.InvalidConfig, match="say\n? ?tls://0.0.0.0:0"):
+    with pytest.raises(sl.InvalidConfig, match="use\n? ?tls://0.0.0.0:0"):
         QueryEndpoint(None, "tcp://0.0.0.0:0", TOKEN, encrypted=True)
     made = QueryEndpoint(None, "127.0.0.1:0", TOKEN, encrypted=True)
     made.close()

@@ -505,7 +505,7 @@ def test_a_worker_whose_handler_does_not_come_back_is_no_orphan(
     )
     command = [sys.executable, "-c", "\n".join(program)]
     process = WorkerProcess(command, {**os.environ, "PYTHONPATH": str(ROOT)})
-    eventually(process.reports.come, what="a report")
+    eventually(process.reports.read_available, what="a report")
     process.reports.close()  # as when the supervisor is gone
     eventually(lambda: process.status is not None, what="its end")
     assert process.status == 70
