@@ -307,12 +307,11 @@ class App(Runnable):
         default_factory: Callable[[], Any] | None = None,
         **settings: Unpack[StoreSettings],
     ) -> Store[Any, Any]:
-        """Declare a store and return its handle. The store belongs to the task that lists it in
-        `stores=`.
+        """Declare a store and return its handle.
 
-        The declaration is recorded in the log with the store and compared at each start. Types may
-        become wider, and fields with defaults may be added. Any other change is refused unless
-        `upgrade` converts the old values.
+        The store belongs to the task that lists it in `stores=`. The declaration is recorded in the
+        log with the store and compared at each start. Types may become wider, and fields with
+        defaults may be added. Any other change is refused unless `upgrade` converts the old values.
 
         Args:
             name: Name of the store: 1 to 100 of the characters A-Z a-z 0-9 . _ -
@@ -372,10 +371,10 @@ class App(Runnable):
         settings: StoreSettings | None = None,
         **aggregates: Aggregate,
     ) -> Grouped[K]:
-        """Declare a store of several aggregates per key. A handler adds a row with `delays.add(key,
-        row)`.
+        """Declare a store of several aggregates per key, to which a handler adds rows.
 
             delays = app.aggregates("delays", n=count(), worst=max("dep_delay"))
+            delays.add(key, row)  # in a handler
 
         Args:
             name: Name of the store.
@@ -404,8 +403,7 @@ class App(Runnable):
         tombstones: bool = False,
         window_ms: int | None = None,
     ) -> Callable[[H], H]:
-        """Declare a task: return a decorator for the function or class that handles a topic's
-        records.
+        """Return a decorator that makes a function or class the handler of a topic's records.
 
         One instance of the task works for partition n of all its topics. It handles the records of
         a partition one at a time, and merges those of several topics by time. With an async handler
@@ -424,7 +422,7 @@ class App(Runnable):
         All methods except `close` run inside the task's transaction. They may use stores, send
         records, and set timers if there is an `on_timer`. A record that they send has the time of
         the record or timer being handled; in `init` and `window` it has the time of the wall clock.
-        If a method raises, its changes are undone and `on_error` decides what follows.
+        If a method raises, its changes are undone and `on_error` applies.
 
         Args:
             topics: One topic, or several that have the same number of partitions.
@@ -613,10 +611,10 @@ class App(Runnable):
         return self.declared.described(self.options)
 
     def reset(self) -> None:
-        """Delete state, committed offsets and internal topics, so that the next run starts from
-        scratch.
+        """Delete state, committed offsets and internal topics.
 
-        Input and output topics stay as they are. The app must not be running.
+        The next run reads the input from its beginning. Input and output topics stay as they are.
+        The app must not be running.
         """
         running.reset(self)
 

@@ -51,8 +51,7 @@ class TaskContext:
         self.record: Record[Any, Any] = _NOTHING
         """The record being handled."""
         self.stream_time = -1
-        """Largest timestamp seen so far, in milliseconds since the epoch; -1 before the first
-        record.
+        """Largest timestamp seen so far, in ms since the epoch; -1 before the first record.
 
         It survives a restart only if the task has a timer handler. A task that is a function
         without a timer handler does not update it.

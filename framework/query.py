@@ -27,12 +27,11 @@ V = TypeVar("V")
 
 
 class StoreView(Generic[K, V]):
-    """Committed state of a store in memory, as of the last `refresh`; read-only. Made by
-    `App.query`.
+    """Committed state of a store in memory, as of the last `refresh`; read-only.
 
-    It holds all partitions, or the one that was requested. If several partitions hold a key,
-    counters and aggregates merge their values; in other stores, reading the key raises
-    KeyInSeveralPartitions.
+    `App.query` makes it. It holds all partitions, or the one that was requested. If several
+    partitions hold a key, counters and aggregates merge their values; in other stores, reading the
+    key raises KeyInSeveralPartitions.
     """
 
     def __init__(
@@ -128,8 +127,7 @@ class StoreView(Generic[K, V]):
         return dict(self.all())
 
     def to_arrow(self) -> pa.Table:
-        """Return all entries as an Arrow table with the columns `key` and `value`, in the order of
-        the keys.
+        """Return all entries, in the order of the keys, as the Arrow columns `key` and `value`.
 
         Raises:
             KeyInSeveralPartitions: Several partitions hold a key, and their values cannot be

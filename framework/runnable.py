@@ -76,8 +76,9 @@ class Runnable:
         timeout: float | None = None,  # noqa: ASYNC109 - `run`'s, and an orderly stop
         metrics: str | None = None,
     ) -> int:
-        """Run the tasks as `run` does, without blocking the asyncio loop. Cancelling it stops the
-        app.
+        """Run the tasks as `run` does, without blocking the asyncio loop.
+
+        Cancelling it stops the app after a last commit.
 
         Args:
             until: None, "idle" or "end", as in `run`.

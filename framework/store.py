@@ -190,8 +190,7 @@ class Store(NoLen, Generic[K, V]):
     def range(
         self, lower: K | None = None, upper: K | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[K, V]]:
-        """Yield the entries of the partition from `lower` to `upper` (exclusive), in the order of
-        the keys.
+        """Yield the partition's entries from `lower` to `upper` (exclusive), in key order.
 
         A scan shows the store as it was when the scan began; changing the store meanwhile is
         allowed.
@@ -208,8 +207,7 @@ class Store(NoLen, Generic[K, V]):
         return self._partition().range(lower, upper, reverse=reverse)
 
     def prefix(self, prefix: Any, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Yield the entries of the partition whose key begins with `prefix`, in the order of the
-        keys.
+        """Yield the partition's entries whose key begins with `prefix`, in key order.
 
         Args:
             prefix: A str, bytes, or a tuple of the first elements of tuple keys.
@@ -245,9 +243,7 @@ class Store(NoLen, Generic[K, V]):
 
     @property
     def merge(self) -> Merge[Any] | None:
-        """Function that merges the values that several partitions hold of one key; None if there is
-        none.
-        """
+        """Function that merges the values of one key in several partitions, or None."""
         return None
 
     def bind(self, store: PartitionStore[Any, Any] | None) -> None:

@@ -32,9 +32,7 @@ class TaskSpec:
     """Input topics; all have the same number of partitions."""
     stores: tuple[Store[Any, Any], ...]
     handler: Any
-    """A function, or a class with `process` and optionally `init`, `window`, `close` and
-    `on_timer`.
-    """
+    """A function, or a class with `process` and perhaps `init`, `window`, `close`, `on_timer`."""
     on_error: OnError = "fail"
     tombstones: bool = False
     """True if the handler receives tombstones."""
@@ -109,7 +107,7 @@ def timer_store(task: str) -> StoreSpec[TimerKey, int]:
 
 
 def place_of(handler: Any) -> str:
-    """Return file and line where a function or class is defined, as far as they are known."""
+    """Return file and line of the definition of a function or class, or its repr if unknown."""
     try:
         target = inspect.unwrap(handler)
         return f"{inspect.getsourcefile(target)}:{inspect.getsourcelines(target)[1]}"

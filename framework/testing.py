@@ -74,7 +74,7 @@ class TestDriver:
         InvalidConfig: A declaration is not valid.
     """
 
-    __test__ = False  # not a test case, whatever pytest thinks of the name
+    __test__ = False  # not a test case, although pytest would take the name for one
 
     def __init__(
         self, app: App, *, now_ms: int = 1_000_000, folder: str | Path | None = None
@@ -136,8 +136,7 @@ class TestDriver:
         return self._run_until("end")
 
     def advance(self, ms: int) -> TestDriver:
-        """Move the clock and run everything that becomes due, such as windows and wall-clock
-        timers.
+        """Move the clock and run what becomes due, such as windows and wall-clock timers.
 
         Args:
             ms: Milliseconds to add to the clock.
