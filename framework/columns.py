@@ -46,7 +46,7 @@ def batch_of(
 def one_record(
     topic: Topic[Any, Any], key: Any, value: Any, timestamp: int, headers: Headers = ()
 ) -> pa.RecordBatch:
-    """Return the columns of one record, given as items of the topic's codecs. Raise InvalidRecord."""
+    """Return the columns of one record, given as items of the codecs. Raise InvalidRecord."""
     try:
         keys, values = topic.keys.encode([key]), topic.values.encode([value])
         return batch_of(topic, keys, values, [timestamp], {0: headers} if headers else None)

@@ -53,8 +53,7 @@ def check_app_name(app: str) -> None:
 
     >>> check_app_name("..")
     Traceback (most recent call last):
-    strandline.changelog.errors.InvalidConfig: '..' cannot be an app's name; use 1 to 100 of A-Z a-z
-    0-9 . _ -, not beginning with two underscores, nor . or ..
+    strandline.changelog.errors.InvalidConfig: '..' cannot be an app's name; use 1 to 100 of A-Z a-z 0-9 . _ -, not beginning with two underscores, nor . or ..
     """
     plain = re.fullmatch(r"[A-Za-z0-9._-]{1,100}", app)
     if not plain or app.startswith("__") or app in (".", ".."):
@@ -322,7 +321,7 @@ def _other_form(topic: Topic[Any, Any], info: TopicInfo) -> SchemaMismatch:
 
 
 def _dead_letter_config(spec: TaskSpec, infos: Mapping[str, TopicInfo]) -> dict[str, str]:
-    """Return the settings of a new dead-letter topic: room for each input record and its headers."""
+    """Return the settings of a new dead-letter topic: room for input records and more headers."""
     largest = max(infos[topic.name].effective.max_message_bytes for topic in spec.inputs)
     return {"max.message.bytes": str(min(largest + DEAD_LETTER_ROOM_BYTES, LARGEST_MESSAGE_BYTES))}
 

@@ -87,7 +87,7 @@ def _stored(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
 def _named(
     topic: Topic[Any, Any], values: pa.ChunkedArray, *, taken: Container[str]
 ) -> dict[str, pa.ChunkedArray]:
-    """Return the value's columns; one with a name of the record's columns is called `value_<name>`."""
+    """Return the value's columns, as `value_<name>` if the record has a column of that name."""
     if topic.schema is None:
         return {"value": values}
     names = [f"value_{name}" if name in taken else name for name in topic.schema.names]

@@ -148,9 +148,7 @@ class StoreDeclarations:
         return changes
 
     def _change(self, topic: str, recorded: RecordedDeclarations) -> DeclarationChange:
-        """Return the effect of this declaration on stored values. Raise InvalidConfig if it is
-        refused.
-        """
+        """Return the effect of this declaration on stored values. Raise InvalidConfig to refuse it."""
         spec, declared = self._specs[topic], self._declared[topic]
         stored = recorded.stores.get(topic)
         if stored is None:
@@ -189,9 +187,7 @@ class StoreDeclarations:
         return is_empty(self._broker, topic, self._partitions[topic])
 
     def _check_at_rest(self, topic: str, change: DeclarationChange) -> None:
-        """Refuse to rewrite values while workers run, because older ones cannot read the new
-        values.
-        """
+        """Refuse to rewrite values while workers run: older ones cannot read the new values."""
         if members := self._members():
             reasons = "; ".join(change.reasons) or "they get a time to live"
             raise InvalidConfig(

@@ -1,4 +1,4 @@
-"""Text that is safe on a terminal: it cannot move the cursor, change colors or type for the user."""
+"""Text that is safe on a terminal: it cannot move the cursor, change colors or type."""
 
 from __future__ import annotations
 
