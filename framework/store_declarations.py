@@ -148,7 +148,7 @@ class StoreDeclarations:
         return changes
 
     def _change(self, topic: str, recorded: RecordedDeclarations) -> DeclarationChange:
-        """Return the effect of this declaration on stored values. Raise InvalidConfig to refuse it."""
+        """Return the effect of this declaration on stored values, or raise InvalidConfig."""
         spec, declared = self._specs[topic], self._declared[topic]
         stored = recorded.stores.get(topic)
         if stored is None:
