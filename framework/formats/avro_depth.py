@@ -87,9 +87,7 @@ class AvroDepth:
 
 
 def _blocks(parts: list[Skip]) -> Skip:
-    """Return a function that skips blocks, each a count and its items; a map's items have two
-    parts.
-    """
+    """Return a function that skips blocks of a count and items; a map's items have two parts."""
 
     def skip(data: bytes, at: int, depth: int) -> int:
         if depth >= MAX_DEPTH:

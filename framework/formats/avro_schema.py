@@ -239,7 +239,7 @@ def _of_arrow(kind: pa.DataType, path: str) -> Any:
 
 
 def _json_default(value: Any) -> Any:
-    """Return a default as a schema holds it: bytes as text of code points 0 to 255, times as int."""
+    """Return a default for a schema: bytes as text of code points 0 to 255, times as ints."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, dt.datetime):

@@ -273,7 +273,7 @@ def _bound(client: Any, timeout_s: float) -> None:
 
 
 class _Bounded:
-    """Bytes of a response as they arrive, bounded in number and time. Raises RegistryUnavailable."""
+    """Bytes of a response, bounded in number and time. Raises RegistryUnavailable."""
 
     def __init__(self, stream: Any, timeout_s: float) -> None:
         self._stream = stream
