@@ -98,7 +98,7 @@ class Declarations:
         if store.name in self.stores:
             raise InvalidConfig(f"store {store.name!r} is declared twice; use the first handle")
         if store.name.endswith(INTERNAL_SUFFIXES):
-            raise InvalidConfig(f"store {store.name!r}: names that end so are reserved")
+            raise InvalidConfig(f"store {store.name!r}: names with this ending are reserved")
         self.stores[store.name] = store
         return store
 
@@ -249,7 +249,7 @@ class Declarations:
             raise InvalidConfig(
                 f"changelog {name!r} has {info.partitions} partitions, but the input of task"
                 f" {spec.name!r} has {partitions}: its state would be on the wrong partitions;"
-                " app.reset() builds it anew"
+                " app.reset() rebuilds it"
             )
         changes = _keeping_more(info.config, changelog_config(store))
         return broker.alter_topic(name, config=changes) if changes else info
@@ -264,9 +264,9 @@ class Declarations:
         inputs = {topic.name for topic in spec.inputs}
         if any(tp.topic in inputs for tp in broker.committed(self.app, require_stable=False)):
             _log.warning(
-                "store %r begins empty, and task %r goes on where it was: there was no changelog %r. "
+                "store %r begins empty, but task %r continues at its committed offsets: there was no changelog %r. "
                 "If the store is not a new one, that topic was deleted; `strandline reset` lets "
-                "the app begin with the first record again",
+                "the app start again from the first record",
                 store.name,
                 spec.name,
                 name,

@@ -46,7 +46,7 @@ def check_handler(what: str, handler: Any, *, may_be_async: bool = True) -> None
         InvalidConfig: The handler cannot be called, contains `yield`, or is async and may not be.
     """
     if not callable(handler):
-        raise InvalidConfig(f"{what} is no function that can be called: {handler!r}")
+        raise InvalidConfig(f"{what} cannot be called: {handler!r}")
     if _any_form(handler, inspect.isgeneratorfunction) or _any_form(
         handler, inspect.isasyncgenfunction
     ):

@@ -36,7 +36,7 @@ def check_timers(declared: Declarations, broker: Broker) -> None:
             )
             raise InvalidConfig(
                 f"app {declared.app!r} has {pending} pending timers of task {task!r}, which {why}, so"
-                f" they would never fire; {way_out}; if they are not needed, say so with"
+                f" they would never fire; {way_out}; if they are not needed, call"
                 f" app.drop_task({task!r})"
             )
 

@@ -101,7 +101,7 @@ class RowType:
             rows = iter(self._rows(column.drop_null()))
         except OverflowError as error:
             raise InvalidRecord(
-                f"{self.name} cannot hold what is in its columns: {error}"
+                f"{self.name} cannot hold the values in its columns: {error}"
             ) from error
         return [next(rows) if valid else None for valid in column.is_valid().to_pylist()]
 

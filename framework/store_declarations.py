@@ -211,8 +211,8 @@ class StoreDeclarations:
 
     def _ways_out(self, spec: AnySpec) -> str:
         return (
-            f"let the app begin anew (`strandline reset {self._app}`), give the store another name, or "
-            "give it a function upgrade= that makes new values of old ones (for values, not for keys)"
+            f"reset the app (`strandline reset {self._app}`), give the store another name, or "
+            "give it a function upgrade= that converts old values (for values, not for keys)"
         )
 
 

@@ -272,7 +272,7 @@ class Topic(Generic[K, V]):
             )
             raise InvalidConfig(
                 f"topic {self.name!r}: {what}={column!r} names a column, but its columns are"
-                f" {names}; for keys of a type, pass the type: key=str"
+                f" {names}; to declare the type of keys, pass the type: key=str"
             )
         return int(self.schema.get_field_index(column))
 

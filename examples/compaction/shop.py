@@ -52,8 +52,7 @@ class Snapshot:
     offsets: list[int]
     """Offsets of the existing records."""
     survivors: frozenset[int]
-    """Offsets of the last record of each key in the segments that can be cleaned, and all later
-    ones.
+    """Offsets of the last cleanable record of each key, and of all records in the active segment.
     """
 
 

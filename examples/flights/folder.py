@@ -84,6 +84,6 @@ def _locked(storage: LocalStorage, console: Console) -> Lock:
             if time.monotonic() > until:
                 raise SystemExit(str(error)) from None
             if not noted:
-                console.print("waiting for the last one who looks into it to leave …")
+                console.print("waiting for a process that still reads the log to end …")
                 noted = True
             time.sleep(0.2)

@@ -54,7 +54,7 @@ def _show(plan: RepairPlan, report: CheckReport) -> None:
     output.line(f"found: {summary(report)}")
     _list("it would", [step.what for step in plan.steps])
     _list("lost for good:", plan.losses)
-    _list("left as it is, since nothing says what would be right:", plan.left)
+    _list("left unchanged, because the right contents are not known:", plan.left)
 
 
 def _list(title: str, lines: list[str]) -> None:

@@ -15,9 +15,7 @@ from strandline.framework.cli import output
 from strandline.framework.cli.loading import folder
 from strandline.framework.cli.options import JsonOption, LogOption
 
-commands = typer.Typer(
-    help="Tokens for clients over TCP, and what each may do.", no_args_is_help=True
-)
+commands = typer.Typer(help="Tokens for clients over TCP, with their rights.", no_args_is_help=True)
 
 Names = list[str] | None
 

@@ -26,7 +26,7 @@ UNRECORDED = StoredValues("messagepack", "marked")
 """Form of values that is assumed for a store whose declaration is not recorded."""
 
 _GIVE_A_TYPE = (
-    "say what they are, .schema('key string, value struct<n: bigint>, partition int'), or read them as bytes: "
+    "give their types, .schema('key string, value struct<n: bigint>, partition int'), or read them as bytes: "
     ".option('decode', 'false')"
 )
 

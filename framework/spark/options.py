@@ -192,7 +192,7 @@ def _known(name: str) -> str:
 
 def _path(path: str | None) -> str:
     if not path:
-        raise InvalidConfig("say where the log is: .load('path/of/the/log')")
+        raise InvalidConfig("the path of the log is missing: .load('path/of/the/log')")
     path = path.removeprefix("file:")
     location.check(path)
     if masked(path) != path:

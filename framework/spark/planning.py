@@ -175,7 +175,7 @@ def _problem(position: Position, now: PartitionOffsets | None) -> str | None:
     if now is None:
         return "is gone"
     if position.topic_id != now.topic_id:
-        return "its topic has been deleted and made anew since"
+        return "its topic has been deleted and created again since"
     if position.offset > now.last_stable_offset:
         return f"ends at {now.last_stable_offset}: the log lost its tail, or is an older copy"
     if problem := now.divergence(position):
@@ -214,5 +214,5 @@ def _check_complete(where: Mapping[str, Mapping[int, int]], ends: Ends, option: 
         )
     if unknown := sorted(named - set(ends)):
         raise UnknownPartition(
-            f"{option} names what is not subscribed: {', '.join(map(str, unknown))}"
+            f"{option} names partitions that are not subscribed: {', '.join(map(str, unknown))}"
         )

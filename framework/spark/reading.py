@@ -61,7 +61,7 @@ def report(losses: list[str], *, fail: bool) -> None:
         return
     if fail:
         raise OffsetOutOfRange(
-            f"{'; '.join(losses)}. To go on with what is left, set failOnDataLoss to false; to "
+            f"{'; '.join(losses)}. To continue with the remaining records, set failOnDataLoss to false; to "
             "start over, use a new checkpointLocation"
         )
     for loss in losses:
@@ -136,7 +136,7 @@ def _inside(fetched: Fetched, range_: OffsetRange) -> Iterator[Batch]:
 def _lost(range_: OffsetRange, position: int, now: PartitionOffsets) -> list[str]:
     what = f"{range_.topic}-{range_.partition} from offset {position} to {range_.end} is to be read"
     if now.topic_id != range_.topic_id:
-        return [f"{what}, but its topic has been deleted and made anew"]
+        return [f"{what}, but its topic has been deleted and created again"]
     if now.log_start > position:
         return [f"{what}, but the log begins at {now.log_start}"]
     if now.last_stable_offset < range_.end:

@@ -55,8 +55,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """Return the end of the next micro-batch, whose records are pinned before Spark stores the
-        end.
+        """Return the end of the next micro-batch. Its records are pinned before Spark stores it.
 
         Spark 4.1 passes neither argument. The reader then uses its own position, which it does not
         know before the first batch of a run, so that batch has no limit. It cannot store the holder
@@ -171,6 +170,6 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
 
 def _gone(name: PinName) -> str:
     return (
-        f"what a batch was to read was pinned ({name}), and the pin is gone: it was not used for "
+        f"the records of a batch were pinned ({name}), but the pin is gone: it was not used for "
         "pinTimeoutMs, or removed, and records may have been compacted or deleted since"
     )

@@ -74,7 +74,7 @@ def table_topic(broker: Broker, options: SourceOptions) -> TopicInfo:
     topic = broker.topic(options.table)
     if not topic.effective.compact:
         raise InvalidConfig(
-            f"topic {topic.name!r} is not compacted, so it is no table; read its records with "
+            f"topic {topic.name!r} is not compacted, so it cannot be read as a table; read its records with "
             f".option('subscribe', {topic.name!r}), or set its cleanup.policy to compact"
         )
     return topic

@@ -84,7 +84,7 @@ def _watch(stage: Stage, press: Press, live: Live) -> bool:
 
 @contextlib.contextmanager
 def _keys(script: str | None) -> Iterator[Press]:
-    """Yield a function that returns keys as pressed, or from a script; each call waits for a frame."""
+    """Yield a function that returns keys as pressed or scripted; each call waits for a frame."""
     if script is not None:
         yield _played(script)
         return

@@ -147,7 +147,7 @@ class Stage:
         """Switch to at_least_once and back; the workers end in order and are started again."""
         other = "at_least_once" if self.guarantee == "exactly_once" else "exactly_once"
         self.guarantee = other
-        self.news.append(f"workers start anew with {other}")
+        self.news.append(f"workers restart with {other}")
         for worker in self.workers:
             worker.frozen = False
             worker.end()
