@@ -278,7 +278,7 @@ class TestDriver:
             parts = (None, *parts)
         if len(parts) not in (2, 3):
             raise InvalidRequest(
-                f"a record is (key, value) or (key, value, timestamp), perhaps behind a topic;"
+                f"a record is (key, value) or (key, value, timestamp), optionally after a topic;"
                 f" got {item!r}"
             )
         key, value, *timestamp = parts
