@@ -230,7 +230,7 @@ def test_values_that_are_no_columns_are_dicts() -> None:
     assert read(made, datum(MAP, value), None) == [value, None]
     with pytest.raises(sl.InvalidRecord, match="is not of the Avro schema"):
         made.item({"counts": 1})
-    with pytest.raises(sl.InvalidRecord, match="bytes behind"):
+    with pytest.raises(sl.InvalidRecord, match="bytes after"):
         read(made, datum(MAP, value) + b"x")
 
 
@@ -296,7 +296,7 @@ def test_a_writer_whose_fields_are_no_columns_is_read_as_well() -> None:
     [
         ("com.shop.Elsewhere", "UnknownType"),
         ({"type": "array", "items": "null"}, "an array of items without bytes"),
-        ({"type": "map", "values": {"type": "array", "items": {"type": "null"}}}, "no bytes"),
+        ({"type": "map", "values": {"type": "array", "items": {"type": "null"}}}, "items without bytes"),
         (
             {"type": "array", "items": {"type": "record", "name": "E", "fields": []}},
             "an array of items without bytes",
