@@ -70,7 +70,7 @@ class RowType:
 
     @property
     def fields(self) -> Sequence[Field]:
-        """The columns, with their checks, writers and readers."""
+        """Columns, with their checks, writers and readers."""
         return self._fields
 
     def check(self, value: Any) -> Row:

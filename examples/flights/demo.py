@@ -124,7 +124,7 @@ def _watched(
 
 @contextmanager
 def _bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar; without a terminal one line at the end."""
+    """Show a progress bar; without a terminal print one line at the end."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task(what, total=total)

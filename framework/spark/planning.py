@@ -53,7 +53,7 @@ class OffsetRange:
 
     @property
     def pinned(self) -> PinnedRange:
-        """The range as the log pins it."""
+        """Range in the form that the log pins."""
         named = () if self.until is None else (self.until.leader_epoch, self.until.incarnation)
         return PinnedRange(self.topic_id, self.start, self.end, *named)
 
