@@ -86,8 +86,8 @@ class App(Runnable):
             The default is 10,000. Readers of the output topics wait at most that long for a worker
             that died while it committed.
         session_timeout_ms: Milliseconds without a heartbeat after which a worker loses its
-            partitions to the other workers. The default is 10,000. In a folder, a worker whose
-            process dies loses them at once.
+            partitions to the other workers. The default, 10,000, tolerates short pauses of a
+            process. In a folder, a worker whose process dies loses them at once.
         max_poll_interval_ms: Milliseconds that a worker may spend on one record before it loses its
             partitions. The default, 300,000, is Kafka's.
         standby_replicas: Number of other workers that keep a copy of each partition's stores. They
@@ -434,8 +434,8 @@ class App(Runnable):
                 record.
             tombstones: True to pass tombstones (records whose value is None) to the handler. The
                 default is False, because most handlers need a value.
-            window_ms: Milliseconds between two calls of `window`. None, the default, calls it only
-                at the end of a bounded run.
+            window_ms: Milliseconds between two calls of `window`. None, the default, never calls
+                it.
 
         Returns:
             A decorator that returns the function or class unchanged.
@@ -614,7 +614,9 @@ class App(Runnable):
         """Delete state, committed offsets and internal topics.
 
         The next run reads the input from its beginning. Input and output topics stay as they are.
-        The app must not be running.
+
+        Raises:
+            InvalidRequest: The app is running.
         """
         running.reset(self)
 

@@ -45,8 +45,8 @@ class Runnable:
                 last call. "end" also ends the input: all timers in stream time fire in order of
                 time before the windows are called. Both are conditions on the whole app, in all
                 processes that run it.
-            count: Number of records to handle.
-            timeout: Seconds to run.
+            count: Number of records to handle. None, the default, is no limit.
+            timeout: Seconds to run. None, the default, is no limit.
             progress: True, the default, draws a bar while stores are restored if there is a
                 terminal and the restore takes a while. A function is called with a RestoreProgress
                 now and then. False does neither.
@@ -82,8 +82,8 @@ class Runnable:
 
         Args:
             until: None, "idle" or "end", as in `run`.
-            count: Number of records to handle.
-            timeout: Seconds to run.
+            count: Number of records to handle. None, the default, is no limit.
+            timeout: Seconds to run. None, the default, is no limit.
             metrics: Address "host:port" for Prometheus, as in `run`.
 
         Returns:
