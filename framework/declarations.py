@@ -243,7 +243,7 @@ class Declarations:
             self._warn_if_state_lost(broker, name, spec, store)
             try:
                 return broker.create_topic(name, partitions, config=changelog_config(store))
-            except TopicExists:
+            except TopicExists:  # another worker of the app created it after the look-up
                 info = broker.topic(name)
         if info.partitions != partitions:
             raise InvalidConfig(
@@ -334,7 +334,7 @@ def _created(broker: Broker, topic: Topic[Any, Any], config: Mapping[str, str]) 
             config={**KEEP_FOREVER, **config},
             schema=topic.stored_schema,
         )
-    except TopicExists:
+    except TopicExists:  # another worker of the app created it after the look-up
         return broker.topic(topic.name)
 
 

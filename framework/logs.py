@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
             record: The log record. Attributes that `extra` added to it become fields.
         """
         at = dt.datetime.fromtimestamp(record.created, dt.UTC)
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
@@ -41,18 +41,18 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         given = vars(record).items()
-        told |= {name: value for name, value in given if name not in _KNOWN}
+        fields |= {name: value for name, value in given if name not in _KNOWN}
         if record.exc_info and record.exc_info[1] is not None:
-            told.setdefault("error", record.exc_info[1])
-            told["traceback"] = self.formatException(record.exc_info)
-        return _encoded(told)
+            fields.setdefault("error", record.exc_info[1])
+            fields["traceback"] = self.formatException(record.exc_info)
+        return _encoded(fields)
 
 
-def _encoded(told: dict[str, Any]) -> str:
+def _encoded(fields: dict[str, Any]) -> str:
     try:
-        return json.dumps(told, default=_plain, allow_nan=False)
+        return json.dumps(fields, default=_plain, allow_nan=False)
     except (TypeError, ValueError, RecursionError):  # keys of other types, NaN, cyclic objects
-        return json.dumps({name: str(value) for name, value in told.items()})
+        return json.dumps({name: str(value) for name, value in fields.items()})
 
 
 def _plain(value: object) -> str:

@@ -73,7 +73,7 @@ class Runnable:
         until: Until | None = None,
         *,
         count: int | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - `run`'s, and an orderly stop
+        timeout: float | None = None,  # noqa: ASYNC109 - as in `run`; it ends with a commit
         metrics: str | None = None,
     ) -> int:
         """Run the tasks as `run` does, without blocking the asyncio loop.
@@ -96,6 +96,8 @@ class Runnable:
         work = asyncio.ensure_future(
             asyncio.to_thread(running.run, self._this, limits, progress=False, metrics=metrics)
         )
+        # A thread cannot be cancelled. The shield keeps the future alive after a cancellation, so
+        # that the worker can be stopped and its last commit awaited.
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:

@@ -52,7 +52,7 @@ class Timers:
     def next_at(self, clock: ClockName) -> int | None:
         """Return the time in ms of the next timer of a clock; None if there is none."""
         heap = self._heaps[clock]
-        while heap:
+        while heap:  # drop entries of timers that were cancelled or set to another time
             at, packed = heap[0]
             if self._store.get((clock, packed), None) == at:
                 return at

@@ -123,9 +123,12 @@ class Topic(Generic[K, V]):
         if box is None:
             raise self._not_in_task()
         record = box.context.record
+        # The first send of a record marks where its output begins, so that an error of the handler
+        # can remove exactly that part.
         if record is not box.record:
             box.record = record
             box.mark = len(box.keys)
+        # Values of exactly the declared immutable types need neither a check nor a copy.
         if (
             type(value) is not self._value_exact
             or type(key) is not self._key_exact

@@ -103,6 +103,7 @@ class SchemaRegistry:
             SchemaMismatch: The registry refuses the schema.
             RegistryUnavailable: The registry does not respond.
         """
+        # No lock: two threads may both request an id, and receive the same one.
         known = self._ids.get((subject, schema.text))
         if known is None:
             known = self._ids[subject, schema.text] = self._request_id(subject, schema)
