@@ -1,7 +1,7 @@
-"""Lets Spark find `format("strandline")` without registration.
+"""Makes `format("strandline")` known to Spark without registration.
 
 Spark imports every installed module whose name begins with `pyspark_`, and registers the
-`DefaultSource` it finds there under the source's own name.
+`DefaultSource` that it finds there under the source's own name.
 """
 
 from __future__ import annotations

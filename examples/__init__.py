@@ -1,1 +1,1 @@
-"""Programs that run: hello.py needs nothing, flights/ is the main job."""
+"""Runnable programs: hello.py needs no other files, flights/ is the main job."""

@@ -20,13 +20,13 @@ import msgspec
 
 import strandline as sl
 
-LONGEST = 1_000
-"""Entries that one request may ask for."""
+MAX_ENTRIES = 1_000
+"""Maximum number of entries of one response."""
 NONE = object()
 
 
 def handler_of(store: sl.ReadOnlyStore[str, Any]) -> type[BaseHTTPRequestHandler]:
-    """Answers requests by what the store holds. It is called on many threads."""
+    """Return a class that answers requests from the store. It is used on many threads."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -37,7 +37,7 @@ def handler_of(store: sl.ReadOnlyStore[str, Any]) -> type[BaseHTTPRequestHandler
             options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
             try:
                 self._send(*(one(store, key) if key else some(store, options)))
-            except sl.Retriable as error:  # a partition is on its way to another worker
+            except sl.Retriable as error:  # a partition is moving to another worker
                 self._send(503, {"error": str(error)})
             except (sl.InvalidRequest, ValueError) as error:
                 self._send(400, {"error": str(error)})
@@ -51,26 +51,26 @@ def handler_of(store: sl.ReadOnlyStore[str, Any]) -> type[BaseHTTPRequestHandler
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """Say nothing."""
+            """Log nothing."""
 
     return Handler
 
 
 def one(store: sl.ReadOnlyStore[str, Any], key: str) -> tuple[int, Any]:
-    """The value of a key."""
+    """Return the status and the value of a key."""
     value = store.get(key, NONE)
     return (404, {"error": f"no key {key!r}"}) if value is NONE else (200, value)
 
 
 def some(store: sl.ReadOnlyStore[str, Any], options: dict[str, str]) -> tuple[int, Any]:
-    """Some entries."""
-    limit = min(int(options.get("limit", LONGEST)), LONGEST)
+    """Return the status and some entries."""
+    limit = min(int(options.get("limit", MAX_ENTRIES)), MAX_ENTRIES)
     entries = store.range(options.get("from"), options.get("to"))
     return 200, [{"key": key, "value": value} for key, value in islice(entries, limit)]
 
 
 def serve(log: str, store: str, port: int, ready: Callable[[ThreadingHTTPServer], None]) -> None:
-    """Serve until it is shut down; `ready` is told when it listens."""
+    """Serve until the server is shut down; `ready` is called when it listens."""
     with sl.connect(log) as connection:
         handler = handler_of(connection.store(store))
         with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
@@ -79,7 +79,7 @@ def serve(log: str, store: str, port: int, ready: Callable[[ThreadingHTTPServer]
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="examples.web_api", description=__doc__)
     parser.add_argument("log", help="a log's folder, or strandline://host:port")
     parser.add_argument("store", help="app/store")

@@ -1,1 +1,1 @@
-"""What users write: apps, topics, tasks, stores, and what runs and tests them."""
+"""Framework: apps, topics, tasks and stores, and the code that runs and tests them."""

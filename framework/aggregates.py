@@ -1,4 +1,4 @@
-"""Handles of counters and grouped aggregates: stores with a row folded in at a time."""
+"""Handles of counters and grouped aggregates: stores that fold in one row at a time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,25 @@ K = TypeVar("K")
 
 
 class Counter(Store[K, int]):
-    """A count per key, made by `App.counter`; 0 for a key that was never counted."""
+    """Counts per key, declared by `App.counter`. A key that was never counted reads as 0."""
 
     def __init__(self, app: App, name: str, key: Any, **settings: Any) -> None:
         super().__init__(app, counter_spec(name, key, **settings))
 
     def add(self, key: K, by: int = 1) -> int:
-        """Add to a key's count, inside a handler; return what it is then."""
+        """Add to the count of a key, inside a handler of the store's task.
+
+        Args:
+            key: Key to count.
+            by: Number to add, by default 1; it may be negative.
+
+        Returns:
+            The new count.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRecord: The key is not of the declared type.
+        """
         store = self._partition()
         value = store[key] + by
         store.put(key, value)
@@ -31,11 +43,12 @@ class Counter(Store[K, int]):
 
     @property
     def merge(self) -> Merge[int]:
+        """Function that adds up the counts that several partitions hold of one key."""
         return sum
 
 
 class Grouped(Store[K, Any]):
-    """Aggregates per key, made by `App.aggregates`."""
+    """Aggregates per key, declared by `App.aggregates`. Reading a key gives its figures."""
 
     def __init__(
         self, app: App, name: str, key: Any, aggregates: Aggregates, **settings: Any
@@ -44,17 +57,38 @@ class Grouped(Store[K, Any]):
         self.aggregates = aggregates
 
     def add(self, key: K, row: Any = UNSET, /, **values: Any) -> Any:
-        """Fold a row (mapping, object, or keywords) into a key's figures; return them."""
+        """Fold a row into the aggregates of a key, inside a handler of the store's task.
+
+        Args:
+            key: Key of the group.
+            row: A mapping, or an object whose attributes are the columns. None values are left out
+                of every aggregate except `count()`.
+            **values: Columns of the row, instead of `row`.
+
+        Returns:
+            The new figures of the key.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRecord: The key or a column is not of a suitable type.
+        """
         store = self._partition()
         state = self.aggregates.fold(store[key], values if row is UNSET else row)
         store.put(key, state)
         return self.aggregates.result(state)
 
     def __getitem__(self, key: K) -> Any:
+        """Return the figures of a key. Without any row they are those of an empty group."""
         return self.aggregates.result(self._partition()[key])
 
     def get(self, key: K, default: Any = UNSET) -> Any:
-        """A key's figures; else `default`, else those of no row at all."""
+        """Return the figures of a key.
+
+        Args:
+            key: Key of the group.
+            default: Result for a key that no row was added to. By default it is the figures of an
+                empty group: a count of 0, and None for the other aggregates.
+        """
         if default is not UNSET and key not in self._partition():
             return default
         return self[key]
@@ -62,18 +96,20 @@ class Grouped(Store[K, Any]):
     def range(
         self, lower: K | None = None, upper: K | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[K, Any]]:
-        """Keys and figures from `lower` up to but without `upper`."""
+        """Yield keys and figures from `lower` to `upper` (exclusive), in the order of the keys."""
         return self._figures(super().range(lower, upper, reverse=reverse))
 
     def all(self, *, reverse: bool = False) -> Iterator[tuple[K, Any]]:
-        """All keys of the partition and their figures, in the order of the keys."""
+        """Yield all keys of the partition with their figures, in the order of the keys."""
         return self._figures(super().all(reverse=reverse))
 
     @property
     def merge(self) -> Merge[Any]:
+        """Function that merges the aggregates that several partitions hold of one key."""
         return self.aggregates.merge
 
     def shown(self, value: Any) -> Any:
+        """Return the figures of a stored state."""
         return self.aggregates.result(value)
 
     def _figures(self, entries: Iterator[tuple[K, Any]]) -> Iterator[tuple[K, Any]]:

@@ -1,7 +1,8 @@
-"""An app: topics, stores and tasks under one name, and how they are run.
+"""Application: topics, stores and tasks under one name, and the methods that run them.
 
-The declarations touch nothing. The log is opened when it is first needed (`run`, `append`,
-`query` …), stays open until `close` or the end of the program, and topics are created then.
+Declaring a topic, store or task touches no file. The log is opened when it is first needed (`run`,
+`append`, `query`, …), and the declared topics are created then. It stays open until `close` or the
+end of the program.
 """
 
 from __future__ import annotations
@@ -42,29 +43,71 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 
 DEFAULT_LOG = "./data"
+"""Folder of the log if neither `log=` nor STRANDLINE_LOG is given."""
 
 
 class App(Runnable):
     """Stateful stream processing over one log.
 
-    `log` is a folder, a URL, or an open log; the environment variable STRANDLINE_LOG
-    overrides it. Stores keep their files in `<state_dir>/<name>`: by default `state/` in the
-    log's folder, or in the current one if the log is a URL; with a log that is passed in open
-    and no `state_dir` they are in memory. The name is also the consumer group, and begins the names
-    of internal topics.
+    Declare topics, stores and tasks on the app, then call `run`. Processes that run the same app
+    share the partitions of its input topics as a consumer group. Other processes of the same
+    machine read its stores through `strandline.connect`.
 
-    Processes that run the same app share its partitions. One that was not heard of for
-    `session_timeout_ms`, or that was busy with one record for `max_poll_interval_ms`, has
-    lost its own to the others. `standby_replicas` of the others keep a copy of its stores, and are
-    the first to get its partitions. With the environment variable STRANDLINE_INSTANCE it is a static
-    member (KIP-345), whose partitions wait for its return for a session timeout.
+    Four environment variables change an app without a change of its code: STRANDLINE_LOG and
+    STRANDLINE_SCHEMA_REGISTRY override `log` and `registry`. STRANDLINE_INSTANCE makes the worker a
+    static member of its group (KIP-345): its partitions wait for its return for one session
+    timeout. STRANDLINE_TOKEN is the token that queries from other machines must show.
 
-    Its stores are read from other processes of this machine by `connect`. `application_server`, as
-    "host:port" ("tcp://…" or "tls://…?certificate=…&key=…" beyond this machine), lets others do so that
-    show the token of the environment variable STRANDLINE_TOKEN.
+        app = App("hello", log="data/hello")
+        words = app.topic("words", value=str)
+        seen = app.store("seen", value=int, default=0)
 
-    `registry` is where the schemas of Avro and Protobuf values are kept, a URL or a `SchemaRegistry`; the
-    environment variable STRANDLINE_SCHEMA_REGISTRY overrides it.
+        @app.task(words, stores=[seen])
+        def count(record: Record[str, str]) -> None:
+            seen[record.value] += 1
+
+        app.run()
+
+    Args:
+        name: Name of the app. It is also the consumer group and the prefix of the names of internal
+            topics, so a renamed app starts without state.
+        log: A folder, a URL (`strandline://host:port`, `kafka://host:port`), or an open log. The
+            default is the folder `./data`.
+        processing_guarantee: Effect of a crash on the results: none ("exactly_once", the default),
+            records may be processed again ("at_least_once"), or records may be lost
+            ("at_most_once").
+        commit_interval_ms: Milliseconds between two commits while there is something to commit.
+            Results become visible at a commit. The default, 100, keeps results fresh; longer
+            intervals give more throughput.
+        commit_records: Number of records after which a commit follows even before
+            `commit_interval_ms`. The default, 100,000, bounds the memory of a transaction and the
+            work that a crash repeats.
+        transaction_timeout_ms: Milliseconds after which the log aborts a commit that has not ended.
+            The default is 10,000. Readers of the output topics wait at most that long for a worker
+            that died while it committed.
+        session_timeout_ms: Milliseconds without a heartbeat after which a worker loses its
+            partitions to the other workers. The default, 10,000, tolerates short pauses of a
+            process. In a folder, a worker whose process dies loses them at once.
+        max_poll_interval_ms: Milliseconds that a worker may spend on one record before it loses its
+            partitions. The default, 300,000, is Kafka's.
+        standby_replicas: Number of other workers that keep a copy of each partition's stores. They
+            are the first to take the partition over, and replay only the end of its changelog. The
+            default is 0, because each copy costs disk space and reads.
+        application_server: Address at which this worker answers queries from other machines:
+            "host:port" on this machine, or "tcp://…" and "tls://…?certificate=…&key=…" beyond it.
+            By default only processes of this machine can query it.
+        state_dir: Folder of the store files; the app uses the subfolder of its name. The default is
+            `state/` in the log's folder, or in the current folder if the log is a URL. If `log` is
+            an open log and `state_dir` is not given, stores are kept in memory.
+        durability: Durability of an acknowledged append where this process owns the log: it
+            survives a power cut ("fsync", the default), or only a kill of the process ("os",
+            faster).
+        registry: URL of the schema registry that keeps the schemas of Avro and Protobuf values, or
+            a `SchemaRegistry`.
+        clock: Source of time and identifiers, for tests. The default is the system's clock.
+
+    Raises:
+        InvalidConfig: An argument is not valid.
     """
 
     def __init__(
@@ -114,6 +157,7 @@ class App(Runnable):
 
     @property
     def name(self) -> str:
+        """Name of the app."""
         return self.declared.app
 
     # Declaring ------------------------------------------------------------------------
@@ -180,15 +224,33 @@ class App(Runnable):
         key_serde: AnySerde | None = None,
         config: Mapping[str, str] | None = None,
     ) -> Topic[Any, Any]:
-        """Declare a topic; it is created when it does not exist.
+        """Declare a topic and return its handle. The topic is created when the log is opened.
 
-        `value`: a dataclass, msgspec.Struct or pyarrow.Schema makes a typed topic, whose
-        values are stored as columns (on Kafka, as JSON); `bytes` are stored as they are, anything
-        else as MessagePack. `key` is the type of the keys or, on a typed topic, the column that
-        holds them; `timestamp` the column that holds the time. `serde` and `key_serde` say what
-        values and keys look like in the log: "json", "avro", "protobuf", "msgpack", "bytes", one of these with
-        settings (`AvroSerde(…)`), or an object with `dumps` and `loads`. `config` takes
-        Kafka's settings; without `retention.ms` records are kept. Raises InvalidConfig.
+        Args:
+            name: Name of the topic in the log.
+            key: Type of the keys, by default str. On a typed topic it may also be the name of the
+                column that holds the key.
+            value: Type of the values. A dataclass, a msgspec.Struct or a pyarrow.Schema makes a
+                typed topic, which stores a column per field (on Kafka, JSON). `bytes` are stored
+                unchanged. Any other type is stored as MessagePack, and `Any` (the default) accepts
+                whatever MessagePack can hold.
+            timestamp: Name of the column that holds the time of a record, on a typed topic. By
+                default a record's time does not depend on its value.
+            partitions: Number of partitions. None, the default, takes those of an existing topic,
+                and creates a new one with one partition.
+            serde: Form of the values in the log: "json", "avro", "protobuf", "msgpack", "bytes",
+                one of these with settings (`AvroSerde(…)`), or an object with `dumps` and `loads`.
+                The default depends on `value`.
+            key_serde: Form of the keys in the log, chosen like `serde`. By default str, int, float
+                and bytes are written as Kafka's Java client writes them.
+            config: Kafka's topic settings, used when the topic is created. Without `retention.ms`
+                records are kept for ever, because state is often rebuilt from them.
+
+        Returns:
+            The handle: `send` in handlers, `append` and `to_polars` elsewhere.
+
+        Raises:
+            InvalidConfig: The declaration is not valid, or contradicts an earlier one of this name.
         """
         made = Topic[Any, Any](
             self,
@@ -245,16 +307,33 @@ class App(Runnable):
         default_factory: Callable[[], Any] | None = None,
         **settings: Unpack[StoreSettings],
     ) -> Store[Any, Any]:
-        """Declare a store; it belongs to the task that names it in `stores=`.
+        """Declare a store and return its handle.
 
-        `default` (immutable) or `default_factory` is what a key reads as that was never set.
-        Settings: `ttl_ms` lets values expire, `engine` is "rocksdb" or "memory", `limits` say
-        how much memory it may use. Raises InvalidConfig.
+        The store belongs to the task that lists it in `stores=`. The declaration is recorded in the
+        log with the store and compared at each start. Types may become wider, and fields with
+        defaults may be added. Any other change is refused unless `upgrade` converts the old values.
 
-        The declaration is recorded with the store, and compared at each start. Types may become
-        wider, and fields that have defaults may be added; any other change is refused, unless
-        `upgrade`, a function, makes a value of the declared type from each old one. It gets plain
-        data (of bytes, and of a serde's values, their bytes).
+        Args:
+            name: Name of the store: 1 to 100 of the characters A-Z a-z 0-9 . _ -
+            key: Type of the keys: str (the default), int, float, bytes, bool, date, datetime, or a
+                tuple of these, such as `tuple[str, int]`.
+            value: Type of the values, or a serde. None, the default, is MessagePack without a type.
+            default: Immutable value that a key reads as before it is set.
+            default_factory: Function that makes the default of a key, called for each read. It is
+                meant for values that can be changed, such as `list`.
+            ttl_ms: Milliseconds from the last `put` of a value, by the wall clock, until it
+                expires. None, the default, keeps values for ever.
+            engine: "rocksdb" (the default) for state on disk, or "memory".
+            limits: Memory that each partition of the store may use; see `StoreLimits`.
+            upgrade: Function that returns a value of the declared type for a value stored under an
+                earlier declaration. It receives plain data; for bytes and for values of a serde,
+                their bytes.
+
+        Returns:
+            The handle, to be used inside the handlers of its task.
+
+        Raises:
+            InvalidConfig: The declaration is not valid, or contradicts an earlier one of this name.
         """
         spec: StoreSpec[Any, Any] = StoreSpec(
             name,
@@ -269,7 +348,19 @@ class App(Runnable):
     def counter(
         self, name: str, *, key: type[K] | Any = str, **settings: Unpack[StoreSettings]
     ) -> Counter[K]:
-        """Declare a count per key: `flights.add(key)`."""
+        """Declare a store of counts. A handler counts with `flights.add(key)`.
+
+        Args:
+            name: Name of the store.
+            key: Type of the keys, by default str.
+            **settings: `ttl_ms`, `engine`, `limits` and `upgrade` as in `store`.
+
+        Returns:
+            The handle of the counts. A key that was never counted reads as 0.
+
+        Raises:
+            InvalidConfig: The declaration is not valid.
+        """
         return self.declared.add_store(Counter(self, name, key, **settings))
 
     def aggregates(
@@ -280,7 +371,25 @@ class App(Runnable):
         settings: StoreSettings | None = None,
         **aggregates: Aggregate,
     ) -> Grouped[K]:
-        """Declare figures per key, as `n=count(), worst=max("dep_delay")`: `delays.add(key, row)`."""
+        """Declare a store of several aggregates per key, to which a handler adds rows.
+
+            delays = app.aggregates("delays", n=count(), worst=max("dep_delay"))
+            delays.add(key, row)  # in a handler
+
+        Args:
+            name: Name of the store.
+            key: Type of the keys, by default str.
+            settings: `ttl_ms`, `engine`, `limits` and `upgrade` as in `store`. They are one
+                argument because the keywords are the names of aggregates.
+            **aggregates: Name and kind of each aggregate: `count`, `sum`, `min`, `max` or `mean` of
+                this package.
+
+        Returns:
+            The handle of the aggregates.
+
+        Raises:
+            InvalidConfig: The declaration is not valid.
+        """
         figures = Aggregates(**aggregates)
         return self.declared.add_store(Grouped(self, name, key, figures, **(settings or {})))
 
@@ -294,37 +403,45 @@ class App(Runnable):
         tombstones: bool = False,
         window_ms: int | None = None,
     ) -> Callable[[H], H]:
-        """Make a function, or a class with `process`, the handler of a topic's records.
+        """Return a decorator that makes a function or class the handler of a topic's records.
 
-        One instance of the task works for partition n of all its topics. Records of one
-        partition are handled one at a time, and those of several topics merged by time. With an
-        async handler different partitions overlap.
+        One instance of the task works for partition n of all its topics. It handles the records of
+        a partition one at a time, and merges those of several topics by time. With an async handler
+        the partitions of a worker overlap.
 
-        A class is made once per partition. Besides `process(record)` it may have
+        A class is instantiated once per partition. It has a method `process(record)`, and it may
+        have
 
-        - `init(context)`, called when the stores are there, before all else;
-        - `window()`, called every `window_ms` by the wall clock, and once more before a run
-          until "idle" or "end" ends, if records were handled since its last call;
+        - `init(context)`, called once the stores are open, before any other method;
+        - `window()`, called every `window_ms` by the wall clock, and once more at the end of a run
+          until "idle" or "end" if records were handled since its last call;
         - `on_timer(name)`, called when a timer fires;
-        - `close()`, called at the end of a run in order, not after a crash. Stores, `send` and
-          timers raise NotInTask there.
+        - `close()`, called at the end of an orderly run, not after a crash. Stores, `send` and
+          timers raise NotInTask in `close`.
 
-        All others run inside the task's transaction: they may use stores, send, and set timers
-        (if there is an `on_timer`). What they send has the time of the record or timer; in
-        `init` and `window`, of the wall clock. What raises is undone, and `on_error` decides.
+        All methods except `close` run inside the task's transaction. They may use stores, send
+        records, and set timers if there is an `on_timer`. A record that they send has the time of
+        the record or timer being handled; in `init` and `window` it has the time of the wall clock.
+        If a method raises, its changes are undone and `on_error` applies.
 
         Args:
-            topics: One topic, or several with equally many partitions.
-            stores: The stores that the handler uses; a store belongs to one task.
-            name: The task's name; by default that of the function or class.
-            on_error: What becomes of a record whose handler raises: "fail" stops the task's
-                instance there, "skip" drops it, "dead_letter" sends it with the error to
-                `<app>-<task>-dead-letter`.
-            tombstones: True passes tombstones to the handler; by default they are left out.
-            window_ms: Milliseconds between two calls of `window`.
+            topics: One topic, or several that have the same number of partitions.
+            stores: The stores that the handler uses. A store belongs to one task.
+            name: Name of the task, by default that of the function or class.
+            on_error: Policy for a record whose handler raises. "fail" stops the task's instance at
+                the record. "skip" drops the record. "dead_letter" sends the record and the error to
+                the topic `<app>-<task>-dead-letter`. The default is "fail", because it loses no
+                record.
+            tombstones: True to pass tombstones (records whose value is None) to the handler. The
+                default is False, because most handlers need a value.
+            window_ms: Milliseconds between two calls of `window`. None, the default, never calls
+                it.
+
+        Returns:
+            A decorator that returns the function or class unchanged.
 
         Raises:
-            InvalidConfig: The declaration is wrong.
+            InvalidConfig: The declaration is not valid.
         """
         inputs = (topics,) if isinstance(topics, Topic | str) else tuple(topics)
 
@@ -340,7 +457,19 @@ class App(Runnable):
         return declare
 
     def on_timer(self, task: Callable[..., Any] | str) -> Callable[[H], H]:
-        """Make a function the handler of a task's timers: it is called with the timer's name."""
+        """Return a decorator that makes a function the timer handler of a task.
+
+        The function is called with the name of each timer that fires.
+
+        Args:
+            task: The task's function, or its name.
+
+        Returns:
+            A decorator that returns the function unchanged.
+
+        Raises:
+            InvalidConfig: There is no such task, or it has a timer handler already.
+        """
 
         def declare(handler: H) -> H:
             self.declared.task_of(task).set_on_timer(handler)
@@ -349,13 +478,17 @@ class App(Runnable):
         return declare
 
     def drop_task(self, name: str) -> None:
-        """Say that the timers of a task of an earlier version are not needed any more.
+        """Declare that the timers of a task of an earlier version are no longer needed.
 
-        Without it an app with pending timers of a task that it does not declare does not run. The
-        timers stay where they are until `reset`; with the task declared again they fire.
+        An app refuses to run while it has pending timers of a task that it does not declare. After
+        this call it runs. The timers stay stored until `reset`, and fire if the task is declared
+        again.
 
         Args:
-            name: Name of the task; an InvalidConfig if it is declared and has timers.
+            name: Name of the task of the earlier version.
+
+        Raises:
+            InvalidConfig: The task is declared and has timers.
         """
         self.declared.drop_task(name)
 
@@ -387,10 +520,24 @@ class App(Runnable):
         key_type: Any = None,
         partitions: int | None = None,
     ) -> Topic[Any, Any]:
-        """The same records by another key, through an internal topic.
+        """Return a topic with the same records by another key, which go through an internal topic.
 
-        `key` is a column of the value, or a function of the record, whose results are of
-        `key_type` (default: str). The topic is `<app>-<name>-repartition`.
+        A store must be keyed as the input of its task is. Repartition the input first if it is not.
+
+        Args:
+            topic: Topic to read.
+            key: New key: a column of the value, or a function of the record.
+            name: Name of the task that forwards the records; the internal topic is
+                `<app>-<name>-repartition`. The default is `<topic>-by-<column>`; a function needs a
+                name.
+            key_type: Type of the function's results, by default str.
+            partitions: Number of partitions of the internal topic, by default that of `topic`.
+
+        Returns:
+            The handle of the internal topic, as an input for tasks.
+
+        Raises:
+            InvalidConfig: The declaration is not valid, or a function is given without a name.
         """
         from strandline.framework.repartition import declare
 
@@ -399,7 +546,7 @@ class App(Runnable):
     # Closing --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the log; harmless when repeated."""
+        """Close the log. Repeated calls have no effect."""
         with self._opening:
             if self._opened is not None:
                 self._closing()
@@ -415,7 +562,7 @@ class App(Runnable):
 
     @property
     def broker(self) -> Broker:
-        """The log, opened when it is first asked for."""
+        """Broker of the log; the log is opened at the first access."""
         with self._opening:
             if self._opened is None:
                 self._opened = running.open_log(self)
@@ -423,24 +570,36 @@ class App(Runnable):
             return self._opened.broker
 
     def producer(self, transactional_id: str | None = None) -> Producer:
-        """A producer of bytes and columns, for use outside of tasks."""
+        """Return a producer of bytes and columns, for use outside of tasks.
+
+        Args:
+            transactional_id: Identifier of a transactional producer; a new producer with the same
+                identifier fences the older one. None, the default, is a producer without
+                transactions.
+
+        Returns:
+            The producer. Close it, or use it in a `with` statement.
+        """
         from strandline.changelog.client.producer import Producer
 
         self.prepare()
         return Producer(self.broker, transactional_id=transactional_id, clock=self.clock)
 
     def query(self, store: Store[K, V], *, partition: int | None = None) -> StoreView[K, V]:
-        """Return the committed state of a store, read from its changelog; read-only.
+        """Return a read-only view of the committed state of a store, read from its changelog.
 
         Args:
             store: A store of this app.
-            partition: Read only what this partition has: one part of a store that is not keyed
-                as the input of its task is. By default all partitions are put together.
+            partition: Partition to read alone. By default all partitions are combined, and a key
+                that several partitions hold is merged or refused, as `StoreView` describes.
+
+        Returns:
+            A view of the state as it is now; `refresh` updates it.
 
         Raises:
-            InvalidConfig: The store belongs to no task.
+            InvalidConfig: The store belongs to no task, or its stored values have another type.
             InvalidRequest: There is no such partition.
-            RequestTimedOut: A transaction stays open before something that was committed.
+            RequestTimedOut: A transaction stays open before a record that is already committed.
         """
         from strandline.framework.query import view_of
 
@@ -448,16 +607,23 @@ class App(Runnable):
         return view_of(self, store, partition)
 
     def describe(self) -> dict[str, Any]:
-        """Tasks with their inputs and stores, topics, and settings, as plain data."""
+        """Return tasks with their inputs and stores, topics, and settings as plain data."""
         return self.declared.described(self.options)
 
     def reset(self) -> None:
-        """Forget state, positions and internal topics; the next run begins anew.
+        """Delete state, committed offsets and internal topics.
 
-        Input and output topics stay as they are. The app must not be running.
+        The next run reads the input from its beginning. Input and output topics stay as they are.
+
+        Raises:
+            InvalidRequest: The app is running.
         """
         running.reset(self)
 
     def prepare(self) -> None:
-        """Create the declared topics that do not exist. Raises InvalidConfig."""
+        """Create the declared topics that do not exist.
+
+        Raises:
+            InvalidConfig: A declared topic exists with other settings.
+        """
         self.declared.prepare(self.broker)

@@ -1,4 +1,4 @@
-"""`topic.append`: many records from outside of a task, in one go."""
+"""Implementation of `Topic.append`: many records from outside of a task in one call."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from strandline.framework.columns import batch_of, one_record, outgoing
 from strandline.framework.formats.wire import conform
 from strandline.framework.topic import Topic
 
-PIECE = 65_536
-"""Records whose columns are built at a time."""
+APPEND_RECORDS = 65_536
+"""Maximum number of records whose columns are built at a time, to bound memory."""
 
 
 def append_to(topic: Topic[Any, Any], data: Any, timestamp: int | dt.datetime | None) -> int:
-    """See `Topic.append`."""
+    """Append data to a topic and return the number of records; see `Topic.append`."""
     now = topic.app.clock.now_ms()
     if timestamp is not None:
         now = to_ms(timestamp, now)
@@ -49,7 +49,7 @@ def _append_table(topic: Topic[Any, Any], data: Any, now: int) -> int:
 
 
 def _append_formed(topic: Topic[Any, Any], producer: Producer, data: Any, now: int) -> int:
-    """Append a table to a topic that has its own form of values, or of keys."""
+    """Append a table to a topic whose values or keys have a serde of their own."""
     info = topic.app.broker.topic(topic.name)
     table, keys = _with_own_keys(topic, data)
     described = replace(info, schema=topic.schema, schema_id=0)
@@ -78,9 +78,9 @@ def _formed(topic: Topic[Any, Any], values: pa.Array) -> pa.Array:
 
 
 def _with_own_keys(topic: Topic[Any, Any], data: Any) -> tuple[pa.Table, pa.Array | None]:
-    """A table, and its keys as `key_serde` writes them, if there is one."""
+    """Return a table and, if the topic has a `key_serde`, its keys encoded by it."""
     if type(data).__module__.partition(".")[0] == "pandas":
-        # Otherwise the index comes along as a column.
+        # Otherwise pandas adds the index as a column.
         table = pa.Table.from_pandas(data, preserve_index=False)
     else:
         table = pa.table(data)
@@ -100,7 +100,7 @@ def _append_records(topic: Topic[Any, Any], records: Any, now: int) -> int:
     total = 0
     with topic.app.producer() as producer:
         info = topic.app.broker.topic(topic.name)
-        while piece := [_items(topic, record, now) for record in islice(records, PIECE)]:
+        while piece := [_items(topic, record, now) for record in islice(records, APPEND_RECORDS)]:
             columns = _columns(topic, piece)
             producer.append_batches(outgoing(columns, info, producer))
             total += len(piece)
@@ -119,6 +119,7 @@ def _items(topic: Topic[Any, Any], record: Any, now: int) -> tuple[Any, Any, int
 
 
 def _columns(topic: Topic[Any, Any], items: list[tuple[Any, Any, int]]) -> pa.RecordBatch:
+    """Return the columns of checked items; the error names the record that cannot be stored."""
     keys, values, timestamps = ([item[at] for item in items] for at in range(3))
     try:
         return batch_of(topic, topic.keys.encode(keys), topic.values.encode(values), timestamps)

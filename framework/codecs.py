@@ -1,8 +1,9 @@
-"""Keys and values of a topic as columns of bytes or structs, in bulk.
+"""Codecs: keys and values of a topic as columns of bytes or structs, in bulk.
 
-Which codec a topic has is chosen in framework/formats/choice.py. A codec's *item* is what it keeps of a value between `send` and the building of the column:
-the value itself if it is exactly of the immutable type `exact`, else what `item()` returns,
-which has been checked and cannot change any more. None stays None: a null.
+framework/formats/choice.py chooses the codec of a topic. A codec's *item* is the form of a value
+between `send` and the building of the column. It is the value itself if its type is exactly the
+immutable type `exact`. Otherwise it is the result of `item()`, which has been checked and cannot
+change any more. None stays None: a null.
 """
 
 from __future__ import annotations
@@ -22,53 +23,54 @@ from strandline.statestore.packing import pack_ints
 from strandline.statestore.serdes import Serde, TypedMessagePack, value_serde
 
 UNENCODABLE = (InvalidRecord, pa.ArrowException, OverflowError, ValueError, TypeError)
-"""What building a column raises if one of its items cannot be stored.
+"""Errors that building a column raises if one of its items cannot be stored.
 
-MemoryError, which in Arrow is an ArrowException as well, and SchemaMismatch, an InvalidRecord, are nobody's
-record: they are to be caught before.
+Catch MemoryError and SchemaMismatch first. Neither is the fault of a record, but Arrow's
+MemoryError is an ArrowException too, and SchemaMismatch is an InvalidRecord.
 """
 
 
 class Codec(Protocol):
-    """A column of keys or values."""
+    """Conversion between values and a column of keys or values."""
 
     exact: type | None
+    """Immutable type whose values are their own items; None if there is none."""
     arrow: pa.DataType
-    """Of the column in the log."""
+    """Type of the column in the log."""
     rows: RowType | None
-    """The columns of what is typed, whatever its form in the log; else None."""
+    """Columns of a typed value, in any form in the log; None if values are not typed."""
 
     def item(self, value: Any) -> Any:
-        """What to keep of `value`. Raises InvalidRecord if it cannot be stored."""
+        """Return the item to keep of `value`. Raise InvalidRecord if it cannot be stored."""
         ...
 
     def encode(self, items: Sequence[Any]) -> pa.Array:
-        """The column of these items."""
+        """Return the column of these items."""
         ...
 
     def decode(self, column: pa.Array) -> list[Any]:
-        """The values in a column. Raises InvalidRecord."""
+        """Return the values in a column. Raise InvalidRecord."""
         ...
 
 
 class TypedCodec(Codec, Protocol):
-    """A column of typed keys or values."""
+    """Conversion between typed values and a column of keys or values."""
 
     def row(self, item: Any) -> Row:
-        """The fields of an item."""
+        """Return the fields of an item."""
         ...
 
     def to_columns(self, column: pa.Array) -> pa.Array:
-        """The struct column of what is in the log. Raises InvalidRecord."""
+        """Return the struct column of a column in the log. Raise InvalidRecord."""
         ...
 
     def from_columns(self, column: pa.Array) -> pa.Array:
-        """What a struct column is in the log. Raises InvalidRecord."""
+        """Return the column in the log of a struct column. Raise InvalidRecord."""
         ...
 
 
 class SerdeCodec:
-    """One serde call a value; of scalars (`exact`) only when the column is built."""
+    """Codec that calls a serde once per value; for scalars (`exact`) only in `encode`."""
 
     arrow = pa.binary()
     rows: RowType | None = None
@@ -88,7 +90,7 @@ class SerdeCodec:
                 f"{type(self._serde).__name__}.dumps must return bytes; got {encoded!r}"
             )
         if isinstance(self._serde, TypedMessagePack) and self.exact is None:
-            self._serde.loads(encoded)  # a value of another type would stop every reader
+            self._serde.loads(encoded)  # because a value of another type would stop every reader
         return encoded if self.exact is None else value
 
     def encode(self, items: Sequence[Any]) -> pa.Array:
@@ -111,7 +113,7 @@ class SerdeCodec:
 
 
 class StrCodec:
-    """Text as UTF-8."""
+    """Codec of text as UTF-8."""
 
     exact: type | None = str
     arrow = pa.binary()
@@ -134,13 +136,13 @@ class StrCodec:
         try:
             return list(column.cast(pa.string()).to_pylist())
         except MemoryError:
-            raise  # Arrow's is an ArrowException as well
+            raise  # because Arrow's MemoryError is an ArrowException too
         except (pa.ArrowException, UnicodeDecodeError) as error:
             raise InvalidRecord(f"not UTF-8 text: {error}; declare the type bytes") from error
 
 
 class PackCodec:
-    """Scalars of one type in MessagePack, packed and unpacked by the column."""
+    """Codec of scalars of one type in MessagePack, which packs and unpacks a column at a time."""
 
     arrow = pa.binary()
     rows: RowType | None = None
@@ -164,7 +166,7 @@ class PackCodec:
             if None not in items:
                 return pa.array(list(map(_pack, items)), pa.binary())
         except (OverflowError, TypeError):
-            pass  # an int beyond 64 bits, or a null among ints
+            pass  # an int beyond 64 bits, or a null among ints: encode one by one below
         dumps = self._serde.dumps
         return pa.array([None if i is None else dumps(i) for i in items], pa.binary())
 
@@ -179,7 +181,7 @@ class PackCodec:
 
 
 class RowCodec:
-    """Typed values as a struct of columns."""
+    """Codec of typed values as a struct of columns."""
 
     exact: type | None = None
 
@@ -211,7 +213,7 @@ class RowCodec:
 
 
 def translated(serde: Any, call: Callable[..., Any], *arguments: Any, doing: str) -> Any:
-    """The result of a call of somebody's serde, whose errors become ours."""
+    """Return the result of a call of a user's serde; translate its errors into InvalidRecord."""
     try:
         return call(*arguments)
     except StrandlineError:
@@ -221,7 +223,7 @@ def translated(serde: Any, call: Callable[..., Any], *arguments: Any, doing: str
 
 
 def as_exactly(exact: type, value: Any) -> Any:
-    """`value` as exactly that scalar, if that loses nothing. Raises InvalidRecord."""
+    """Return `value` as exactly this scalar type, if that loses nothing. Raise InvalidRecord."""
     if type(value) is exact:
         return value
     boolean = isinstance(value, bool | np.bool_)
@@ -242,7 +244,7 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 def _scalar_sizes() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """By the first byte of a MessagePack scalar, its whole length; 0 for anything longer."""
+    """Return the bytes of a MessagePack scalar by its first byte; 0 for anything longer."""
     sizes = np.zeros(256, np.int64)
     sizes[0x00:0x80] = 1
     sizes[0xE0:0x100] = 1
@@ -258,12 +260,13 @@ _SIZES = _scalar_sizes()
 
 
 def _bounds(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return the offsets of a binary column's values in its data buffer."""
     whole = np.frombuffer(column.buffers()[1], np.int32)
     return whole[column.offset : column.offset + len(column) + 1]
 
 
 def _holds_one_scalar_each(column: pa.Array) -> bool:
-    """Whether the bytes, one after another, are as many short scalars as there are rows."""
+    """Return True if every value of the column is exactly one short scalar."""
     if column.null_count or len(column) == 0 or column.type != pa.binary():
         return False
     bounds = _bounds(column)
@@ -275,6 +278,7 @@ def _holds_one_scalar_each(column: pa.Array) -> bool:
 
 
 def _as_one_array(column: pa.Array) -> bytes:
+    """Return the column's bytes as one MessagePack array (array 32)."""
     bounds = _bounds(column)
     data = memoryview(column.buffers()[2])[bounds[0] : bounds[-1]]
     return b"\xdd" + len(column).to_bytes(4, "big") + bytes(data)

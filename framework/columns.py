@@ -1,4 +1,6 @@
-"""Columns as the log takes them: built, brought to the topic's schema, and cut up by partition."""
+"""Columns in the form that the log takes: built, extended to the topic's schema, split by
+partition.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from strandline.framework.codecs import UNENCODABLE
 from strandline.framework.topic import Topic
 
 Outgoing = tuple[TopicPartition, pa.RecordBatch, int]
-"""A partition, columns for it, and the id of their schema."""
+"""A partition, the columns to append to it, and the id of their schema."""
 
 
 def batch_of(
@@ -31,7 +33,7 @@ def batch_of(
     timestamps: Any,
     headers: dict[int, Headers] | None = None,
 ) -> pa.RecordBatch:
-    """Columns as the log takes them."""
+    """Return keys, values, timestamps and headers as one batch for the log."""
     arrays = [pa.array(timestamps, pa.int64()), keys, values]
     if headers:
         arrays.append(_headers_column(headers, len(keys)))
@@ -43,7 +45,7 @@ def batch_of(
 def one_record(
     topic: Topic[Any, Any], key: Any, value: Any, timestamp: int, headers: Headers = ()
 ) -> pa.RecordBatch:
-    """Columns of one record, given as items of the topic's codecs. Raises InvalidRecord."""
+    """Return the columns of one record, given as items of the codecs. Raise InvalidRecord."""
     try:
         keys, values = topic.keys.encode([key]), topic.values.encode([value])
         return batch_of(topic, keys, values, [timestamp], {0: headers} if headers else None)
@@ -56,9 +58,10 @@ def one_record(
 
 
 def outgoing(columns: pa.RecordBatch, info: TopicInfo, producer: Producer) -> Iterator[Outgoing]:
-    """Yield columns of an app as appends by `producer` to the topic as it is.
+    """Yield an app's columns as appends by `producer` to the partitions of a topic.
 
-    Where a typed topic's schema has been extended since, what the app does not know is null.
+    If the schema of a typed topic has been extended since the app was written, columns that the app
+    does not know are null.
     """
     upgraded = upgrade(columns, value_type(info.schema))
     for partition, part in producer.partitioned(info.name, upgraded):

@@ -1,8 +1,9 @@
-"""Which task is running: what ties `store[key]` and `topic.send` to a partition and a transaction.
+"""Context of the running task: the link from `store[key]` and `topic.send` to a partition.
 
-Each handle (a topic, a store) has a context variable of its own, set while a handler of a
-task instance may use it; outside, looking it up fails and the handle raises NotInTask. For
-synchronous handlers they are set once for many records, so a look-up costs 40 ns.
+Each handle (a topic, a store) has a context variable of its own. It is set while a handler of a
+task instance may use the handle. Elsewhere the look-up fails, and the handle raises NotInTask. For
+synchronous handlers the variables are set once for many records, because each look-up in a handler
+costs 40 ns already.
 """
 
 from __future__ import annotations
@@ -21,31 +22,48 @@ if TYPE_CHECKING:
     from strandline.framework.timers import Timers
 
 ClockName = Literal["stream", "wall"]
+"""Clock of a timer: the time of the records, or the wall clock."""
 
 
 class TaskContext:
-    """What a running task instance knows about itself; given to a class task's `init`."""
+    """Facts about the running task instance. `current_task` returns it, and `init` receives it.
+
+    Attributes:
+        app: Name of the app.
+        task: Name of the task.
+        partition: Number of the input partition that this instance works for.
+        record: The record being handled.
+        stream_time: Largest timestamp seen so far, in milliseconds since the epoch; -1 before the
+            first record. It survives a restart only if the task has a timer handler. A task that is
+            a function without a timer handler does not update it.
+        ending: True while a timer or window is called because `run(until="end")` ends the input.
+    """
 
     __slots__ = ("app", "ending", "partition", "record", "stream_time", "task", "timers")
 
     def __init__(self, app: str, task: str, partition: int, timers: Timers | None = None) -> None:
         self.app = app
+        """Name of the app."""
         self.task = task
-        """The task's name."""
+        """Name of the task."""
         self.partition = partition
-        """The number of the input partition that this instance works for."""
+        """Number of the input partition that this instance works for."""
         self.record: Record[Any, Any] = _NOTHING
         """The record being handled."""
         self.stream_time = -1
-        """The largest timestamp seen so far, in ms; -1 before the first record. Kept over
-        restarts, and for functions at all, only where the task has a handler for timers."""
+        """Largest timestamp seen so far, in ms since the epoch; -1 before the first record.
+
+        It survives a restart only if the task has a timer handler. A task that is a function
+        without a timer handler does not update it.
+        """
         self.timers = timers
+        """Timers of the instance; None if the task has no timer handler."""
         self.ending = False
-        """True for a timer or window that fires because `run(until="end")` ends the input."""
+        """True while a timer or window is called because `run(until="end")` ends the input."""
 
     @contextlib.contextmanager
     def at_end(self, ending: bool) -> Iterator[None]:
-        """What runs within is called because the input is over, if `ending`."""
+        """Set `ending` for the calls within this block, because the input is over."""
         self.ending = ending
         try:
             yield
@@ -58,18 +76,18 @@ _running: ContextVar[TaskContext] = ContextVar("strandline_running_task")
 
 
 def enter(context: TaskContext) -> None:
-    """From here on, in this thread or asyncio task, `context` is what runs."""
+    """Make `context` the running task, in this thread or asyncio task."""
     _running.set(context)
 
 
 def running() -> TaskContext | None:
-    """The task instance whose handler is running here, if any."""
+    """Return the task instance whose handler is running in this thread or asyncio task, or None."""
     context = _running.get(None)
     return None if context is None or context.task == "" else context
 
 
 def leave() -> None:
-    """No task runs here any more."""
+    """Declare that no task is running in this thread or asyncio task any more."""
     _running.set(_OUTSIDE)
 
 
@@ -77,7 +95,14 @@ _OUTSIDE = TaskContext("", "", -1)
 
 
 def current_task() -> TaskContext:
-    """The running task's context. Raises NotInTask outside of a handler."""
+    """Return the context of the running task.
+
+    Returns:
+        The context: partition, record, stream time.
+
+    Raises:
+        NotInTask: No handler is running.
+    """
     context = running()
     if context is None:
         raise NotInTask("no task is running here: this may only be called inside a handler")
@@ -85,20 +110,38 @@ def current_task() -> TaskContext:
 
 
 def set_timer(name: Any, at: int | dt.datetime, *, clock: ClockName = "stream") -> None:
-    """Let the running task's `on_timer` be called with `name` when the clock reaches `at`.
+    """Schedule a call of the running task's `on_timer`.
 
-    `at` is in milliseconds since the epoch (or a datetime). Stream time is the largest
-    timestamp that the partition has seen; a timer fires before the first record at or past
-    its time. Timers survive crashes; setting one of the same name and clock replaces it.
-    `name` is anything that can be a store's key. Raises NotInTask, InvalidRequest, InvalidRecord
-    (a time that looks like seconds).
+    Timers are part of the task's state: they are committed with it and survive crashes. A timer by
+    stream time fires before the first record whose timestamp is at or after `at`.
+
+    Args:
+        name: Argument of the `on_timer` call; any value that can be the key of a store. A timer of
+            the same name and clock is replaced.
+        at: Time to fire at: milliseconds since the epoch, or a datetime.
+        clock: "stream", the default, is the largest timestamp that the partition has seen, so that
+            a replay gives the same results. "wall" is the wall clock.
+
+    Raises:
+        NotInTask: No handler is running.
+        InvalidRequest: The task has no timer handler.
+        InvalidRecord: The name cannot be a key, or the time looks like seconds.
     """
     timers = _timers("set_timer")
     timers.set(name, to_ms(at, current_task().record.timestamp), clock)
 
 
 def cancel_timer(name: Any, *, clock: ClockName = "stream") -> None:
-    """Take back a timer of the running task; nothing happens if there is none."""
+    """Cancel a timer of the running task. A timer that does not exist is no error.
+
+    Args:
+        name: Name that the timer was set with.
+        clock: Clock that the timer was set with: "stream" (the default) or "wall".
+
+    Raises:
+        NotInTask: No handler is running.
+        InvalidRequest: The task has no timer handler.
+    """
     _timers("cancel_timer").cancel(name, clock)
 
 

@@ -1,4 +1,4 @@
-"""What an app consists of: the register of its topics, stores and tasks, and its checks."""
+"""Register of an app's topics, stores and tasks, and the checks of them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,31 @@ TopicT = TypeVar("TopicT", bound=Topic[Any, Any])
 StoreT = TypeVar("StoreT", bound=Store[Any, Any])
 
 INTERNAL_SUFFIXES = ("-changelog", "-repartition", "-timers")
+"""Endings that names of stores may not have, because internal topics use them."""
 CHANGELOG_CONFIG = {"cleanup.policy": "compact"}
+"""Settings of the changelog of a store without a time to live."""
 TTL_MARGIN_MS = 24 * 60 * 60 * 1000
-"""A changelog keeps values so much longer than their store does (Kafka Streams'
-`windowstore.changelog.additional.retention.ms`): its deletion goes by another clock."""
+"""Milliseconds by which a changelog keeps values longer than their store does.
+
+Retention goes by another clock than a store's time to live, so it must be later. Kafka Streams has
+the same margin: `windowstore.changelog.additional.retention.ms`.
+"""
 TTL_SEGMENTS = 4
-"""Into so many segments a time to live is divided at least, since whole segments are deleted."""
-DEAD_LETTER_ROOM = 64 << 10
+"""Minimum number of segments per time to live, because only whole segments are deleted."""
+DEAD_LETTER_ROOM_BYTES = 64 << 10
 """Bytes by which a dead letter may be larger than the largest record of its task's inputs."""
 LARGEST_MESSAGE_BYTES = 1000 << 20
-"""Largest `max.message.bytes` that every log takes."""
-KEPT = {"retention.ms": "-1"}
-"""Unless an app's topic says otherwise: retention goes by the records' own time, so Kafka's
-default of seven days would delete a file of last year's events minutes after it was appended."""
+"""Largest `max.message.bytes` that every log accepts."""
+KEEP_FOREVER = {"retention.ms": "-1"}
+"""Default settings of an app's topic.
+
+Retention goes by the records' own time, so Kafka's default of seven days would delete a file of
+last year's events minutes after it was appended.
+"""
 
 
 def check_app_name(app: str) -> None:
-    """Raise InvalidConfig unless an app, and so the folder of its stores, may have that name.
+    """Raise InvalidConfig unless `app` is a valid name for an app and the folder of its stores.
 
     >>> check_app_name("..")
     Traceback (most recent call last):
@@ -65,12 +73,12 @@ class Declarations:
         self.stores: dict[str, Store[Any, Any]] = {}
         self.tasks: dict[str, TaskSpec] = {}
         self.dropped: set[str] = set()
-        """Names of tasks whose timers are not needed any more."""
+        """Names of tasks whose timers are no longer needed."""
         self.is_running: Callable[[], bool] = bool
-        """Whether a worker of the app is at work in this process."""
+        """Function that returns True while a worker of the app runs in this process."""
 
     def add_topic(self, topic: TopicT) -> TopicT:
-        """Register a topic; a second declaration must say the same."""
+        """Register a topic. A second declaration of the name must be the same."""
         known = self.topics.get(topic.name)
         if known is not None:
             if known.same_as(topic):
@@ -86,16 +94,16 @@ class Declarations:
         return topic
 
     def add_store(self, store: StoreT) -> StoreT:
-        """Register a store under a name of its own."""
+        """Register a store under a name that no other store has."""
         if store.name in self.stores:
             raise InvalidConfig(f"store {store.name!r} is declared twice; use the first handle")
         if store.name.endswith(INTERNAL_SUFFIXES):
-            raise InvalidConfig(f"store {store.name!r}: names that end so are reserved")
+            raise InvalidConfig(f"store {store.name!r}: names with this ending are reserved")
         self.stores[store.name] = store
         return store
 
     def add_task(self, spec: TaskSpec) -> None:
-        """Register a task, and its stores as its own."""
+        """Register a task, and its stores as belonging to it."""
         if spec.name in self.tasks:
             raise InvalidConfig(
                 f"there are two tasks called {spec.name!r} ({self.tasks[spec.name].where} and"
@@ -119,7 +127,7 @@ class Declarations:
         self.tasks[spec.name] = spec
 
     def drop_task(self, name: str) -> None:
-        """Note that the timers of a task are not needed any more."""
+        """Record that the timers of a task are no longer needed."""
         if name in self.tasks and self.tasks[name].has_timers:
             raise InvalidConfig(
                 f"task {name!r} is declared and has timers, so it cannot be dropped; leave out"
@@ -128,14 +136,14 @@ class Declarations:
         self.dropped.add(name)
 
     def task_of(self, task: Callable[..., Any] | str) -> TaskSpec:
-        """The task of a handler, or of that name."""
+        """Return the task with this handler or name. Raise InvalidConfig if there is none."""
         for spec in self.tasks.values():
             if task in (spec.name, spec.handler):
                 return spec
         raise InvalidConfig(f"{task!r} is not a task of app {self.app!r}; decorate it first")
 
     def prepare(self, broker: Broker) -> dict[str, TopicInfo]:
-        """Create what does not exist, check what does; describe all topics.
+        """Create the topics that do not exist, check those that do, and return all of them.
 
         Raises InvalidConfig, SchemaMismatch.
         """
@@ -157,7 +165,9 @@ class Declarations:
         return infos
 
     def internal_topics(self) -> list[str]:
-        """Return the topics that `reset` deletes: changelogs, repartition topics, recorded declarations."""
+        """Return the topics that `reset` deletes: changelogs, repartition topics, recorded
+        declarations.
+        """
         timers = [spec.timer_store for spec in self.tasks.values() if spec.has_timers]
         timers += [timer_store(name) for name in sorted(self.dropped)]
         specs = [*(store.spec for store in self.stores.values()), *timers]
@@ -172,7 +182,7 @@ class Declarations:
         return [*changelogs, *repartitions, *declarations]
 
     def described(self, options: Options) -> dict[str, Any]:
-        """As plain data."""
+        """Return the declarations as plain data."""
         return {
             "app": self.app,
             "processing_guarantee": options.processing_guarantee,
@@ -230,30 +240,33 @@ class Declarations:
         try:
             info = broker.topic(name)
         except UnknownTopic:
-            self._warn_if_behind(broker, name, spec, store)
+            self._warn_if_state_lost(broker, name, spec, store)
             try:
                 return broker.create_topic(name, partitions, config=changelog_config(store))
-            except TopicExists:
+            except TopicExists:  # another worker of the app created it after the look-up
                 info = broker.topic(name)
         if info.partitions != partitions:
             raise InvalidConfig(
                 f"changelog {name!r} has {info.partitions} partitions, but the input of task"
                 f" {spec.name!r} has {partitions}: its state would be on the wrong partitions;"
-                " app.reset() builds it anew"
+                " app.reset() rebuilds it"
             )
         changes = _keeping_more(info.config, changelog_config(store))
         return broker.alter_topic(name, config=changes) if changes else info
 
-    def _warn_if_behind(
+    def _warn_if_state_lost(
         self, broker: Broker, name: str, spec: TaskSpec, store: StoreSpec[Any, Any]
     ) -> None:
-        """A store without a changelog is new, or was lost: nobody can tell which."""
+        """Warn if a store has no changelog but its task has committed offsets.
+
+        The store is either new or was deleted; nothing in the log distinguishes the two.
+        """
         inputs = {topic.name for topic in spec.inputs}
         if any(tp.topic in inputs for tp in broker.committed(self.app, require_stable=False)):
             _log.warning(
-                "store %r begins empty, and task %r goes on where it was: there was no changelog %r. "
+                "store %r begins empty, but task %r continues at its committed offsets: there was no changelog %r. "
                 "If the store is not a new one, that topic was deleted; `strandline reset` lets "
-                "the app begin with the first record again",
+                "the app start again from the first record",
                 store.name,
                 spec.name,
                 name,
@@ -262,7 +275,8 @@ class Declarations:
 
 
 def changelog_config(store: StoreSpec[Any, Any]) -> dict[str, str]:
-    """The settings of a store's changelog: compacted; with a time to live, old segments are deleted as well.
+    """Return the settings of a store's changelog: compacted, and with a time to live also deleted
+    by time.
 
     >>> changelog_config(StoreSpec("seen", key=str, value=int))
     {'cleanup.policy': 'compact'}
@@ -279,9 +293,10 @@ def changelog_config(store: StoreSpec[Any, Any]) -> dict[str, str]:
 
 
 def _keeping_more(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str | None]:
-    """What to change so that a changelog keeps all that its store, as it is declared now, does.
+    """Return the changes that make a changelog keep everything that its store needs now.
 
-    It is never made to keep less: a value from before there was a time to live has none.
+    A changelog is never made to keep less, because values from before there was a time to live do
+    not expire.
     """
     if "delete" not in found.get("cleanup.policy", ""):
         return {}
@@ -292,7 +307,7 @@ def _keeping_more(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[s
 
 
 def _other_form(topic: Topic[Any, Any], info: TopicInfo) -> SchemaMismatch:
-    """The error for values that are columns here and bytes there."""
+    """Return the error for a topic that is declared as columns but holds bytes, or vice versa."""
     if info.schema is None:
         fix = "name the form of the bytes (serde=), or use another topic"
         return SchemaMismatch(
@@ -306,9 +321,9 @@ def _other_form(topic: Topic[Any, Any], info: TopicInfo) -> SchemaMismatch:
 
 
 def _dead_letter_config(spec: TaskSpec, infos: Mapping[str, TopicInfo]) -> dict[str, str]:
-    """Settings of a new dead-letter topic: room for each input record and the headers it gets."""
+    """Return the settings of a new dead-letter topic: room for input records and more headers."""
     largest = max(infos[topic.name].effective.max_message_bytes for topic in spec.inputs)
-    return {"max.message.bytes": str(min(largest + DEAD_LETTER_ROOM, LARGEST_MESSAGE_BYTES))}
+    return {"max.message.bytes": str(min(largest + DEAD_LETTER_ROOM_BYTES, LARGEST_MESSAGE_BYTES))}
 
 
 def _created(broker: Broker, topic: Topic[Any, Any], config: Mapping[str, str]) -> TopicInfo:
@@ -316,10 +331,10 @@ def _created(broker: Broker, topic: Topic[Any, Any], config: Mapping[str, str]) 
         return broker.create_topic(
             topic.name,
             topic.partitions or 1,
-            config={**KEPT, **config},
+            config={**KEEP_FOREVER, **config},
             schema=topic.stored_schema,
         )
-    except TopicExists:
+    except TopicExists:  # another worker of the app created it after the look-up
         return broker.topic(topic.name)
 
 

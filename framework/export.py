@@ -1,4 +1,4 @@
-"""A topic as a data frame."""
+"""Export of a topic as a data frame."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ PLACE = {
     "offset": pa.int64(),
     "timestamp": pa.timestamp("ms", tz="UTC"),
 }
+"""Columns that place a record, and their types."""
 
 
 def topic_to_polars(topic: Topic[Any, Any], *, tombstones: bool) -> pl.DataFrame:
-    """See `Topic.to_polars`."""
+    """Return the committed records of a topic as a Polars DataFrame; see `Topic.to_polars`."""
     try:
         import polars as pl
     except ImportError as error:
@@ -36,7 +37,9 @@ def topic_to_polars(topic: Topic[Any, Any], *, tombstones: bool) -> pl.DataFrame
 
 
 def topic_to_arrow(topic: Topic[Any, Any], *, tombstones: bool) -> pa.Table:
-    """The committed records of a topic: place, time, key, and value."""
+    """Return the committed records of a topic as a table: partition, offset, timestamp, key and
+    value.
+    """
     topic.app.prepare()
     schema = pa.schema({**PLACE, "key": pa.binary(), "value": topic.values.arrow})
     stored = pa.Table.from_batches(
@@ -54,7 +57,7 @@ def topic_to_arrow(topic: Topic[Any, Any], *, tombstones: bool) -> pa.Table:
 
 
 def committed_batches(broker: Broker, topic: str) -> list[Batch]:
-    """All that read_committed sees, partition after partition."""
+    """Return all batches that a read_committed reader sees, partition by partition."""
     partitions = [TopicPartition(topic, n) for n in range(broker.topic(topic).partitions)]
     ends = broker.offsets(partitions)
     found: list[Batch] = []
@@ -84,7 +87,7 @@ def _stored(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
 def _named(
     topic: Topic[Any, Any], values: pa.ChunkedArray, *, taken: Container[str]
 ) -> dict[str, pa.ChunkedArray]:
-    """The value's columns; one whose name is the record's own is called value_<name>."""
+    """Return the value's columns, as `value_<name>` if the record has a column of that name."""
     if topic.schema is None:
         return {"value": values}
     names = [f"value_{name}" if name in taken else name for name in topic.schema.names]
@@ -92,7 +95,7 @@ def _named(
 
 
 def _shown(topic: Topic[Any, Any], codec: Codec, stored: pa.Table, part: str) -> pa.ChunkedArray:
-    """What was stored as columns, or as values; as its bytes if these are not of one type."""
+    """Return stored keys or values decoded; their bytes if the decoded values differ in type."""
     column = stored[part]
     call = codec.decode if codec.rows is None else cast("TypedCodec", codec).to_columns
     made = []
@@ -115,7 +118,7 @@ def _shown(topic: Topic[Any, Any], codec: Codec, stored: pa.Table, part: str) ->
 
 
 def _first_refused(call: Callable[[pa.Array], Any], chunk: pa.Array) -> int:
-    """The index of the first value with which `call` raises InvalidRecord."""
+    """Return the index of the first value for which `call` raises InvalidRecord, by bisection."""
     start, end = 0, len(chunk)
     while end - start > 1:
         middle = (start + end) // 2

@@ -1,9 +1,9 @@
-"""Handlers: what can be one, and when one has run.
+"""Handlers: checks that a function can be one, and that a call of it has run to its end.
 
-A handler has run when it has returned, and what it returned is not work that is still to be done.
-A generator, a coroutine, a lazy iterator, a future or a function is such work: calling the handler
-has only made it. Where the declaration shows that a handler makes one, it is refused there. Where
-only the call shows it (a decorator or a lambda in between), the record fails.
+A handler has run when it has returned and the result is not work that is still to be done. A
+generator, a coroutine, a lazy iterator, a future or a function is such work: the call has only
+created it. If the declaration shows that a handler creates one, the declaration is refused. If only
+the call shows it (a decorator or a lambda in between), the record fails.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ OPTIONAL_METHODS = ("init", "window", "on_timer", "close")
 
 
 def is_async(handler: Any) -> bool:
-    """Return whether calling a handler gives a coroutine that has to be awaited.
+    """Return True if calling a handler returns a coroutine, which must be awaited.
 
-    True for async functions, methods and partials of them, and for objects with an async
+    This holds for async functions, methods and partials of them, and for objects with an async
     `__call__`.
 
     >>> async def handler(record): ...
@@ -40,13 +40,13 @@ def check_handler(what: str, handler: Any, *, may_be_async: bool = True) -> None
     Args:
         what: Name of the handler, for the message.
         handler: Function, method, partial, or object with `__call__`.
-        may_be_async: Whether something awaits the handler.
+        may_be_async: True if the caller awaits the handler.
 
     Raises:
-        InvalidConfig: It cannot be called, it has `yield`, or it is async and may not be.
+        InvalidConfig: The handler cannot be called, contains `yield`, or is async and may not be.
     """
     if not callable(handler):
-        raise InvalidConfig(f"{what} is no function that can be called: {handler!r}")
+        raise InvalidConfig(f"{what} cannot be called: {handler!r}")
     if _any_form(handler, inspect.isgeneratorfunction) or _any_form(
         handler, inspect.isasyncgenfunction
     ):
@@ -62,7 +62,7 @@ def check_handler(what: str, handler: Any, *, may_be_async: bool = True) -> None
 
 
 def check_methods(what: str, declared: type) -> None:
-    """Refuse a class task of which a method would not run. Raises InvalidConfig."""
+    """Refuse a class task one of whose methods would not run. Raise InvalidConfig."""
     check_handler(f"{what}: process", declared.process)  # type: ignore[attr-defined]
     may_be_async = is_async(declared.process)  # type: ignore[attr-defined]
     for name in OPTIONAL_METHODS:
@@ -72,13 +72,13 @@ def check_methods(what: str, declared: type) -> None:
 
 
 def check_finished(result: Any, what: str = "the handler") -> None:
-    """Refuse what a call returned if it is work that is still to be done.
+    """Refuse a result that is work still to be done.
 
-    Values that are done are passed over: `lambda record: seen.add(record.key)` returns a count.
+    Other values are ignored: `lambda record: seen.add(record.key)` returns a count.
 
     Args:
-        result: What the call returned.
-        what: Name of what was called, for the message.
+        result: Result of the call.
+        what: Name of the called function, for the message.
 
     Raises:
         InvalidRequest: `result` is a generator, an awaitable, an iterator, a future or a function.
@@ -92,11 +92,11 @@ def check_finished(result: Any, what: str = "the handler") -> None:
 
 
 def no_timer(name: Any) -> None:
-    """Stand for the timer function of a task that has no timers."""
+    """Do nothing; the timer function of a task that has no timers."""
 
 
 def _unfinished(result: Any) -> str | None:
-    """The kind of work that `result` stands for, and how to have it done; None if it is done."""
+    """Return the kind of work that `result` is and how to complete it; None if it is complete."""
     if inspect.isawaitable(result):
         return (
             f"an awaitable ({_kind(result)}) that nothing awaits; declare the async function itself,"
@@ -118,7 +118,7 @@ def _unfinished(result: Any) -> str | None:
 
 
 def _discard(result: Any) -> None:
-    """Close a coroutine that is never awaited, so that Python does not warn of it."""
+    """Close a coroutine that is never awaited, so that Python does not warn about it."""
     if inspect.iscoroutine(result) or inspect.isgenerator(result):
         result.close()
     elif isinstance(result, asyncio.Future | concurrent.futures.Future):
@@ -126,6 +126,7 @@ def _discard(result: Any) -> None:
 
 
 def _any_form(handler: Any, test: Callable[[Any], bool]) -> bool:
+    """Return True if `test` holds for the function inside a partial or callable object."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     if test(handler):

@@ -1,7 +1,7 @@
-"""Timers that an app would leave behind: those of a task that it does not declare any more.
+"""Check for abandoned timers: those of a task that the app does not declare any more.
 
-Timers are kept in a store of their task's, `<task>-timers`. A task that gets another name has another
-one, which is empty, while its position in the input goes on: its timers would never fire.
+A task keeps its timers in its own store, `<task>-timers`. A renamed task has another store, which
+is empty, but its position in the input continues: the old timers would never fire.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CLOCKS: tuple[ClockName, ...] = ("stream", "wall")
 
 
 def check_timers(declared: Declarations, broker: Broker) -> None:
-    """Refuse to run an app that has pending timers of a task which it does not declare.
+    """Refuse to run an app that has pending timers of a task that it does not declare.
 
     Raises:
         InvalidConfig: There are such timers, and `App.drop_task` does not name their task.
@@ -36,13 +36,13 @@ def check_timers(declared: Declarations, broker: Broker) -> None:
             )
             raise InvalidConfig(
                 f"app {declared.app!r} has {pending} pending timers of task {task!r}, which {why}, so"
-                f" they would never fire; {way_out}; if they are not needed, say so with"
+                f" they would never fire; {way_out}; if they are not needed, call"
                 f" app.drop_task({task!r})"
             )
 
 
 def _task_of(app: str, topic: str) -> str | None:
-    """The task whose timers a topic holds, if the app's name says that it is the app's."""
+    """Return the task whose timers a topic holds, if the app's name begins the topic's name."""
     prefix, suffix = f"{app}-", "-timers-changelog"
     if not topic.startswith(prefix) or not topic.endswith(suffix):
         return None
@@ -50,13 +50,13 @@ def _task_of(app: str, topic: str) -> str | None:
 
 
 def _is_of_another(app: str, topic: str, broker: Broker) -> bool:
-    """Whether the topic may as well be that of an app with a longer name, which has run here."""
+    """Return True if the topic may belong to an app with a longer name that has run on this log."""
     longer = [group for group in broker.groups() if group.startswith(f"{app}-")]
     return any(topic.startswith(f"{group}-") for group in longer)
 
 
 def _pending(broker: Broker, topic: str) -> int:
-    """How many timers a changelog holds."""
+    """Return the number of timers that a changelog holds."""
     decode = key_codec(TimerKey).decode
     timers: dict[tuple[int, bytes], bool] = {}
     for batch in committed_batches(broker, topic):

@@ -8,14 +8,16 @@ import logging
 from typing import Any
 
 ALWAYS = frozenset({"time", "level", "logger", "pid", "message"})
-"""The fields of every message."""
+"""Fields that every message has."""
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: `time`, `level`, `logger`, `pid`, `message`, and what the call gave as `extra`.
+    """Formatter of log messages as JSON, one object per line.
 
-    The time is UTC, in ISO 8601 with milliseconds. Of an exception there is `error`, its type, and
-    `traceback`. For a handler of your own; Strandline's commands set one up (`--log-format json`).
+    The fields are `time`, `level`, `logger`, `pid`, `message`, and those of the call's `extra`. The
+    time is UTC, in ISO 8601 with milliseconds. An exception adds `error`, its type, and
+    `traceback`. Use it for a handler of your own; Strandline's commands set one up with
+    `--log-format json`.
 
     >>> record = logging.makeLogRecord({"name": "shop", "msg": "sold %s", "args": (3,), "till": 7})
     >>> json.loads(JsonFormatter().format(record))["message"]
@@ -25,9 +27,13 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the message as one line of JSON, without the line end.
+
+        Args:
+            record: The log record. Attributes that `extra` added to it become fields.
+        """
         at = dt.datetime.fromtimestamp(record.created, dt.UTC)
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
@@ -35,18 +41,18 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         given = vars(record).items()
-        told |= {name: value for name, value in given if name not in _KNOWN}
+        fields |= {name: value for name, value in given if name not in _KNOWN}
         if record.exc_info and record.exc_info[1] is not None:
-            told.setdefault("error", record.exc_info[1])
-            told["traceback"] = self.formatException(record.exc_info)
-        return _encoded(told)
+            fields.setdefault("error", record.exc_info[1])
+            fields["traceback"] = self.formatException(record.exc_info)
+        return _encoded(fields)
 
 
-def _encoded(told: dict[str, Any]) -> str:
+def _encoded(fields: dict[str, Any]) -> str:
     try:
-        return json.dumps(told, default=_plain, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):  # keys of other types, NaN, what holds itself
-        return json.dumps({name: str(value) for name, value in told.items()})
+        return json.dumps(fields, default=_plain, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):  # keys of other types, NaN, cyclic objects
+        return json.dumps({name: str(value) for name, value in fields.items()})
 
 
 def _plain(value: object) -> str:
@@ -54,4 +60,4 @@ def _plain(value: object) -> str:
 
 
 _KNOWN = frozenset({*vars(logging.makeLogRecord({})), *ALWAYS, "asctime", "taskName"})
-"""What every record has, and what is told of it in another way."""
+"""Attributes that every log record has, or that the formatter writes under another name."""

@@ -1,7 +1,8 @@
-"""The metrics of this process, over HTTP, for Prometheus: `GET /metrics`.
+"""Metrics of this process over HTTP for Prometheus: `GET /metrics`.
 
-It looks at what runs here without stopping it. A few clients are answered at the same time, each on
-a thread of its own and within a total time; more are sent away. The end waits for none of them.
+Metrics are read without stopping the app. A few clients are served at the same time, each on a
+thread of its own and within a total time; further clients are refused. Closing waits for none of
+them.
 """
 
 from __future__ import annotations
@@ -24,29 +25,31 @@ from strandline.framework.peers import Admission, Deadline, receive, send_all
 _log = logging.getLogger("strandline")
 
 DEFAULT_HOST = "127.0.0.1"
+"""Host if the address has none: only this machine can connect."""
 DEFAULT_PORT = 9464
-"""OpenTelemetry's for Prometheus."""
+"""Port if the address has none: that of OpenTelemetry's Prometheus exporter."""
 HIGHEST_PORT = 65_535
 PATH = "/metrics"
-PATIENCE_SECONDS = 5.0
-"""How long a client may take to ask, and as long again to take the answer, in all."""
+CLIENT_TIMEOUT_S = 5.0
+"""Seconds that a client may take to send its request, and again to receive the response."""
 MAX_CLIENTS = 16
-"""Clients at the same time."""
+"""Maximum number of clients at the same time."""
 MAX_CLIENTS_EACH = 4
-"""Of them from one address."""
+"""Maximum number of clients from one address at the same time."""
 MAX_REQUEST_BYTES = 16 << 10
-POLL_SECONDS = 0.1
-"""How soon `close` is noticed, where a closed socket does not say so."""
-CLOSING_SECONDS = 2.0
-"""How long `close` waits for its own thread."""
+"""Maximum length of a request, in bytes."""
+POLL_S = 0.1
+"""Seconds after which `close` is noticed on systems where closing a socket does not end accept."""
+CLOSE_TIMEOUT_S = 2.0
+"""Seconds that `close` waits for the endpoint's own thread."""
 
 Collect = Callable[[], list[MetricReading]]
 
 
 class MetricsEndpoint:
-    """Serves what `collect` gives, from construction until `close`.
+    """HTTP endpoint that serves the readings of `collect`, from construction until `close`.
 
-    `address` is "host:port"; see `parse`. Raises InvalidConfig if that is none, or is in use.
+    `address` is "host:port"; see `parse`. Raises InvalidConfig if it is not one, or is in use.
     """
 
     def __init__(self, address: str, collect: Collect) -> None:
@@ -60,20 +63,20 @@ class MetricsEndpoint:
                 "address of this machine and a port that is free, or port 0, which takes one"
             ) from error
         self.url = f"http://{bracketed(host)}:{self._listening.getsockname()[1]}{PATH}"
-        """What Prometheus is to ask."""
+        """URL for Prometheus."""
         self._collect = collect
         self._collecting = threading.Lock()
         self._admission = Admission(MAX_CLIENTS, MAX_CLIENTS_EACH)
         self._closed = threading.Event()
-        self._listening.settimeout(POLL_SECONDS)
+        self._listening.settimeout(POLL_S)
         self._thread = threading.Thread(target=self._accept, name="strandline-metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more; a client that is being answered is not waited for."""
+        """Stop listening. A client that is being served is not waited for."""
         self._closed.set()
         self._listening.close()
-        self._thread.join(CLOSING_SECONDS)
+        self._thread.join(CLOSE_TIMEOUT_S)
 
     # Its own threads ------------------------------------------------------------------
 
@@ -86,7 +89,7 @@ class MetricsEndpoint:
             except OSError as error:
                 if not self._closed.is_set():
                     _log.warning("a client of the metrics cannot be accepted: %s", error)
-                    self._closed.wait(POLL_SECONDS)
+                    self._closed.wait(POLL_S)
                 continue
             self._admit(client, str(peer[0]))
 
@@ -98,7 +101,7 @@ class MetricsEndpoint:
             threading.Thread(
                 target=self._serve, args=(client, address), name="strandline-scrape", daemon=True
             ).start()
-        except RuntimeError:  # there may be no more threads
+        except RuntimeError:  # the system allows no more threads
             self._admission.leave(address)
             client.close()
 
@@ -107,7 +110,7 @@ class MetricsEndpoint:
             with client, contextlib.suppress(OSError):
                 request = _request(client)
                 if request is not None:
-                    send_all(client, self._answer(request), Deadline(PATIENCE_SECONDS))
+                    send_all(client, self._answer(request), Deadline(CLIENT_TIMEOUT_S))
         finally:
             self._admission.leave(address)
 
@@ -122,13 +125,13 @@ class MetricsEndpoint:
             with self._collecting:
                 return _response(HTTPStatus.OK, exposition(self._collect()), CONTENT_TYPE)
         except Exception:
-            _log.exception("the metrics could not be told")
-            return _response(HTTPStatus.INTERNAL_SERVER_ERROR, "the metrics could not be told\n")
+            _log.exception("the metrics could not be read")
+            return _response(HTTPStatus.INTERNAL_SERVER_ERROR, "the metrics could not be read\n")
 
 
 @contextmanager
 def served(address: str | None, collect: Collect) -> Iterator[str]:
-    """An endpoint, while the block runs, and its URL; without an address none, and no URL."""
+    """Serve metrics while the block runs and yield the URL; without an address, yield ""."""
     if address is None:
         yield ""
         return
@@ -141,10 +144,12 @@ def served(address: str | None, collect: Collect) -> Iterator[str]:
 
 
 def parse(address: str) -> tuple[str, int]:
-    """Host and port of "host:port"; without a host 127.0.0.1, without a port 9464.
+    """Return host and port of "host:port"; the defaults are 127.0.0.1 and 9464.
 
-    >>> parse("0.0.0.0:9000"), parse("[::1]:9000"), parse("localhost"), parse(":9000"), parse("9000")
-    (('0.0.0.0', 9000), ('::1', 9000), ('localhost', 9464), ('127.0.0.1', 9000), ('127.0.0.1', 9000))
+    >>> parse("0.0.0.0:9000"), parse("[::1]:9000"), parse("localhost"), parse(":9000"),
+    parse("9000")
+    (('0.0.0.0', 9000), ('::1', 9000), ('localhost', 9464), ('127.0.0.1', 9000), ('127.0.0.1',
+    9000))
     """
     text = f":{address}" if address.isdecimal() else address
     try:
@@ -160,8 +165,8 @@ def parse(address: str) -> tuple[str, int]:
 
 
 def _request(client: socket.socket) -> bytes | None:
-    """The first line of a request, read to the end of its headers; None if it does not come whole."""
-    deadline = Deadline(PATIENCE_SECONDS)
+    """Return the first line of a request whose headers are complete; None if they do not arrive."""
+    deadline = Deadline(CLIENT_TIMEOUT_S)
     received = bytearray()
     while b"\r\n\r\n" not in received and b"\n\n" not in received:
         data = receive(client, MAX_REQUEST_BYTES, deadline)

@@ -1,4 +1,4 @@
-"""How an app is run: guarantees, intervals, limits."""
+"""Settings of a worker: guarantees, intervals, limits."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ GUARANTEES = ("exactly_once", "at_least_once", "at_most_once")
 
 @dataclass(frozen=True)
 class Options:
-    """The settings of a worker. Raises InvalidConfig."""
+    """Settings of a worker. Construction raises InvalidConfig if one is not valid."""
 
     processing_guarantee: Guarantee = "exactly_once"
-    """What a crash may do: nothing; repeat records; lose records."""
+    """Effect of a crash on the results: none, repeated records, or lost records."""
     commit_interval_ms: int = 100
-    """The longest time between two commits while there is something to commit."""
+    """Maximum number of milliseconds between two commits while there is something to commit."""
     commit_records: int = 100_000
-    """Commit after so many records, however little time has passed."""
+    """Number of records after which a commit follows even before `commit_interval_ms`."""
     transaction_timeout_ms: int = 10_000
-    """How long a commit may take before the log gives it up."""
+    """Milliseconds after which the log aborts a commit that has not ended."""
     fetch_bytes: int = 4 << 20
-    """About how much is read of a partition at a time."""
+    """Approximate number of bytes read of a partition at a time."""
     poll_ms: int = 100
-    """The longest wait for new records at a time; a stop is noticed after it."""
+    """Maximum milliseconds of one wait for new records. A stop is noticed after it."""
     restore_threads: int = 4
-    """How many partitions' stores are restored at once."""
+    """Number of partitions whose stores are restored at the same time."""
     session_timeout_ms: int = 10_000
-    """A worker that was not heard of for so long has lost its partitions to the others."""
+    """Milliseconds without a heartbeat after which a worker loses its partitions."""
     max_poll_interval_ms: int = 300_000
-    """So has one whose handlers let it do nothing else for so long."""
+    """Milliseconds that a worker may spend in handlers alone before it loses its partitions."""
     standby_replicas: int = 0
-    """How many other workers keep a copy of each partition's stores."""
+    """Number of other workers that keep a copy of each partition's stores."""
     instance: str | None = None
-    """The name of a static member (KIP-345): its partitions wait for it, for a session timeout."""
+    """Name of a static member (KIP-345). Its partitions wait for its return for a session timeout.
+    """
     application_server: str | None = None
-    """Where it answers queries from other machines; see `App`."""
+    """Address for queries from other machines; see `App`."""
 
     def __post_init__(self) -> None:
         if self.processing_guarantee not in GUARANTEES:

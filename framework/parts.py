@@ -1,9 +1,9 @@
-"""The parts of a store that its partitions hold, put together: a part is never given as the whole.
+"""Merging of the parts of a store that its partitions hold, so that no part is taken for the whole.
 
-Each partition of a store is kept by its own task instance. If the store is keyed as the task's input
-is, a key is in one partition only. Otherwise several partitions have the key, each with the part
-that its own records made. Such parts are merged where that is exact (counters and aggregates), and
-refused elsewhere.
+Each partition of a store is kept by its own task instance. If the store is keyed as the task's
+input is, a key is in one partition only. Otherwise several partitions hold the key, each with the
+part that its own records made. Such parts are merged where that is exact (counters and aggregates),
+and refused elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from strandline.changelog.errors import InvalidRequest, KeyInSeveralPartitions
 V = TypeVar("V")
 
 Merge = Callable[[Sequence[V]], V]
-"""Makes one value of those that several partitions have of one key."""
+"""Function that makes one value of the values that several partitions hold of one key."""
 
 Entry = tuple[bytes, int, V]
 """An encoded key, its partition, and the value there."""
@@ -28,17 +28,17 @@ Entry = tuple[bytes, int, V]
 
 @dataclass(frozen=True)
 class PartitionMerger(Generic[V]):
-    """Puts together what the partitions of one store have."""
+    """Merges the entries that the partitions of one store hold."""
 
     store: str
     """Name of the store, for errors."""
     key_of: Callable[[bytes], Any]
-    """Decode a key, for errors."""
+    """Function that decodes a key, for errors."""
     merge: Merge[V] | None = None
-    """None: values cannot be merged."""
+    """Function that merges values; None if they cannot be merged."""
 
     def whole(self, key: bytes, found: Mapping[int, V]) -> V:
-        """Return the value of a key from what partitions have; there is at least one.
+        """Return the value of a key from the values of at least one partition.
 
         Raises KeyInSeveralPartitions.
         """
@@ -50,9 +50,10 @@ class PartitionMerger(Generic[V]):
     def scan(
         self, streams: Iterable[Iterable[Entry[V]]], *, reverse: bool = False
     ) -> Iterator[tuple[bytes, V]]:
-        """Entries of all partitions in the order of the keys, each key once.
+        """Yield the entries of all partitions in the order of the keys, each key once.
 
-        `streams` are the entries of each partition, in that order. Raises KeyInSeveralPartitions.
+        Each of `streams` holds the entries of one partition, in that order. Raises
+        KeyInSeveralPartitions.
         """
         merged = heapq.merge(*streams, key=itemgetter(0), reverse=reverse)
         for key, same in groupby(merged, key=itemgetter(0)):
@@ -71,7 +72,7 @@ class PartitionMerger(Generic[V]):
 
 
 def partitions_asked(store: str, count: int, partition: int | None) -> range:
-    """The partitions to read of a store that has `count`: all, or the one asked for.
+    """Return the partitions to read of a store with `count` partitions: all, or the requested one.
 
     Raises InvalidRequest if there is no such partition.
     """

@@ -1,8 +1,8 @@
-"""Connections with peers of which nothing is known: every wait has a total deadline, and every
-listener takes only so many of them.
+"""Connections with untrusted peers: every wait has a total deadline, and every listener a limit of
+peers.
 
-A timeout of a socket begins anew with each byte. So a peer that sends a byte now and then holds a
-thread for ever, and `Deadline` is what waits go by here.
+A socket's own timeout starts again with each byte. A peer that sends a byte now and then would hold
+a thread for ever, so waits in this module are bounded by a `Deadline`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from collections import Counter
 from strandline.changelog.clock import SystemClock
 
 SLACK_S = 0.05
-"""How much later than its deadline one call may end: a timeout that is there is not set anew for less."""
+"""Seconds by which one call may end after its deadline. A timeout this close is not set again."""
 AT_ONCE = 64 << 10
-"""Bytes that are read or sent at a time."""
+"""Maximum number of bytes read or sent at a time."""
 
 
 class Deadline:
-    """Counts down once, whatever happens in the meantime."""
+    """Countdown that no byte restarts."""
 
     def __init__(self, seconds: float) -> None:
         self._until = _CLOCK.monotonic() + seconds
 
     def extend(self, seconds: float) -> None:
-        """Give so much more time, as for bytes that were announced."""
+        """Add seconds, for example for bytes that were announced."""
         self._until += seconds
 
     @property
     def left(self) -> float:
-        """Seconds that are left. Raises TimeoutError if there are none."""
+        """Seconds that remain. Raises TimeoutError if there are none."""
         left = self._until - _CLOCK.monotonic()
         if left <= 0:
             raise TimeoutError("it took longer than it may")
@@ -41,10 +41,10 @@ class Deadline:
 
 
 def bounded(connection: socket.socket, receive_s: float, send_s: float) -> bool:
-    """Let the kernel end each call that takes longer; whether it does, which it cannot for TLS.
+    """Set kernel timeouts for each call; return False for TLS, where the kernel cannot apply them.
 
-    A call costs one look into the kernel then, where a timeout of Python's costs two. What takes more
-    than one call still needs a `Deadline`.
+    A call then costs one system call, and with a timeout of Python's it costs two. An exchange of
+    several calls still needs a `Deadline`.
     """
     if isinstance(connection, ssl.SSLSocket):
         return False
@@ -57,21 +57,21 @@ def bounded(connection: socket.socket, receive_s: float, send_s: float) -> bool:
 
 
 def within(connection: socket.socket, deadline: Deadline) -> None:
-    """Let the next call end at the deadline, or a little later. Raises TimeoutError."""
+    """Make the next call end at the deadline, or shortly after. Raise TimeoutError."""
     left, now = deadline.left, connection.gettimeout()
     if now is None or not 0.8 * left <= now <= left + SLACK_S:
         connection.settimeout(left)
 
 
 def receive(source: socket.socket, most: int, deadline: Deadline | None) -> bytes:
-    """Return some bytes, at most `most`; none if the peer has closed. Raises OSError."""
+    """Return some bytes, at most `most`; none if the peer has closed. Raise OSError."""
     if deadline is not None:
         within(source, deadline)
     return source.recv(min(most, AT_ONCE))
 
 
 def send_all(target: socket.socket, data: bytes, deadline: Deadline) -> None:
-    """Send all of `data`. Raises OSError."""
+    """Send all of `data`. Raise OSError."""
     view = memoryview(data)
     while view:
         within(target, deadline)
@@ -79,7 +79,7 @@ def send_all(target: socket.socket, data: bytes, deadline: Deadline) -> None:
 
 
 class Admission:
-    """Counts peers against the most that may be there, in all and from one address. Thread-safe."""
+    """Limit on connected peers, in total and per address. Thread-safe."""
 
     def __init__(self, total: int, each: int) -> None:
         self.total = total
@@ -88,7 +88,7 @@ class Admission:
         self._lock = threading.Lock()
 
     def enter(self, address: str) -> bool:
-        """Whether one more may come from there; if so it is counted until `leave`."""
+        """Admit a peer from `address` if there is room. It is counted until `leave`."""
         with self._lock:
             if self._there.total() >= self.total or self._there[address] >= self.each:
                 return False
@@ -96,7 +96,7 @@ class Admission:
             return True
 
     def leave(self, address: str) -> None:
-        """One that had entered is gone."""
+        """Stop counting a peer that was admitted."""
         with self._lock:
             self._there[address] -= 1
             if not self._there[address]:
@@ -104,7 +104,7 @@ class Admission:
 
 
 class SharedBudget:
-    """A number of bytes, or of other things, that are shared. Thread-safe."""
+    """A shared number of bytes, or of other units. Thread-safe."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -113,7 +113,7 @@ class SharedBudget:
         self._changed = threading.Condition()
 
     def take(self, count: int, within_s: float) -> None:
-        """Take `count`, at most `total`, until `give`, waiting for it. Raises TimeoutError."""
+        """Take `count`, at most `total`, and wait for it if necessary. Raise TimeoutError."""
         with self._changed:
             deadline = None
             while self._left < count:
@@ -126,7 +126,7 @@ class SharedBudget:
             self._left -= count
 
     def give(self, count: int) -> None:
-        """What was taken is free."""
+        """Return `count` to the budget."""
         with self._changed:
             self._left += count
             if self._waiting:

@@ -1,4 +1,4 @@
-"""A store from outside of its task: what has been committed, read from its changelog."""
+"""View of a store from outside of its task: committed state, read from its changelog."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ V = TypeVar("V")
 class StoreView(Generic[K, V]):
     """Committed state of a store in memory, as of the last `refresh`; read-only.
 
-    It holds all partitions, or the one that was asked for. A key that several partitions have is
-    merged in counters and aggregates; elsewhere reading it raises KeyInSeveralPartitions.
+    `App.query` makes it. It holds all partitions, or the one that was requested. If several
+    partitions hold a key, counters and aggregates merge their values; in other stores, reading the
+    key raises KeyInSeveralPartitions.
     """
 
     def __init__(
@@ -46,9 +47,13 @@ class StoreView(Generic[K, V]):
         self.refresh()
 
     def refresh(self) -> StoreView[K, V]:
-        """Read on to what is committed by now; only what is new is read.
+        """Read the records that were committed since the last call.
 
-        Raises RequestTimedOut if a transaction that is open before some of it does not end.
+        Returns:
+            The view itself.
+
+        Raises:
+            RequestTimedOut: A transaction stays open before a record that is already committed.
         """
         topic = self._store.changelog_topic
         parts = [(part, TopicPartition(topic, n)) for n, part in self._parts.items()]
@@ -56,9 +61,17 @@ class StoreView(Generic[K, V]):
         return self
 
     def get(self, key: K, default: Any = UNSET) -> V | Any:
-        """Return the value of a key; else `default`, else the store's own default, else None.
+        """Return the value of a key.
 
-        Raises KeyInSeveralPartitions, and InvalidRecord for a key of another type.
+        Args:
+            key: Key of the declared type.
+            default: Result for a key without a value. By default it is the store's default, or None
+                if the store has none.
+
+        Raises:
+            KeyInSeveralPartitions: Several partitions hold the key, and their values cannot be
+                merged.
+            InvalidRecord: The key is not of the declared type.
         """
         found = self._found(key)
         if found is not UNSET:
@@ -69,31 +82,57 @@ class StoreView(Generic[K, V]):
         return None if value is None else self._store.shown(value)
 
     def __getitem__(self, key: K) -> V:
+        """Return the value of a key, or the store's default. Raise KeyError if there is neither."""
         found = self._found(key)
         return self._store.shown(self._any_part[key]) if found is UNSET else found
 
     def __contains__(self, key: K) -> bool:
+        """Return True if a partition holds the key; a default does not count."""
         return any(key in part for part in self._parts.values())
 
     def all(self) -> Iterator[tuple[K, V]]:
-        """All entries, in the order of the keys. Raises KeyInSeveralPartitions."""
+        """Yield all entries, in the order of the keys.
+
+        Raises:
+            KeyInSeveralPartitions: Several partitions hold a key, and their values cannot be
+                merged.
+        """
         return self.range()
 
     def range(self, lower: K | None = None, upper: K | None = None) -> Iterator[tuple[K, V]]:
-        """Entries from `lower` up to but without `upper`, in the order of the keys.
+        """Yield the entries from `lower` to `upper` (exclusive), in the order of the keys.
 
-        Raises KeyInSeveralPartitions.
+        Args:
+            lower: First key. None, the default, is no limit.
+            upper: End (exclusive). None, the default, is no limit.
+
+        Returns:
+            Pairs of key and value.
+
+        Raises:
+            KeyInSeveralPartitions: Several partitions hold a key, and their values cannot be
+                merged.
         """
         streams = [self._entries(number, lower, upper) for number in self._parts]
         decode, shown = self._codec.decode, self._store.shown
         return ((decode(key), shown(value)) for key, value in self._whole.scan(streams))
 
     def to_dict(self) -> dict[K, V]:
-        """All entries. Raises KeyInSeveralPartitions."""
+        """Return all entries as a dict.
+
+        Raises:
+            KeyInSeveralPartitions: Several partitions hold a key, and their values cannot be
+                merged.
+        """
         return dict(self.all())
 
     def to_arrow(self) -> pa.Table:
-        """Columns `key` and `value`, in the order of the keys. Raises KeyInSeveralPartitions."""
+        """Return all entries, in the order of the keys, as the Arrow columns `key` and `value`.
+
+        Raises:
+            KeyInSeveralPartitions: Several partitions hold a key, and their values cannot be
+                merged.
+        """
         import msgspec
 
         entries = list(self.all())
@@ -101,16 +140,16 @@ class StoreView(Generic[K, V]):
         return pa.table({"key": [key for key, _ in entries], "value": plain})
 
     def __len__(self) -> int:
-        """Exact number of keys. Raises KeyInSeveralPartitions."""
+        """Return the exact number of keys. Raise KeyInSeveralPartitions as `all` does."""
         return sum(1 for _ in self.all())
 
     @property
     def _any_part(self) -> PartitionStore[K, V]:
-        """A part that does not have the key knows the store's default as well as any other."""
+        """Some partition, for the store's default, which is the same in all of them."""
         return next(iter(self._parts.values()))
 
     def _found(self, key: K) -> V | Any:
-        """The value of a key as users see it; UNSET if no partition has it."""
+        """Return the value of a key as users see it; UNSET if no partition has it."""
         found = {number: part[key] for number, part in self._parts.items() if key in part}
         if not found:
             return UNSET
@@ -128,8 +167,9 @@ class StoreView(Generic[K, V]):
 def view_of(app: App, store: Store[K, V], partition: int | None = None) -> StoreView[K, V]:
     """Return a view of a store of `app`: of all partitions, or of one.
 
-    Raises InvalidConfig for a store without a task, or one that is stored otherwise, InvalidRequest
-    if there is no such partition.
+    Raises:
+        InvalidConfig: The store belongs to no task, or its stored values have another type.
+        InvalidRequest: There is no such partition.
     """
     if store.task is None:
         raise InvalidConfig(f"store {store.name!r} belongs to no task, so it holds nothing")

@@ -14,7 +14,8 @@ from strandline.framework.topic import Topic
 if TYPE_CHECKING:
     from strandline.framework.app import App
 
-FOREVER = {"retention.ms": "-1"}
+KEEP_FOREVER = {"retention.ms": "-1"}
+"""Settings of a repartition topic: retention would delete records before the task reads them."""
 
 
 def declare(
@@ -25,7 +26,7 @@ def declare(
     key_type: Any,
     partitions: int | None,
 ) -> Topic[Any, Any]:
-    """The topic, and the task that forwards to it."""
+    """Declare the internal topic and the task that forwards to it; return the topic."""
     if name is None:
         if not isinstance(key, str):
             raise InvalidConfig("repartition() by a function needs name=")
@@ -39,7 +40,7 @@ def declare(
         value=source.kind,
         partitions=partitions if partitions is not None else source.partitions,
         serde=source.serde,
-        config=FOREVER,
+        config=KEEP_FOREVER,
     )
     app.declared.add_topic(topic)
     chosen = _by_column if isinstance(key, str) else key
@@ -54,4 +55,4 @@ def declare(
 
 
 def _by_column(_record: Record[Any, Any]) -> None:
-    """The topic takes the key from its column."""
+    """Return None, because the topic takes the key from its column."""

@@ -1,4 +1,4 @@
-"""How an app is run: the methods of `App` that start a worker in this process and end it."""
+"""Methods of `App` that start a worker in this process and end it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Runnable:
-    """The part of `App` that runs it."""
+    """The methods of `App` that run it."""
 
     _worker: Worker | None = None
 
@@ -32,30 +32,34 @@ class Runnable:
         progress: bool | OnRestore = True,
         metrics: str | None = None,
     ) -> int:
-        """Run the tasks; return how many records were handled.
+        """Run the tasks until a limit is reached, `stop` is called, or SIGINT or SIGTERM arrives.
 
-        Without limits a run lasts until `stop`, SIGINT or SIGTERM (a second signal does not wait
-        for the commit). Of several limits the first one that is reached ends the run. Inside of
-        a running asyncio loop (a notebook) the app runs in a thread of its own;
-        `await app.run_async(...)` does not block the loop.
+        The run ends with a commit. A second signal ends it without waiting for the commit. If
+        several limits are given, the first one that is reached ends the run. Inside a running
+        asyncio loop (a notebook) the app runs in a thread of its own and this call blocks; `await
+        app.run_async(...)` does not block the loop.
 
         Args:
-            until: "idle" ends the run when all records are handled and committed; `window` is
-                called before, where records were handled since its last call. "end" says that
-                the input is over: all timers in stream time fire too, in order of time, before
-                the windows. Both are asked of the whole app, in all processes that run it.
-            count: Number of records to handle.
-            timeout: Seconds to run.
-            progress: True draws a bar while stores are restored, if there is a terminal and it
-                takes a while; a function is called with a RestoreProgress now and then.
-            metrics: "host:port" at which Prometheus finds this process; port 0 is a free one.
+            until: None, the default, runs on. "idle" ends the run when all records are handled and
+                committed; before that it calls each `window` whose task handled records since its
+                last call. "end" also ends the input: all timers in stream time fire in order of
+                time before the windows are called. Both are conditions on the whole app, in all
+                processes that run it.
+            count: Number of records to handle. None, the default, is no limit.
+            timeout: Seconds to run. None, the default, is no limit.
+            progress: True, the default, draws a bar while stores are restored if there is a
+                terminal and the restore takes a while. A function is called with a RestoreProgress
+                now and then. False does neither.
+            metrics: Address "host:port" at which Prometheus reads the metrics of this process; port
+                0 chooses a free one. By default there is none.
 
         Returns:
             Number of records handled.
 
         Raises:
-            TaskFailed: A task instance has stopped at a record; the others are done.
-            InvalidConfig: A declaration or argument is wrong, or the address is in use.
+            TaskFailed: A task instance has stopped at a record. The other instances have finished.
+            StorageFailed: The disk failed; committed results stay.
+            InvalidConfig: A declaration or an argument is not valid, or the address is in use.
         """
         limits = running.RunLimits(until, count, timeout)
         if running.inside_event_loop():
@@ -69,14 +73,31 @@ class Runnable:
         until: Until | None = None,
         *,
         count: int | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109 - `run`'s, and an orderly stop
+        timeout: float | None = None,  # noqa: ASYNC109 - as in `run`; it ends with a commit
         metrics: str | None = None,
     ) -> int:
-        """`run` for use inside of asyncio: the loop goes on. Cancelling it stops the app."""
+        """Run the tasks as `run` does, without blocking the asyncio loop.
+
+        Cancelling it stops the app after a last commit.
+
+        Args:
+            until: None, "idle" or "end", as in `run`.
+            count: Number of records to handle. None, the default, is no limit.
+            timeout: Seconds to run. None, the default, is no limit.
+            metrics: Address "host:port" for Prometheus, as in `run`.
+
+        Returns:
+            Number of records handled.
+
+        Raises:
+            TaskFailed: A task instance has stopped at a record. The other instances have finished.
+        """
         limits = running.RunLimits(until, count, timeout)
         work = asyncio.ensure_future(
             asyncio.to_thread(running.run, self._this, limits, progress=False, metrics=metrics)
         )
+        # A thread cannot be cancelled. The shield keeps the future alive after a cancellation, so
+        # that the worker can be stopped and its last commit awaited.
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -85,13 +106,13 @@ class Runnable:
             raise
 
     def stop(self) -> None:
-        """Let `run` end after a last commit; from any thread."""
+        """End `run` after a last commit. It may be called from any thread."""
         worker = self._worker
         if worker is not None:
             worker.stop()
 
     def main(self) -> None:
-        """The app's own command line: run, reset, describe …"""
+        """Run the app's own command line: `run`, `describe`, `reset` and others."""
         from strandline.framework.cli import app_main
 
         app_main(self._this)

@@ -1,13 +1,13 @@
 """Typed values: a dataclass, a msgspec.Struct or an Arrow schema as a struct of columns.
 
-`int` is int64, `float` float64, `datetime` timestamp[us, UTC] (a naive one is taken as UTC);
-`bool`, `str`, `bytes`, `date`, `list[...]` and nested dataclasses or Structs are what they
-say. A field may hold None if its annotation allows it. A field with a default may be missing
-from older records, so its column is nullable; a null then reads as the default.
+`int` is int64, `float` float64, `datetime` timestamp[us, UTC] (a naive one is taken as UTC).
+`bool`, `str`, `bytes`, `date`, `list[...]` and nested dataclasses or Structs have the Arrow types
+of their names. A field may hold None if its annotation allows it. A field with a default may be
+missing from older records, so its column is nullable; a null then reads as the default.
 
-A value is checked when it is sent, and held as a tuple of its fields until the columns are
-built, so that later changes of a mutable value do not matter. Checks are by the tuple of
-types: one seen before costs one set look-up.
+A value is checked when it is sent, and held as a tuple of its fields until the columns are built,
+so that later changes of a mutable value have no effect. Checks are cached by the tuple of field
+types: a known tuple costs one set look-up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Row = tuple[Any, ...]
 
 
 def is_typed(kind: Any) -> bool:
-    """Whether values of this kind are stored as columns."""
+    """Return True if values of this kind are stored as columns."""
     if isinstance(kind, pa.Schema):
         return True
     if not isinstance(kind, type):
@@ -40,7 +40,7 @@ def is_typed(kind: Any) -> bool:
 
 
 class RowType:
-    """How values of one type become columns, and columns values.
+    """Conversion between values of one type and columns.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Delay:
@@ -70,11 +70,11 @@ class RowType:
 
     @property
     def fields(self) -> Sequence[Field]:
-        """The columns, as they are checked, written and read."""
+        """Columns, with their checks, writers and readers."""
         return self._fields
 
     def check(self, value: Any) -> Row:
-        """The fields of `value`, checked against their columns. Raises InvalidRecord."""
+        """Return the fields of `value`, checked against their columns. Raise InvalidRecord."""
         if not isinstance(value, dict if isinstance(self.kind, pa.Schema) else self.kind):
             raise InvalidRecord(f"expected {self.name}, got {_shown(value)}")
         row = self._take_apart(value)
@@ -82,7 +82,7 @@ class RowType:
         return row if signature in self._seen else self._check_fields(row, signature)
 
     def column(self, rows: Sequence[Row | None]) -> pa.StructArray:
-        """Checked rows as one struct column; None is a null (a tombstone)."""
+        """Return checked rows as one struct column; None is a null (a tombstone)."""
         empty = (None,) * len(self._fields)
         absent = [row is None for row in rows]
         columns = zip(*(row or empty for row in rows), strict=True) if rows else [()] * len(empty)
@@ -91,9 +91,9 @@ class RowType:
         return pa.StructArray.from_arrays(arrays, fields=list(self.arrow), mask=mask)
 
     def values(self, column: pa.StructArray) -> list[Any]:
-        """The values in a struct column, None where it is null. Raises InvalidRecord.
+        """Return the values in a struct column, None where it is null. Raise InvalidRecord.
 
-        A column holds times and dates that Python does not: before year 1 and after 9999.
+        A column can hold times and dates that Python cannot: before year 1 and after 9999.
         """
         try:
             if not column.null_count:
@@ -101,24 +101,24 @@ class RowType:
             rows = iter(self._rows(column.drop_null()))
         except OverflowError as error:
             raise InvalidRecord(
-                f"{self.name} cannot hold what is in its columns: {error}"
+                f"{self.name} cannot hold the values in its columns: {error}"
             ) from error
         return [next(rows) if valid else None for valid in column.is_valid().to_pylist()]
 
     def filled(self, column: pa.StructArray) -> pa.StructArray:
-        """The same with defaults in place of nulls, where None is not allowed, at any depth."""
+        """Return the column with defaults for nulls wherever None is not allowed, at any depth."""
         arrays = [field.filled(column.field(field.name)) for field in self._fields]
         mask = column.is_null() if column.null_count else None
         return pa.StructArray.from_arrays(arrays, fields=list(self.arrow), mask=mask)
 
     def in_utc(self, values: list[Any]) -> list[Any]:
-        """The same values, all times in them in UTC, as a column gives them."""
+        """Return the values with all times in UTC, as reading them from a column would."""
         if self._is_in_utc(values):
             return values
         return self.values(self.column([None if v is None else self.check(v) for v in values]))
 
     def _is_in_utc(self, values: Iterable[Any]) -> bool:
-        """Whether all times are in UTC; False if that is not easily seen."""
+        """Return True if all times are known to be in UTC; False if that is not easily seen."""
         if self._times is None or (self._times and isinstance(self.kind, pa.Schema)):
             return False
         there = [value for value in values if value is not None]
@@ -149,17 +149,17 @@ class RowType:
 
 @dataclasses.dataclass(frozen=True)
 class FieldType:
-    """One Arrow type: what is accepted, and how it is written and read."""
+    """One Arrow type: its accepted items, and how they are written and read."""
 
     arrow: pa.DataType
     check: Callable[[Any], Any]
-    """Returns the (frozen, converted) item, or raises TypeError or ValueError."""
+    """Function that returns the item frozen and converted, or raises TypeError or ValueError."""
     read: Callable[[pa.Array], list[Any]]
     write: Callable[[Sequence[Any]], pa.Array]
     flat: bool = True
-    """Whether the Python type alone says that an item is right, and it is immutable."""
+    """True if the Python type alone proves that an item is right, and the type is immutable."""
     filled: Callable[[pa.Array], pa.Array] = lambda array: array
-    """See `RowType.filled`."""
+    """Function that fills nulls with defaults; see `RowType.filled`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,10 +176,11 @@ class Field:
         return self.optional or self.default is not None
 
     def missing(self) -> Any:
-        """What a null, or a column that older records lack, reads as."""
+        """Return the value that a null, or a column missing from older records, reads as."""
         return None if self.default is None else self.default()
 
     def check(self, item: Any, owner: str) -> Any:
+        """Return the checked item. Raise InvalidRecord; `owner` names the value in the message."""
         if item is None and self.optional:
             return None
         try:
@@ -193,13 +194,13 @@ class Field:
             ) from None
 
     def collect(self, items: Sequence[Any]) -> pa.Array:
-        """The column of items of the right type, None where a default stands for them."""
+        """Return the column of items of the right type; None stands for a default."""
         if self.type.flat:
             return self.type.write(items)
         return self.type.write([None if item is None else self.type.check(item) for item in items])
 
     def filled(self, array: pa.Array) -> pa.Array:
-        """The same with the default in place of nulls, if None is not allowed."""
+        """Return the array with the default in place of nulls, if None is not allowed."""
         array = self.type.filled(array)
         if self.default is None or self.optional or not array.null_count:
             return array
@@ -258,7 +259,7 @@ def _field_type(hint: Any) -> FieldType:
 
 
 def _arrow_type(arrow: pa.DataType) -> FieldType:
-    """For a column of an Arrow schema: what Arrow itself takes and gives."""
+    """Return the field type of an Arrow schema's column, converted by Arrow itself."""
     for plain in _PLAIN.values():
         if plain.arrow == arrow:
             return plain
@@ -334,7 +335,7 @@ _INSTANT = pa.timestamp("us", tz="UTC")
 
 
 def read_datetimes(array: pa.Array) -> list[dt.datetime | None]:
-    """Timestamps as datetimes in UTC; equal ones share one object."""
+    """Return timestamps as datetimes in UTC; equal ones share one object."""
     encoded = array.cast(pa.int64()).dictionary_encode()
     micro = dt.timedelta(microseconds=1)
     known = [_EPOCH + count * micro for count in encoded.dictionary.to_pylist()]
@@ -359,7 +360,7 @@ _PLAIN: dict[Any, FieldType] = {
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """`X | None` as (X, True)."""
+    """Return `X | None` as (X, True), and any other annotation X as (X, False)."""
     if typing.get_origin(hint) is typing.Annotated:
         return _without_none(typing.get_args(hint)[0])
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
@@ -371,7 +372,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def hints_of(kind: type) -> dict[str, Any]:
-    """The annotations of a dataclass or Struct. Raises InvalidConfig."""
+    """Return the annotations of a dataclass or Struct. Raise InvalidConfig."""
     try:
         return typing.get_type_hints(kind, include_extras=True)
     except NameError as error:
@@ -388,7 +389,7 @@ def _default(value: Any, factory: Any, nothing: Any) -> Callable[[], Any] | None
 
 
 def _times_of(schema: pa.Schema) -> list[str] | None:
-    """The columns that hold times; None if some lie deeper."""
+    """Return the names of the columns that hold times; None if some are nested."""
     nested = [f for f in schema if pa.types.is_nested(f.type) and "timestamp" in str(f.type)]
     return None if nested else [f.name for f in schema if pa.types.is_timestamp(f.type)]
 

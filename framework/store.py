@@ -1,4 +1,4 @@
-"""Store handles: what a handler reads and writes its state through."""
+"""Store handles: the objects through which a handler reads and writes its state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ D = TypeVar("D")
 
 
 class StoreSettings(TypedDict, total=False):
-    """What may be set on every kind of store; see `App.store`."""
+    """Settings that every kind of store takes; `App.store` describes them."""
 
     ttl_ms: int | None
     engine: Literal["rocksdb", "memory"]
@@ -32,11 +32,19 @@ class StoreSettings(TypedDict, total=False):
 
 
 class Store(NoLen, Generic[K, V]):
-    """State of one task, by key: made by `App.store`, used inside the task's handlers.
+    """State of one task, by key: declared by `App.store`, used inside the task's handlers.
 
-    Each partition of the task's input has its own; a handler sees that of its record's
-    partition. What the methods do is said at `statestore.PartitionStore`; all of them raise
-    NotInTask outside of a handler.
+    Each partition of the task's input has a part of the store of its own. A handler reads and
+    writes the part of its record's partition. Its changes are committed together with its input
+    offsets and outputs, and undone if it raises. All methods raise NotInTask outside of the task's
+    handlers; `App.query` and `strandline.connect` read a store from elsewhere.
+
+        seen[key] += 1               # the default, or a KeyError, if the key has no value
+        seen.get(key), key in seen
+        del seen[key]                # a KeyError if the key has no value
+
+    Keys and values must be of the declared types. A value that can be changed is returned as a
+    copy: use `edit`, or store it again. There is no `len()`; see `approximate_num_entries`.
     """
 
     def __init__(self, app: App, spec: StoreSpec[K, V]) -> None:
@@ -44,9 +52,10 @@ class Store(NoLen, Generic[K, V]):
             what = f"the default_factory of store {spec.name!r}"
             check_handler(what, spec.default_factory, may_be_async=False)
         self.app = app
+        """The app that declared the store."""
         self.spec = spec
         self.task: str | None = None
-        """The task it belongs to."""
+        """Name of the task that the store belongs to; None until a task lists it."""
         self._bound: ContextVar[PartitionStore[K, V] | None] = ContextVar(f"store {spec.name}")
         self._current = self._bound.get
 
@@ -55,22 +64,36 @@ class Store(NoLen, Generic[K, V]):
 
     @property
     def name(self) -> str:
+        """Name of the store."""
         return self.spec.name
 
     @property
     def changelog_topic(self) -> str:
-        """The topic that every change is written to."""
+        """Name of the topic that every change of the store is written to."""
         return self.spec.changelog_topic(self.app.name)
 
-    # What a hot get and put do is repeated here from PartitionStore: every call that is spared
-    # makes a handler 60 ns faster. Whatever is not plain goes on to the method itself.
+    # `get`, `put` and `__getitem__` repeat the fast path of PartitionStore, because each call
+    # that is saved makes a handler 60 ns faster. All other cases go to the PartitionStore.
 
     @overload
     def get(self, key: K) -> V | None: ...
     @overload
     def get(self, key: K, default: D) -> V | D: ...
     def get(self, key: K, default: Any = UNSET) -> Any:
-        """The value of a key; else `default`, else the store's own default, else None."""
+        """Return the value of a key.
+
+        Args:
+            key: Key of the declared type.
+            default: Result for a key without a value. By default it is the store's default, or None
+                if the store has none.
+
+        Returns:
+            The value; a copy if it can be changed.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRecord: The key is not of the declared type.
+        """
         store = self._current(None)
         if store is None:
             raise self._not_in_task()
@@ -81,7 +104,17 @@ class Store(NoLen, Generic[K, V]):
         return store.get(key, default)
 
     def put(self, key: K, value: V) -> None:
-        """Set the value of a key; `store[key] = value` does the same."""
+        """Set the value of a key; `store[key] = value` does the same.
+
+        Args:
+            key: Key of the declared type.
+            value: Value of the declared type.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+            InvalidRecord: The key or the value is not of the declared type.
+            TypeError: The value is None; use `delete` to remove a key.
+        """
         store = self._current(None)
         if store is None:
             raise self._not_in_task()
@@ -93,6 +126,7 @@ class Store(NoLen, Generic[K, V]):
             store.put(key, value)
 
     def __getitem__(self, key: K) -> V:
+        """Return the value of a key, or the store's default. Raise KeyError if there is neither."""
         store = self._current(None)
         if store is None:
             raise self._not_in_task()
@@ -105,60 +139,115 @@ class Store(NoLen, Generic[K, V]):
     __setitem__ = put
 
     def delete(self, key: K) -> None:
-        """Remove a key, if it is there."""
+        """Remove a key. A key without a value is no error.
+
+        Raises:
+            NotInTask: No handler of the store's task is running.
+        """
         self._partition().delete(key)
 
     def __delitem__(self, key: K) -> None:
+        """Remove a key. Raise KeyError if it has no value."""
         del self._partition()[key]
 
     def __contains__(self, key: K) -> bool:
+        """Return True if the key has a value; a default does not count."""
         return key in self._partition()
 
     def put_if_absent(self, key: K, value: V) -> V | None:
-        """Set the value of a key that has none; return the one it has otherwise."""
+        """Set the value of a key that has none.
+
+        Returns:
+            The value that the key has already, which then stays; None if `value` was set.
+        """
         return self._partition().put_if_absent(key, value)
 
     def get_many(self, keys: Iterable[K]) -> dict[K, V]:
-        """The values of those keys that have one."""
+        """Return the values of several keys with one look-up in the engine.
+
+        Args:
+            keys: Keys of the declared type.
+
+        Returns:
+            Values by key. Keys without a value are missing; defaults do not count.
+        """
         return self._partition().get_many(keys)
 
     def edit(self, key: K) -> Edit[K, V]:
-        """Change a mutable value in place: `with store.edit(key) as value: …`."""
+        """Return a context manager for changing a mutable value in place.
+
+            with store.edit(key) as value:
+                value.append(1)
+
+        The value is stored when the block ends without an error. A key without a value begins with
+        the store's default.
+
+        Raises:
+            KeyError: The key has no value, and the store has no default.
+        """
         return self._partition().edit(key)
 
     def range(
         self, lower: K | None = None, upper: K | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[K, V]]:
-        """Entries from `lower` up to but without `upper`, in the order of the keys."""
+        """Yield the partition's entries from `lower` to `upper` (exclusive), in key order.
+
+        A scan shows the store as it was when the scan began; changing the store meanwhile is
+        allowed.
+
+        Args:
+            lower: First key, or the leading elements of a tuple key. None, the default, is no
+                limit.
+            upper: End (exclusive), like `lower`. None, the default, is no limit.
+            reverse: True to begin with the last entry.
+
+        Returns:
+            Pairs of key and value.
+        """
         return self._partition().range(lower, upper, reverse=reverse)
 
     def prefix(self, prefix: Any, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Entries whose key begins with `prefix`: a str, bytes, or a tuple's first elements."""
+        """Yield the partition's entries whose key begins with `prefix`, in key order.
+
+        Args:
+            prefix: A str, bytes, or a tuple of the first elements of tuple keys.
+            reverse: True to begin with the last entry.
+
+        Returns:
+            Pairs of key and value.
+        """
         return self._partition().prefix(prefix, reverse=reverse)
 
     def reverse(self, lower: K | None = None, upper: K | None = None) -> Iterator[tuple[K, V]]:
-        """`range` from its last entry to its first."""
+        """Yield the entries from `lower` to `upper` (exclusive), the last one first."""
         return self._partition().reverse(lower, upper)
 
     def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """All entries of the partition, in the order of the keys."""
+        """Yield all entries of the partition, in the order of the keys.
+
+        Args:
+            reverse: True to begin with the last entry.
+
+        Returns:
+            Pairs of key and value.
+        """
         return self._partition().all(reverse=reverse)
 
     def approximate_num_entries(self) -> int:
-        """About how many keys the partition has."""
+        """Return about how many keys the partition has, without reading them."""
         return self._partition().approximate_num_entries()
 
     def shown(self, value: Any) -> Any:
-        """A stored value as users see it."""
+        """Return the value that users see for a stored value."""
         return value
 
     @property
     def merge(self) -> Merge[Any] | None:
-        """How stored values that partitions have of one key become one; None if they cannot."""
+        """Function that merges the values of one key in several partitions, or None."""
         return None
 
     def bind(self, store: PartitionStore[Any, Any] | None) -> None:
-        """Let the handle mean `store`, in this thread or asyncio task; None: nothing."""
+        """Let the handle use `store` in this thread or asyncio task; None unbinds it."""
         self._bound.set(store)
 
     def _partition(self) -> PartitionStore[K, V]:

@@ -1,14 +1,14 @@
-"""The declared stores of an app, compared with what is recorded in its log.
+"""The declared stores of an app, compared with the declarations recorded in its log.
 
-    check     before a query reads: what is recorded must be readable; nothing is written
-    record    before a worker starts: the same, and what is wider than recorded is recorded
+    check     before a query reads: recorded values must be readable; nothing is written
+    record    before a worker starts: the same, and wider declarations are recorded
     confirm   before a partition is opened: another program may have recorded more meanwhile
-    finish    when a partition is restored: its values are rewritten if its declaration asks for it
+    finish    when a partition is restored: its values are rewritten if its declaration requires it
 
-The first program that records a declaration wins: every other one is compared with that. A program
-that declares less than is recorded is refused, at its start and before it opens a partition. So in
-a rolling upgrade the workers of the older program keep the partitions that they have, and take up no
-more once the newer program has started.
+The first program that records a declaration wins: all others are compared with it. A program that
+declares less than is recorded is refused, at its start and before it opens a partition. In a
+rolling upgrade the workers of the older program therefore keep their partitions, but are assigned
+no more once the newer program has started.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from strandline.statestore.values import Expiry
 
 
 class StoreDeclarations:
-    """Compares the stores of one app with what is recorded. Thread-safe once `record` has returned."""
+    """Compares the stores of one app with their records. Thread-safe once `record` has returned."""
 
     def __init__(
         self,
@@ -56,16 +56,17 @@ class StoreDeclarations:
         self._clock = clock
         self._log = DeclarationLog(broker, app, clock)
         self._fitting: set[str] = set()
-        """Changelogs without a record in which everything was found readable."""
+        """Changelogs without a recorded declaration whose values were all found readable."""
         self._replaced: dict[str, bytes | None] = {}
-        """By changelog, what was recorded before something that cannot be read as that."""
+        """Declaration recorded before an incompatible one replaced it, by changelog."""
         self._unfinished: set[str] = set()
-        """Changelogs of which a partition was still to be rewritten when one was last opened."""
+        """Changelogs with a partition still to be rewritten when one of them was last opened."""
 
     def check(self) -> dict[str, Expiry]:
-        """Compare for a reader; return where values carry an expiry, by changelog.
+        """Compare for a reader; return by changelog whether values carry an expiry.
 
-        Raises InvalidConfig if something stored cannot be read as declared, or is to be rewritten first.
+        Raises InvalidConfig if a stored value cannot be read as declared, or must be rewritten
+        first.
         """
         recorded = self._log.read()
         found: dict[str, Expiry] = {}
@@ -81,15 +82,16 @@ class StoreDeclarations:
         return found
 
     def record(self) -> None:
-        """Compare for a worker, and record what is wider than before, or new.
+        """Compare for a worker, and record declarations that are new or wider than before.
 
-        Raises InvalidConfig, with nothing changed, if something stored cannot be read as declared.
+        Raises InvalidConfig, with nothing changed, if a stored value cannot be read as declared.
         """
         if not self._specs:
             return
         self._log.change(self._changes)
         if self._replaced and (members := self._members()):
-            # One that joined just then may have read what was recorded before: it goes on, not this one.
+            # A worker that joined meanwhile may have read the old declaration. That one continues;
+            # this one restores the old declaration and fails.
             replaced = self._replaced
             self._log.change(lambda _: replaced)
             raise InvalidConfig(
@@ -98,9 +100,10 @@ class StoreDeclarations:
             )
 
     def confirm(self, topics: Collection[str]) -> dict[str, Expiry]:
-        """Compare once more, for these changelogs, before partitions of them are opened.
+        """Compare these changelogs again, before partitions of them are opened.
 
-        Raises InvalidConfig if another program has recorded what this one does not declare.
+        Raises InvalidConfig if another program has recorded something that this one does not
+        declare.
         """
         if not topics:
             return {}
@@ -116,9 +119,10 @@ class StoreDeclarations:
         return found
 
     def finish(self, store: AnyStore, changelog: TopicPartition) -> None:
-        """Rewrite the values of a restored partition, if the recorded declaration asks for it.
+        """Rewrite the values of a restored partition, if the recorded declaration requires it.
 
-        None is to be rewritten that was not when it was opened: that is begun while no worker runs.
+        A partition that needed no rewriting when it was opened needs none now, because rewriting
+        begins only while no worker runs.
         """
         if changelog.topic in self._unfinished and not self._log.read().is_current(changelog):
             rewrite(store, changelog, self._log, self._broker, self._clock)
@@ -144,7 +148,7 @@ class StoreDeclarations:
         return changes
 
     def _change(self, topic: str, recorded: RecordedDeclarations) -> DeclarationChange:
-        """What this declaration means for what is stored. Raises InvalidConfig if it is refused."""
+        """Return the effect of this declaration on stored values, or raise InvalidConfig."""
         spec, declared = self._specs[topic], self._declared[topic]
         stored = recorded.stores.get(topic)
         if stored is None:
@@ -160,7 +164,7 @@ class StoreDeclarations:
         return change
 
     def _adopted(self, topic: str) -> Declaration:
-        """The declaration for values from before declarations were recorded."""
+        """Return the declaration for values from before declarations were recorded."""
         spec = self._specs[topic]
         if topic not in self._fitting:
             partitions = self._partitions[topic]
@@ -183,7 +187,7 @@ class StoreDeclarations:
         return is_empty(self._broker, topic, self._partitions[topic])
 
     def _check_at_rest(self, topic: str, change: DeclarationChange) -> None:
-        """Whoever has values rewritten must be the first worker: older ones could not read them."""
+        """Refuse to rewrite values while workers run: older ones cannot read the new values."""
         if members := self._members():
             reasons = "; ".join(change.reasons) or "they get a time to live"
             raise InvalidConfig(
@@ -193,7 +197,7 @@ class StoreDeclarations:
             )
 
     def _members(self) -> str:
-        """The workers of the app that run now, here or elsewhere."""
+        """Return the workers of the app that are running, here or elsewhere, as text."""
         members = self._broker.describe_group(self._app).members
         return ", ".join(sorted(member.client or member.member_id for member in members))
 
@@ -207,8 +211,8 @@ class StoreDeclarations:
 
     def _ways_out(self, spec: AnySpec) -> str:
         return (
-            f"let the app begin anew (`strandline reset {self._app}`), give the store another name, or "
-            "give it a function upgrade= that makes new values of old ones (for values, not for keys)"
+            f"reset the app (`strandline reset {self._app}`), give the store another name, or "
+            "give it a function upgrade= that converts old values (for values, not for keys)"
         )
 
 

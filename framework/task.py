@@ -1,4 +1,4 @@
-"""What was declared: a task's inputs, stores, handler and policies."""
+"""Declaration of a task: inputs, stores, handler and policies."""
 
 from __future__ import annotations
 
@@ -19,23 +19,29 @@ if TYPE_CHECKING:
     from strandline.framework.app import App
 
 OnError = Literal["fail", "skip", "dead_letter"]
+"""Policy for a record whose handler raises."""
 ON_ERROR = ("fail", "skip", "dead_letter")
 
 
 @dataclass
 class TaskSpec:
-    """One task of an app."""
+    """Declaration of one task of an app."""
 
     name: str
     inputs: tuple[Topic[Any, Any], ...]
+    """Input topics; all have the same number of partitions."""
     stores: tuple[Store[Any, Any], ...]
     handler: Any
-    """A function, or a class with process and perhaps init, window, close, on_timer."""
+    """A function, or a class with `process` and perhaps `init`, `window`, `close`, `on_timer`."""
     on_error: OnError = "fail"
     tombstones: bool = False
+    """True if the handler receives tombstones."""
     window_ms: int | None = None
+    """Milliseconds between two calls of `window`."""
     on_timer: Callable[..., Any] | None = None
+    """Timer handler of a task that is a function."""
     dead_letter: Topic[Any, Any] | None = None
+    """Dead-letter topic, if `on_error` names it."""
     where: str = field(init=False)
     """File and line of the handler."""
 
@@ -62,31 +68,32 @@ class TaskSpec:
 
     @property
     def is_class(self) -> bool:
+        """True if the handler is a class."""
         return inspect.isclass(self.handler)
 
     @property
     def is_async(self) -> bool:
-        """Whether its handler is awaited."""
+        """True if the handler is awaited."""
         return is_async(self.handler.process if self.is_class else self.handler)
 
     @property
     def has_timers(self) -> bool:
-        """Whether there is somebody to call when a timer fires."""
+        """True if the task has a timer handler."""
         return self.on_timer is not None or hasattr(self.handler, "on_timer")
 
     @property
     def timer_store(self) -> StoreSpec[TimerKey, int]:
-        """The store that holds its timers."""
+        """Declaration of the store that holds the task's timers."""
         return timer_store(self.name)
 
     @property
     def all_stores(self) -> list[AnySpec]:
-        """The stores that it owns, the timers' included."""
+        """Declarations of the task's stores, including that of its timers."""
         timers = [self.timer_store] if self.has_timers else []
         return [*(store.spec for store in self.stores), *timers]
 
     def set_on_timer(self, handler: Callable[..., Any]) -> None:
-        """`handler(name)` is called when a timer of the task fires."""
+        """Set the timer handler: `handler(name)` is called when a timer of the task fires."""
         if self.has_timers:
             raise InvalidConfig(f"task {self.name!r} has a handler for timers already")
         what = f"the on_timer function of task {self.name!r}"
@@ -95,12 +102,12 @@ class TaskSpec:
 
 
 def timer_store(task: str) -> StoreSpec[TimerKey, int]:
-    """The store that holds the timers of the task of that name."""
+    """Return the declaration of the store that holds the timers of a task."""
     return StoreSpec(f"{task}-timers", key=TimerKey, value=int)
 
 
 def place_of(handler: Any) -> str:
-    """File and line where a function or class is defined, as far as that is known."""
+    """Return file and line of the definition of a function or class, or its repr if unknown."""
     try:
         target = inspect.unwrap(handler)
         return f"{inspect.getsourcefile(target)}:{inspect.getsourcelines(target)[1]}"
@@ -109,7 +116,7 @@ def place_of(handler: Any) -> str:
 
 
 def check_stores(name: str, stores: Sequence[Store[Any, Any]]) -> None:
-    """Raises InvalidConfig unless each is a store that no other task has."""
+    """Raise InvalidConfig unless each item is a store that no other task has."""
     for store in stores:
         if not isinstance(store, Store):
             raise InvalidConfig(f"task {name!r}: stores= takes stores of app.store, got {store!r}")
@@ -122,7 +129,7 @@ def check_stores(name: str, stores: Sequence[Store[Any, Any]]) -> None:
 
 
 def dead_letter_topic(app: App, spec: TaskSpec) -> Topic[Any, Any]:
-    """Where records of the task go that its handler cannot handle, as they are stored."""
+    """Return the topic for records that the task's handler cannot handle, in their stored form."""
     schemas = [topic.stored_schema for topic in spec.inputs]
     if any(schema != schemas[0] for schema in schemas):
         raise InvalidConfig(

@@ -1,4 +1,4 @@
-"""Text that is safe to show on a terminal: data cannot move the cursor, change colors or type for the user."""
+"""Text that is safe on a terminal: it cannot move the cursor, change colors or type."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 
 
 def printable(text: str) -> str:
-    """Replace what a terminal would act on, or show as something else, by escapes as JSON writes them.
+    """Replace characters that a terminal would act on, or show misleadingly, by JSON escapes.
 
-    These are control characters (but tab and newline), marks that turn the direction of writing or
-    are not seen, and lone surrogates. So what was a JSON document still is the same document.
+    These are control characters (except tab and newline), characters that change the direction of
+    writing or are invisible, and lone surrogates. A JSON document remains the same document.
 
     >>> printable("\\x1b[31mred\\x9b2J"), printable("über\\tα 😀")
     ('\\\\u001b[31mred\\\\u009b2J', 'über\\tα 😀')
@@ -21,10 +21,10 @@ def printable(text: str) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Formats messages for a terminal."""
+    """Log formatter for a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The message, with its traceback if it has one."""
+        """Return the message, with its traceback if it has one, in printable characters."""
         return printable(super().format(record))
 
 
@@ -35,7 +35,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 _ACTED_ON = re.compile(
     "["
-    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0, DEL and C1, but tab and newline
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0, DEL and C1, except tab and newline
     "\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f\ud800-\udfff"
     "]"

@@ -1,13 +1,13 @@
-"""Testing an app: one thread, in memory, records in, results out, crashes where you say.
+"""Test driver for an app: one thread, in memory, with crashes at chosen records.
 
     driver = TestDriver(app)
     driver.run([("LHR", 1), ("JFK", 2), CRASH, ("LHR", 3)])
     assert driver.store(totals) == {"LHR": 4, "JFK": 2}
 
-The clock stands still until `advance` moves it, so nothing happens by chance: commits come
-when `commit_records` is reached, and at the end of `run`. A CRASH drops whatever is not
-committed, as the death of the process would, and starts a new worker on what is left. With
-`folder=` the same runs on a real folder with RocksDB.
+The clock stands still until `advance` moves it, so runs are deterministic: the driver commits when
+`commit_records` is reached and at the end of `run`. A CRASH drops uncommitted work, as the death of
+the process would, and starts a new worker on the rest. With `folder=` the same test runs on a real
+folder with RocksDB.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ V = TypeVar("V")
 
 
 class Crash(Enum):
-    """The type of CRASH."""
+    """Type of CRASH."""
 
     CRASH = "CRASH"
 
@@ -52,15 +52,29 @@ class Crash(Enum):
 
 
 CRASH: Final = Crash.CRASH
-"""In the input of `TestDriver.run`: the process dies here, without a commit, and comes back."""
+"""Item of the input of `TestDriver.run`: the process dies here without a commit and is restarted.
+"""
 
 MAX_CYCLES = 100_000
+"""Maximum number of worker cycles for one batch of input, so that a feedback loop ends."""
 
 
 class TestDriver:
-    """Runs an app's tasks on a log of its own."""
+    """Runs the tasks of an app on a log of its own, with a clock that the test moves.
 
-    __test__ = False  # not a test case, whatever pytest thinks of the name
+    Args:
+        app: The app to test. It needs at least one task. Its own log is not opened.
+        now_ms: Time at which the clock starts, in milliseconds since the epoch. The default,
+            1,000,000, is a fixed time, so that results are the same in every run.
+        folder: Folder for the log and the stores. The default, None, keeps both in memory, which is
+            faster.
+
+    Raises:
+        InvalidRequest: The app has no tasks.
+        InvalidConfig: A declaration is not valid.
+    """
+
+    __test__ = False  # not a test case, although pytest would take the name for one
 
     def __init__(
         self, app: App, *, now_ms: int = 1_000_000, folder: str | Path | None = None
@@ -78,23 +92,26 @@ class TestDriver:
     # Input ----------------------------------------------------------------------------
 
     def run(self, given: Iterable[Any] = (), *, until: Until | None = None) -> TestDriver:
-        """Put records in, in order, and let everything be handled and committed.
+        """Append records in order, then handle and commit everything.
 
-        A record is `(key, value)`, `(key, value, timestamp)`, the same behind a topic handle,
-        or a bare value; it goes to the app's first input topic unless it says otherwise,
-        and has the clock's time unless it has its own.
+        A record is `(key, value)`, `(key, value, timestamp)`, one of these with a topic handle as
+        its first element, or a value alone. Without a topic it goes to the first input topic of the
+        app's first task. Without a timestamp it has the time of the driver's clock.
 
         Args:
-            given: Records, and CRASH where the process is to die.
-            until: None is an app that runs on: `window` and timers wait for their time. "idle"
-                and "end" are an app that ends, as `app.run(until=...)` does, and so calls
-                `window`, and with "end" fires all timers in stream time.
+            given: Records, and CRASH at each point where the process is to die. By default there is
+                no new input.
+            until: None, the default, is an app that keeps running: `window` and timers wait for
+                their time. "idle" and "end" are an app that ends as `app.run(until=...)` does: both
+                call `window`, and "end" also fires all timers in stream time.
 
         Returns:
             The driver itself.
 
         Raises:
             TaskFailed: A task instance has stopped at a record.
+            InvalidRequest: An item is not a record.
+            InvalidRecord: A record does not have the topic's types.
         """
         waiting: list[Any] = []
         for item in given:
@@ -108,30 +125,62 @@ class TestDriver:
         return self._run_until(until or "settled")
 
     def end(self) -> TestDriver:
-        """The input is over: let all timers in stream time fire, then windows. Raises TaskFailed."""
+        """End the input: fire all timers in stream time, then call the windows.
+
+        Returns:
+            The driver itself.
+
+        Raises:
+            TaskFailed: A task instance has stopped at a record.
+        """
         return self._run_until("end")
 
     def advance(self, ms: int) -> TestDriver:
-        """Let `ms` milliseconds pass, and everything happen that is due then."""
+        """Move the clock and run what becomes due, such as windows and wall-clock timers.
+
+        Args:
+            ms: Milliseconds to add to the clock.
+
+        Returns:
+            The driver itself.
+
+        Raises:
+            TaskFailed: A task instance has stopped at a record.
+        """
         self.clock.advance(ms)
         self.owner.tick()
         return self.settle()
 
     def crash(self) -> TestDriver:
-        """Let the process die without a commit, and come back."""
+        """Kill the process without a commit, and start it again.
+
+        Returns:
+            The driver itself.
+        """
         self.worker.abandon()
         self._storage.crash()
         self._open()
         return self
 
     def settle(self) -> TestDriver:
-        """Handle and commit everything there is. Raises TaskFailed."""
+        """Handle and commit all pending input.
+
+        Returns:
+            The driver itself.
+
+        Raises:
+            TaskFailed: A task instance has stopped at a record.
+        """
         return self._run_until("settled")
 
     # Results --------------------------------------------------------------------------
 
     def output(self, topic: Topic[K, V]) -> list[Record[K, V]]:
-        """The committed records of a topic, partition after partition."""
+        """Return the committed records of a topic, partition by partition, tombstones included.
+
+        Raises:
+            InvalidRecord: A stored record cannot be decoded.
+        """
         chunks = [
             chunk
             for batch in committed_batches(self.owner, topic.name)
@@ -143,10 +192,13 @@ class TestDriver:
         return [record for chunk in chunks for record in chunk.records]
 
     def store(self, store: Store[K, V]) -> dict[K, V]:
-        """Return all entries of a store, over all partitions, as `App.query` does.
+        """Return all entries of a store over all partitions, as `App.query` does.
 
-        Raises KeyInSeveralPartitions, an InvalidRequest, if several partitions have the same key
-        and their values cannot be merged.
+        Uncommitted changes are included; after `run` there are none.
+
+        Raises:
+            KeyInSeveralPartitions: Several partitions hold the same key, and their values cannot be
+                merged. It is an InvalidRequest.
         """
         codec = key_codec(store.spec.key)
         encode = codec.encode
@@ -160,7 +212,7 @@ class TestDriver:
         return {codec.decode(key): store.shown(value) for key, value in whole.scan(streams)}
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the worker and the log."""
         self.worker.close()
         self.owner.close()
 
@@ -187,7 +239,7 @@ class TestDriver:
         try:
             self._start()
         except BaseException:
-            self.owner.close()  # or nobody could open the folder again
+            self.owner.close()  # otherwise the lock of the folder would stay taken
             raise
 
     def _start(self) -> None:
@@ -202,7 +254,7 @@ class TestDriver:
         return None if self._folder is None else self._folder / "log" / STATE / self.app.name
 
     def _take(self, items: list[Any]) -> None:
-        """Put records into their topics, and let them be handled but not yet committed."""
+        """Append records to their topics and handle them, without a commit at the end."""
         if not items:
             return
         producer = Producer(self.owner, clock=self.clock)
@@ -226,7 +278,7 @@ class TestDriver:
             parts = (None, *parts)
         if len(parts) not in (2, 3):
             raise InvalidRequest(
-                f"a record is (key, value) or (key, value, timestamp), perhaps behind a topic;"
+                f"a record is (key, value) or (key, value, timestamp), optionally after a topic;"
                 f" got {item!r}"
             )
         key, value, *timestamp = parts
@@ -237,7 +289,7 @@ class TestDriver:
 
 
 class _CrashableFolder(LocalStorage):
-    """A real folder whose locks can be lost as in a crash."""
+    """A real folder whose locks can be released as in a crash."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)

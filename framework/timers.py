@@ -1,9 +1,9 @@
-"""Timers of one task instance: in a changelogged store, so they survive crashes and aborts.
+"""Timers of one task instance, in a changelogged store, so that they survive crashes and aborts.
 
-The store has one entry per timer, (clock, packed name) -> time in ms, and one for the stream
-time under the clock "". The heap beside it only finds the next one: an entry of the heap
-that the store does not confirm is out of date and dropped, so cancelling a timer, and
-undoing what a failed handler set, need not touch the heap.
+The store has one entry per timer, (clock, packed name) -> time in ms, and one for the stream time
+under the clock "". The heaps only find the next timer: an entry that the store does not confirm is
+out of date and is dropped. Cancelling a timer, or undoing the changes of a failed handler,
+therefore need not touch the heaps.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ class DueTimer(NamedTuple):
 
 
 class Timers:
-    """The timers of one task instance."""
+    """Timers of one task instance."""
 
     def __init__(self, store: PartitionStore[TimerKey, int]) -> None:
         self._store = store
         self._heaps: dict[str, list[tuple[int, bytes]]] = {"stream": [], "wall": []}
 
     def set(self, name: Any, at: int, clock: ClockName) -> None:
-        """See `framework.context.set_timer`."""
+        """Set a timer; see `framework.context.set_timer`."""
         key = _key(name, clock)
         self._store.put(key, at)
         heapq.heappush(self._heaps[clock], (at, key[1]))
 
     def cancel(self, name: Any, clock: ClockName) -> None:
-        """Take back a timer."""
+        """Cancel a timer, if it exists."""
         self._store.delete(_key(name, clock))
 
     def next_at(self, clock: ClockName) -> int | None:
-        """When the next timer of that clock fires, in ms."""
+        """Return the time in ms of the next timer of a clock; None if there is none."""
         heap = self._heaps[clock]
-        while heap:
+        while heap:  # drop entries of timers that were cancelled or set to another time
             at, packed = heap[0]
             if self._store.get((clock, packed), None) == at:
                 return at
@@ -60,7 +60,7 @@ class Timers:
         return None
 
     def next_due(self, clock: ClockName, now: int) -> DueTimer | None:
-        """The earliest timer due by `now`."""
+        """Return the earliest timer due by `now` (ms), if any."""
         at = self.next_at(clock)
         if at is None or at > now:
             return None
@@ -72,12 +72,12 @@ class Timers:
         self._store.delete((due.clock, due.packed))
 
     def keep_stream_time(self, time: int) -> None:
-        """Let the stream time be part of the next commit."""
+        """Make the stream time part of the next commit."""
         if self._store.get(_STREAM_TIME, -1) != time:
             self._store.put(_STREAM_TIME, time)
 
     def rebuild(self) -> int:
-        """Forget what was not committed; return the committed stream time."""
+        """Rebuild the heaps from the committed timers; return the committed stream time."""
         for heap in self._heaps.values():
             heap.clear()
         for (clock, packed), at in self._store.all():
@@ -102,5 +102,5 @@ def _key(name: Any, clock: ClockName) -> TimerKey:
 
 
 def _tuples(name: Any) -> Any:
-    """MessagePack gives lists back for tuples."""
+    """Return lists as tuples, because MessagePack decodes tuples as lists."""
     return tuple(map(_tuples, name)) if isinstance(name, list) else name

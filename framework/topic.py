@@ -1,4 +1,4 @@
-"""Topic handles: declared once, sent to by handlers, appended to and looked at by anyone."""
+"""Topic handles: declared once, `send` in handlers, `append` and `to_polars` elsewhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ V = TypeVar("V")
 
 
 class Topic(Generic[K, V]):
-    """A topic with the types of its keys and values; made by `App.topic`."""
+    """Topic with the types of its keys and values, declared by `App.topic`.
+
+    Handlers of the app write to it with `send`, as part of their transaction. Other code writes to
+    it with `append` and reads it with `to_polars`.
+    """
 
     def __init__(
         self,
@@ -46,15 +50,19 @@ class Topic(Generic[K, V]):
         config: Mapping[str, str] | None = None,
     ) -> None:
         self.app = app
+        """The app that declared the topic."""
         self.name = name
+        """Name of the topic in the log."""
         self.partitions = partitions
+        """Declared number of partitions; None takes those of the existing topic, or one."""
         self.config = dict(config or {})
         place = SerdeUse(name, "value", app.registry)
         self.values: Codec = value_codec(value, serde, place, columns=holds_columns(app.log))
         self.key_column: str | None = key if isinstance(key, str) else None
+        """Column of the value that holds the key; None if the key is no column."""
         self.timestamp_column = timestamp
         self.kind = value
-        """What was declared as the type of the values."""
+        """Declared type of the values."""
         self.serde = serde
         self.key_serde = key_serde
         key_kind = self._column_kind("key", key) if isinstance(key, str) else key
@@ -72,17 +80,17 @@ class Topic(Generic[K, V]):
 
     @property
     def rows(self) -> RowType | None:
-        """How typed values become columns, whatever their form in the log; None if they are not typed."""
+        """Conversion of typed values to columns; None if values are not typed."""
         return self.values.rows
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The Arrow schema of typed values."""
+        """Arrow schema of typed values; None if values are not typed."""
         return None if self.rows is None else self.rows.schema
 
     @property
     def stored_schema(self) -> pa.Schema | None:
-        """That of the topic in the log; None if its values are bytes there."""
+        """Arrow schema of the topic in the log; None if the log holds its values as bytes."""
         return self.schema if isinstance(self.values, RowCodec) else None
 
     def send(
@@ -93,19 +101,34 @@ class Topic(Generic[K, V]):
         timestamp: int | dt.datetime | None = None,
         headers: Headers = (),
     ) -> None:
-        """Send a record from inside a handler, in the running task's transaction.
+        """Send a record from inside a handler, as part of the running task's transaction.
 
-        Without a `timestamp` (ms, or a datetime) the record gets that of the record being
-        handled. `value=None` is a tombstone. On a topic whose key is a column, `key=None`
-        takes it from the value. Raises NotInTask outside of a handler, InvalidRecord.
+        The record becomes visible to readers when the task commits. It is discarded if the handler
+        raises.
+
+        Args:
+            key: Key of the topic's type. None is a record without a key; on a typed topic whose key
+                is a column, None takes the key from the value.
+            value: Value of the topic's type. None is a tombstone, which deletes the key.
+            timestamp: Milliseconds since the epoch, or a datetime. By default it is the topic's
+                time column, else the time of the record being handled.
+            headers: Pairs of name (str) and value (bytes), by default none.
+
+        Raises:
+            NotInTask: No handler of a task of the topic's app is running.
+            InvalidRecord: The record does not have the declared types, or the time looks like
+                seconds.
         """
         box = self._bound.get(None)
         if box is None:
             raise self._not_in_task()
         record = box.context.record
+        # The first send of a record marks where its output begins, so that an error of the handler
+        # can remove exactly that part.
         if record is not box.record:
             box.record = record
             box.mark = len(box.keys)
+        # Values of exactly the declared immutable types need neither a check nor a copy.
         if (
             type(value) is not self._value_exact
             or type(key) is not self._key_exact
@@ -125,14 +148,27 @@ class Topic(Generic[K, V]):
         *,
         timestamp: int | dt.datetime | None = None,
     ) -> int:
-        """Produce records from outside of a task, durably; return how many.
+        """Append records from outside of a task.
 
-        `data` is a DataFrame (Polars or pandas), an Arrow table, or an iterable of
-        `(key, value)` or `(key, value, timestamp)`; on a topic whose key is a column also of
-        bare values. A table has the typed value's columns, of which nullable ones may be left
-        out (with `key` beside them if the key is no column), or `key` and `value`, and may
-        have `timestamp` (a datetime, or ms). Records without a time get `timestamp`, or now.
-        Raises InvalidRecord, SchemaMismatch.
+        They are durable and visible when the call returns.
+
+        Args:
+            data: A DataFrame (Polars or pandas), an Arrow table, or an iterable of `(key, value)`
+                or `(key, value, timestamp)`; on a topic whose key is a column also of values alone.
+                A table has either the columns of the typed value, of which nullable ones may be
+                missing, or the columns `key` and `value`. If the key is not a column of the value,
+                a table of typed values has a column `key` as well. A table may have a column
+                `timestamp`: datetimes, or milliseconds since the epoch.
+            timestamp: Time of the records that have none: milliseconds since the epoch, or a
+                datetime. The default is now.
+
+        Returns:
+            Number of records appended.
+
+        Raises:
+            InvalidRecord: A record does not have the declared types.
+            SchemaMismatch: The columns of a table do not fit those of the topic.
+            InvalidRequest: A handler is running; it must use `send`.
         """
         if context.running() is not None:
             raise InvalidRequest(
@@ -144,32 +180,40 @@ class Topic(Generic[K, V]):
         return append_to(self, data, timestamp)
 
     def to_polars(self, *, tombstones: bool = False) -> pl.DataFrame:
-        """Every committed record: partition, offset, timestamp, key, and the value's columns.
+        """Return every committed record of the topic as a Polars DataFrame.
 
-        Tombstones are left out, as they are for handlers. With `tombstones` they are rows whose
-        value is null, and a column `tombstone` (bool) behind the key tells them apart. A column
-        of the value that is called like one of these is `value_<name>`.
+        The columns are partition, offset, timestamp, key, and those of the value. A column of the
+        value that has one of these names is called `value_<name>`.
+
+        Args:
+            tombstones: True to include tombstones, as rows whose value is null, and a column
+                `tombstone` (bool) after the key that marks them. The default is False, because
+                handlers do not receive tombstones by default either.
+
+        Raises:
+            InvalidRecord: A stored value cannot be decoded.
+            MissingDependency: Polars is not installed.
         """
         from strandline.framework.export import topic_to_polars
 
         return topic_to_polars(self, tombstones=tombstones)
 
-    # What the framework asks of a handle -------------------------------------------------
+    # For the framework ------------------------------------------------------------------
 
     def bind(self, box: Outbox | None) -> None:
-        """Let `send` go to `box`, in this thread or asyncio task; None: to nobody."""
+        """Let `send` write to `box` in this thread or asyncio task; None unbinds it."""
         self._bound.set(box)
 
     @property
     def typed(self) -> TypedCodec:
-        """The values' codec, of a topic that has columns."""
+        """Codec of the values of a typed topic."""
         assert self.rows is not None
         return cast("TypedCodec", self.values)
 
     def checked_item(
         self, key: Any, value: Any, timestamp: int | dt.datetime | None, default: int
     ) -> tuple[Any, Any, int]:
-        """Key, value and timestamp as items of the columns. Raises InvalidRecord."""
+        """Return key, value and timestamp as items of the topic's columns. Raise InvalidRecord."""
         try:
             item = self.values.item(value)
             at = default if timestamp is None else to_ms(timestamp, default)
@@ -189,11 +233,11 @@ class Topic(Generic[K, V]):
             raise InvalidRecord(f"topic {self.name!r}: {error}") from error.__cause__
 
     def same_as(self, other: Topic[Any, Any]) -> bool:
-        """Whether a second declaration says the same."""
+        """Return True if another declaration has the same types and settings."""
         return self._declared() == other._declared()
 
     def _declared(self) -> tuple[Any, ...]:
-        forms = map(_told, (self.serde, self.key_serde))
+        forms = map(_serde_identity, (self.serde, self.key_serde))
         codecs = (type(self.keys), self.keys.exact, type(self.values), *forms)
         return (self.kind, self.key_column, self.partitions, self.config, *codecs)
 
@@ -231,7 +275,7 @@ class Topic(Generic[K, V]):
             )
             raise InvalidConfig(
                 f"topic {self.name!r}: {what}={column!r} names a column, but its columns are"
-                f" {names}; for keys of a type, pass the type: key=str"
+                f" {names}; to declare the type of keys, pass the type: key=str"
             )
         return int(self.schema.get_field_index(column))
 
@@ -256,8 +300,8 @@ class Topic(Generic[K, V]):
         )
 
 
-def _told(serde: AnySerde | None) -> Any:
-    """What makes two forms the same: two objects of one kind and schema are."""
+def _serde_identity(serde: AnySerde | None) -> Any:
+    """Return a value that is equal for two serdes of the same kind and schema."""
     if serde is None or isinstance(serde, str):
         return serde
     return type(serde), getattr(serde, "schema", None), getattr(serde, "message", None)

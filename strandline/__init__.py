@@ -12,9 +12,10 @@
         seen[record.value] += 1
         counts.send(record.value, seen[record.value])
 
-This package only gathers names: `strandline.framework`, `strandline.statestore` and
-`strandline.changelog` hold the code. Each name is imported when it is first used, so that
-`import strandline` costs a program nothing that it does not use.
+Start with `help(strandline.App)`. This package only re-exports names: the code is in
+`strandline.framework`, `strandline.statestore` and `strandline.changelog`. Each name is imported
+when it is first used, so that `import strandline` is quick and imports no package that a program
+does not use.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ _HOMES = {
     "Serde": "strandline.statestore.serdes",
     "StoreLimits": "strandline.statestore.spec",
 }
-"""The module of each name."""
+"""Module that defines each exported name."""
 
 _PACKAGES = {
     "changelog": "strandline.changelog",
@@ -149,10 +150,11 @@ _PACKAGES = {
     "statestore": "strandline.statestore",
     "testing": "strandline.framework.testing",
 }
+"""Module of each exported module name."""
 
 
 def __getattr__(name: str) -> typing.Any:
-    """Import what is used for the first time; from then on it is an ordinary attribute."""
+    """Import a name at its first use and make it an ordinary attribute of this module."""
     if name in _PACKAGES:
         found: typing.Any = importlib.import_module(_PACKAGES[name])
     elif name in _HOMES:

@@ -1,1 +1,1 @@
-"""The pictures of docs/compaction.md, drawn from logs that are filled, cleaned and measured for it."""
+"""Pictures for docs/compaction.md, drawn from logs that are filled, cleaned and measured."""

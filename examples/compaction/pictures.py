@@ -1,4 +1,7 @@
-"""Draws compaction-*.svg: `python -m examples.compaction.pictures [FOLDER]`, or `make pictures` for those in docs/."""
+"""Draw compaction-*.svg.
+
+`python -m examples.compaction.pictures [FOLDER]`, or `make pictures` for those in docs/.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ from examples.compaction.svg import Picture
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WIDTH, LEFT, RIGHT = 900, 70, 20
 BAR = 34
+"""Height of a bar, in pixels."""
 
 
 def main() -> int:
-    """Draw all of them."""
+    """Draw all pictures."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
     folder.mkdir(parents=True, exist_ok=True)
     head_and_tail(*before_and_after()).save(folder / "compaction-head-and-tail.svg")
@@ -41,7 +45,7 @@ def _shop() -> Iterator[Shop]:
 
 
 def before_and_after(earliest: int = 5) -> tuple[Snapshot, Snapshot]:
-    """A small partition just before and after a pass: the `earliest`-th."""
+    """Return a small partition just before and just after the `earliest`-th pass."""
     with _shop() as shop:
         shop.create("prices", segment_bytes="8192")
         passes, last = 0, None
@@ -56,7 +60,10 @@ def before_and_after(earliest: int = 5) -> tuple[Snapshot, Snapshot]:
 
 
 def head_and_tail(before: Snapshot, after: Snapshot) -> Picture:
-    """Segments along the offsets, above before the pass and below after it; a stroke for each record."""
+    """Draw the segments along the offsets, before the pass above and after it below.
+
+    Each record is a stroke.
+    """
     picture = Picture(WIDTH, 250, "A partition before and after a pass of the cleaner")
     end = before.pieces[-1].end
     scale = (WIDTH - LEFT - RIGHT) / end
@@ -69,8 +76,8 @@ def head_and_tail(before: Snapshot, after: Snapshot) -> Picture:
         for piece in shot.pieces:
             x, width = LEFT + piece.base * scale, (piece.end - piece.base) * scale
             picture.box(x, y - 3, width, BAR + 6, "frame")
-            said = "active" if piece.active else f"{piece.size:,} B"
-            picture.text(x + width / 2, y - 9, said, anchor="middle", kind="small")
+            label = "active" if piece.active else f"{piece.size:,} B"
+            picture.text(x + width / 2, y - 9, label, anchor="middle", kind="small")
     dirty = LEFT + before.clean_end * scale
     active = LEFT + before.pieces[-1].base * scale
     picture.text((LEFT + dirty) / 2, 24, "tail: clean", anchor="middle")
@@ -103,18 +110,18 @@ def _kind(shot: Snapshot, offset: int) -> str:
 
 @dataclass(frozen=True)
 class Minute:
-    """The log when something was appended, and when it had done what was due."""
+    """The log at one minute: after an append, and after the cleaning that was due."""
 
     ratios: tuple[float, float]
-    """Before and after."""
+    """Dirty ratio before and after cleaning."""
     appended: int
-    """Bytes, of all time."""
+    """Bytes appended since the beginning."""
     there: int
     """Bytes of the topic's segments."""
 
 
 def minutes(count: int = 400) -> list[Minute]:
-    """So many minutes of a topic in which a thousand keys change."""
+    """Return `count` minutes of a topic in which a thousand keys change."""
     found: list[Minute] = []
     with _shop() as shop:
         shop.create("prices", segment_bytes="32768")
@@ -133,7 +140,7 @@ def minutes(count: int = 400) -> list[Minute]:
 
 
 def ratio_over_time(found: list[Minute]) -> Picture:
-    """The dirty ratio, and below it what the log holds beside what was appended."""
+    """Draw the dirty ratio; below it the bytes in the log, and the bytes ever appended."""
     picture = Picture(WIDTH, 420, "Dirty ratio and size of a topic over time")
     scale = (WIDTH - LEFT - RIGHT) / len(found)
     top, high = 30, 150
@@ -176,7 +183,7 @@ def _level(picture: Picture, y: float, words: str, kind: str) -> None:
 # Bytes -------------------------------------------------------------------------------
 
 Sizes = dict[str, list[int]]
-"""Bytes of each topic: before, after, and after a further day."""
+"""Bytes of each topic: before, after a pass, and after a further day."""
 
 MOMENTS = (
     ("dirty", "before"),
@@ -186,7 +193,7 @@ MOMENTS = (
 
 
 def sizes(batches: int = 300) -> Sizes:
-    """Of several topics, the log's own among them: nothing is cleaned, then all, then time passes."""
+    """Return the bytes of several topics, internal ones too: before, after a pass, a day later."""
     with _shop() as shop:
         for topic in ("prices", "profiles"):
             shop.create(topic, segment_bytes="262144", min_cleanable_dirty_ratio="1.0")
@@ -204,7 +211,7 @@ def sizes(batches: int = 300) -> Sizes:
 
 
 def bytes_by_topic(found: Sizes) -> Picture:
-    """A bar for each topic and moment."""
+    """Draw a bar for each topic and moment."""
     left, row = 150, 22
     picture = Picture(WIDTH, 40 + len(found) * (3 * row + 22), "Bytes of topics before and after")
     scale = (WIDTH - left - 110) / max(max(measured) for measured in found.values())

@@ -1,7 +1,7 @@
-"""A log whose time stands still until it is told, so that the same is in it every time.
+"""A log with a manual clock and fixed random numbers, so that its contents are always the same.
 
-Prices change, a few of them often; profiles come, change now and then, and are deleted. Those who
-read the prices commit how far they have got. What there is to know of it is read from its files.
+Prices change, a few of them often. Profiles are added, change now and then, and are deleted.
+Readers of the prices commit their offsets. Everything is measured in the files of the log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Piece:
     base: int
     end: int
     size: int
-    """Bytes; of the active one 0."""
+    """Bytes; 0 for the active segment."""
     active: bool
 
 
@@ -48,11 +48,12 @@ class Snapshot:
 
     pieces: list[Piece]
     clean_end: int
-    """Below it no key has two records."""
+    """End (exclusive) of the part in which each key has one record."""
     offsets: list[int]
-    """Of the records that are there."""
+    """Offsets of the existing records."""
     survivors: frozenset[int]
-    """Of these, the last of their keys in the segments that can be cleaned; and all behind these."""
+    """Offsets of the last cleanable record of each key, and of all records in the active segment.
+    """
 
 
 class Shop:
@@ -66,12 +67,12 @@ class Shop:
         self._chance = random.Random(7)
 
     def create(self, topic: str, **config: str) -> None:
-        """A compacted topic of one partition; settings with _ for dots."""
+        """Create a compacted topic of one partition; names of settings have _ for dots."""
         named = {name.replace("_", "."): value for name, value in config.items()}
         self._log.create_topic(topic, 1, config={"cleanup.policy": "compact", **named})
 
     def append(self, topic: str, changes: Iterable[Change]) -> None:
-        """Some changes together."""
+        """Append some changes as one batch."""
         keys, values = zip(*changes, strict=True)
         columns = {
             "timestamp": pa.array([self.clock.now_ms()] * len(keys)),
@@ -82,14 +83,14 @@ class Shop:
             producer.append_batch(topic, 0, pa.record_batch(columns))
 
     def commit_offset(self, group: str, topic: str) -> None:
-        """A reader in a transaction notes that it has read all."""
+        """Commit in a transaction that a group has read everything."""
         place = TopicPartition(topic, 0)
         with self._log.producer(transactional_id=group) as producer, producer.transaction():
             end = self._log.offsets(topic)[0].high_watermark
             producer.send_offsets_to_transaction({place: end}, group)
 
     def changes(self, keys: int, count: int, *, deleted: float = 0.0) -> list[Change]:
-        """Random changes: of some keys more than of others, some of them deletions."""
+        """Return random changes, unevenly distributed over the keys, some of them deletions."""
         drawn = (min(int(self._chance.paretovariate(0.6)), keys) for _ in range(count))
         return [
             (
@@ -100,7 +101,7 @@ class Shop:
         ]
 
     def pass_time(self, ms: int) -> None:
-        """And the log does what is due."""
+        """Advance the clock and run the log's work that is due."""
         self.clock.advance(ms)
         self._owner.tick()
 
@@ -109,27 +110,27 @@ class Shop:
         self._owner.clean()
 
     def status(self, topic: str) -> CleaningStatus:
-        """What the log tells of cleaning that topic."""
+        """Return the status of cleaning of a topic."""
         (status,) = [one for one in self._owner.cleaning() if one.topic == topic]
         return status
 
     def topics(self) -> list[str]:
-        """The names of all topics, the log's own included."""
+        """Return the names of all topics, internal ones included."""
         return [info.name for info in self._log.topics(internal=True)]
 
     def bytes_of(self, topic: str) -> int:
-        """Of the segment files that the topic has at the moment."""
+        """Return the bytes of the topic's current segment files."""
         where = self._where(topic)
         entries = Manifest.load(self._storage, where).segments
         return sum(self._size(f"{where}/{entry.name.log_file}") for entry in entries)
 
     def snapshot(self, topic: str) -> Snapshot:
-        """The topic's partition as it is."""
+        """Return the topic's partition as it is."""
         manifest = Manifest.load(self._storage, self._where(topic))
         found = self._records(topic)
         end = manifest.segments[-1].base_offset
         last = {key: offset for offset, key in found if offset < end}
-        behind = (offset for offset, _ in found if offset >= end)
+        active = (offset for offset, _ in found if offset >= end)
         pieces = [
             Piece(
                 entry.base_offset,
@@ -140,7 +141,7 @@ class Shop:
             for entry in manifest.segments
         ]
         offsets = [offset for offset, _ in found]
-        return Snapshot(pieces, manifest.clean_end, offsets, frozenset([*last.values(), *behind]))
+        return Snapshot(pieces, manifest.clean_end, offsets, frozenset([*last.values(), *active]))
 
     def close(self) -> None:
         """Close the log."""

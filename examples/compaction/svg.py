@@ -1,4 +1,4 @@
-"""As much SVG as the pictures need, readable on a light and on a dark page."""
+"""Minimal SVG for the pictures, readable on a light and on a dark page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STYLE = """\
 
 
 class Picture:
-    """A drawing of `width` × `height`; what is drawn later lies above."""
+    """A drawing of `width` × `height` pixels; later shapes cover earlier ones."""
 
     def __init__(self, width: int, height: int, title: str) -> None:
         self._head = (
@@ -34,29 +34,29 @@ class Picture:
         self._parts: list[str] = []
 
     def box(self, x: float, y: float, width: float, height: float, kind: str) -> None:
-        """A rectangle; `kind` names classes of the style."""
+        """Draw a rectangle; `kind` names classes of the style."""
         self._parts.append(
             f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
         )
 
     def line(self, points: Iterable[tuple[float, float]], kind: str) -> None:
-        """From point to point."""
+        """Draw a line through points."""
         listed = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         self._parts.append(f'<polyline class="{kind}" points="{listed}"/>')
 
     def area(self, points: Iterable[tuple[float, float]], kind: str) -> None:
-        """What lies within the points."""
+        """Fill the polygon of points."""
         listed = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         self._parts.append(f'<polygon class="{kind}" points="{listed}"/>')
 
     def text(
         self, x: float, y: float, words: str, *, anchor: str = "start", kind: str = ""
     ) -> None:
-        """Words on one line; `anchor` is start, middle or end."""
+        """Draw text on one line; `anchor` is start, middle or end."""
         self._parts.append(
             f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
         )
 
     def save(self, path: Path) -> None:
-        """Write it to a file."""
+        """Write the picture to a file."""
         path.write_text(self._head + "\n".join(self._parts) + "\n</svg>\n", encoding="utf-8")

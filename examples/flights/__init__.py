@@ -1,1 +1,1 @@
-"""The main job on real flights: `make demo`."""
+"""Main job on real flights: `make demo`."""

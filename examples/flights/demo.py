@@ -1,12 +1,12 @@
-"""The main job, end to end: `make demo`, or `python -m examples.flights.demo`.
+"""Main job, end to end: `make demo`, or `python -m examples.flights.demo`.
 
     1  produce all flights to topic `flights`
     2  run the app in a process of its own, and kill it with SIGKILL half-way
-    3  start it again: it restores its state, goes on, and ends when nothing is left
+    3  start it again: it restores its state, continues, and ends when nothing is left
     4  Spark reads topic `carrier-delays` and the latest state of the stores
     5  compare every figure with the raw flights
 
-It exits with 1 if anything differs. The log stays, to be looked into.
+It exits with 1 if anything differs. The log is kept for inspection.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from strandline.changelog.errors import StrandlineError
 
 T = TypeVar("T")
 
-PIECE = 32_768
-"""Flights appended at a time."""
+APPEND_ROWS = 32_768
+"""Number of flights appended at a time."""
 
 
 def main() -> int:
-    """Run the demo; the exit code."""
+    """Run the demo; return the exit code."""
     given = _arguments()
     console = Console(highlight=False)
     begun = time.monotonic()
@@ -66,13 +66,13 @@ def _produce(given: argparse.Namespace, console: Console) -> pl.DataFrame:
     flights = read_flights(given.flights)
     job.app.log = given.log
     with job.app, _bar(console, "producing flights", flights.height) as advance:
-        for start in range(0, flights.height, PIECE):
-            advance(job.flights.append(flights.slice(start, PIECE)))
+        for start in range(0, flights.height, APPEND_ROWS):
+            advance(job.flights.append(flights.slice(start, APPEND_ROWS)))
     return flights
 
 
 def _kill_half_way(log: str, flights: pl.DataFrame, console: Console) -> None:
-    """Run the app and kill it once half of the flights are committed, as the log says."""
+    """Run the app, and kill it once the log shows half of the flights committed."""
     half, committed = flights.height // 2, 0
     with WorkerProcess(log) as worker:
         with closing(_watched(worker, flights, console)) as commits:
@@ -102,7 +102,10 @@ def _read(given: argparse.Namespace, reader: str, console: Console) -> Results:
 def _watched(
     worker: WorkerProcess, flights: pl.DataFrame, console: Console
 ) -> Generator[int, None, None]:
-    """What the worker has committed, drawn as it grows; before that the terminal is the worker's."""
+    """Yield the worker's committed records, with a bar from the first commit on.
+
+    Before the first commit the worker draws on the terminal.
+    """
     commits = worker.committed(job.app.name, job.flights.name)
     first = next(commits, None)
     yield from () if first is None else (first,)
@@ -121,7 +124,7 @@ def _watched(
 
 @contextmanager
 def _bar(console: Console, what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar; without a terminal one line at the end."""
+    """Show a progress bar; without a terminal print one line at the end."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task(what, total=total)
@@ -151,7 +154,7 @@ def _say_how_to_explore(log: str, console: Console) -> None:
 
 
 def _command() -> str:
-    """How `strandline` is called from here: a virtual environment may not be on the PATH."""
+    """Return a command that starts `strandline`; a virtual environment may not be on the PATH."""
     beside = Path(sys.executable).with_name("strandline")
     if shutil.which("strandline"):
         return "strandline"

@@ -1,4 +1,4 @@
-"""What must come out, computed from the raw flights by Polars alone: nothing of Strandline's."""
+"""Expected results, computed from the raw flights by Polars alone, without Strandline."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 import polars as pl
 
 FIGURES = ("n", "delays", "total", "mean", "worst")
+"""Columns of the statistics, in the order of `examples.flights.app.Delays`."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The figures of every carrier, origin, and origin and carrier."""
+    """Statistics of every carrier, origin, and origin and carrier."""
 
     carriers: pl.DataFrame
     origins: pl.DataFrame
     routes: pl.DataFrame
     running: pl.DataFrame
-    """The figures of its carrier after each flight: `carrier`, then the figures."""
+    """Statistics of its carrier after each flight: `carrier`, then the figures."""
 
 
 def expect(flights: pl.DataFrame) -> Expected:
-    """The figures that `flights` amount to."""
+    """Return the expected statistics of `flights`."""
     return Expected(
         totals(flights, "carrier"),
         totals(flights, "origin"),
@@ -31,7 +32,7 @@ def expect(flights: pl.DataFrame) -> Expected:
 
 
 def totals(flights: pl.DataFrame, *by: str) -> pl.DataFrame:
-    """One row for each group, sorted."""
+    """Return one row for each group, sorted."""
     delay = pl.col("dep_delay")
     groups = flights.group_by(by).agg(
         n=pl.len().cast(pl.Int64),
@@ -44,7 +45,7 @@ def totals(flights: pl.DataFrame, *by: str) -> pl.DataFrame:
 
 
 def running_totals(flights: pl.DataFrame, by: str) -> pl.DataFrame:
-    """The fold: for each flight, in order, the figures of its group up to it."""
+    """Return for each flight, in order, the statistics of its group up to it."""
     delay = pl.col("dep_delay")
     count = delay.is_not_null().cast(pl.Int64).cum_sum().over(by)
     total = delay.fill_null(0).cum_sum().over(by)

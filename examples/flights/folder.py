@@ -1,4 +1,4 @@
-"""The demo's log: its own, and clean at the start of every run."""
+"""The demo's own log, emptied at the start of every run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from strandline.changelog.errors import LogLocked
 from strandline.changelog.storage import LocalStorage, Lock
 
 MARK = "flights-demo"
-"""This file says that the demo made the folder, and may remove it."""
+"""File that marks a folder as made by the demo, which may therefore remove it."""
 
-PATIENCE = 30.0
-"""Seconds to wait for a tool that still looks into the log of the last run."""
+LOCK_TIMEOUT_S = 30.0
+"""Seconds to wait for a tool that still reads the log of the last run."""
 
 
 def clean(log: str, console: Console, *, fresh: bool) -> None:
-    """Make the log anew: a folder, or the demo's topics in a cluster.
+    """Make the log empty: a folder, or the demo's topics in a cluster.
 
-    What the demo did not make itself is left alone: SystemExit.
+    Data that the demo did not create is not touched; the demo then exits with SystemExit.
     """
     if "://" in log:
         _clean_cluster(log, console, fresh=fresh)
@@ -67,7 +67,7 @@ def _agreed(where: str, console: Console) -> bool:
 
 
 def _remove(folder: Path, console: Console) -> None:
-    """Remove the folder, once nobody owns the log in it."""
+    """Remove the folder, once no process owns the log in it."""
     lock = _locked(LocalStorage(folder), console)
     try:
         LocalStorage(folder.parent).remove_tree(folder.name)
@@ -76,14 +76,14 @@ def _remove(folder: Path, console: Console) -> None:
 
 
 def _locked(storage: LocalStorage, console: Console) -> Lock:
-    until, said = time.monotonic() + PATIENCE, False
+    until, noted = time.monotonic() + LOCK_TIMEOUT_S, False
     while True:
         try:
             return storage.lock(LOCK, "flights demo", whole=True)
         except LogLocked as error:
             if time.monotonic() > until:
                 raise SystemExit(str(error)) from None
-            if not said:
-                console.print("waiting for the last one who looks into it to leave …")
-                said = True
+            if not noted:
+                console.print("waiting for a process that still reads the log to end …")
+                noted = True
             time.sleep(0.2)

@@ -1,6 +1,6 @@
-"""What came out: topic `carrier-delays` and the latest state of the stores, read by Spark.
+"""Results: topic `carrier-delays` and the latest state of the stores, read by Spark.
 
-`read_without_spark` reads the same through Strandline alone, for where there is no Java.
+`read_without_spark` reads the same data through Strandline alone, for machines without Java.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ QUIET = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
+"""Spark settings for little output."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """Stores as one row for each key, and `carrier-delays` in the order of each partition."""
+    """Stores with one row for each key, and `carrier-delays` in the order of each partition."""
 
     carriers: pl.DataFrame
     origins: pl.DataFrame
@@ -39,7 +40,7 @@ class Results:
 
 
 def read_with_spark(log: str) -> Results:
-    """Let Spark read it all."""
+    """Read all results with Spark."""
     spark = sl.spark.session("flights", config=QUIET)
     try:
         return Results(
@@ -53,7 +54,7 @@ def read_with_spark(log: str) -> Results:
 
 
 def read_without_spark(log: str) -> Results:
-    """The same through `app.query` and `topic.to_polars`."""
+    """Read all results through `app.query` and `topic.to_polars`."""
     job.app.log = log
     with job.app:
         carriers = _rows("carrier", job.app.query(job.by_carrier).to_dict())
@@ -81,7 +82,7 @@ def _store(spark: SparkSession, log: str, store: str, *, key: str) -> pl.DataFra
 def _carrier_delays(spark: SparkSession, log: str) -> pl.DataFrame:
     reader = spark.read.format("strandline").option("subscribe", job.carrier_delays.name)
     table = reader.option("includeMetadata", "true").load(log)
-    if "value" in table.columns:  # on Kafka they are JSON
+    if "value" in table.columns:  # on Kafka the values are JSON
         fields = "n BIGINT, delays BIGINT, total BIGINT, mean DOUBLE, worst BIGINT"
         typed = f"from_json(CAST(value AS STRING), '{fields}') AS value"
         table = table.selectExpr("key", "partition", "offset", typed)
@@ -91,7 +92,7 @@ def _carrier_delays(spark: SparkSession, log: str) -> pl.DataFrame:
 
 
 def _in_order(running: pl.DataFrame) -> pl.DataFrame:
-    """Each carrier's records as they stand in its partition; the carrier decides the partition."""
+    """Return each carrier's records in the order of its partition; a carrier has one partition."""
     ordered = running.sort("carrier", "partition", "offset")
     return ordered.select("carrier", "partition", *FIGURES)
 

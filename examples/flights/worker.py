@@ -1,4 +1,4 @@
-"""The app in a process of its own: started, watched by what it has committed, killed."""
+"""The app in a process of its own: started, observed by its commits, killed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from strandline.changelog.records import TopicPartition
 
 COMMAND = [sys.executable, "-m", "strandline", "run", "examples.flights.app:app"]
 ROOT = Path(__file__).resolve().parents[2]
-LOOK_S = 0.2
-"""How often a log that does not show its topic of offsets is asked."""
+POLL_S = 0.2
+"""Seconds between two reads of committed offsets where a commit cannot be waited for."""
 STALLED = 120.0
-"""Seconds without a commit after which something must be wrong."""
+"""Seconds without a commit after which the worker is considered broken."""
 
 
 class WorkerProcess:
-    """`strandline run examples.flights.app:app`. It owns the log while it runs, if that is a folder."""
+    """Process of `strandline run examples.flights.app:app`. It owns the log if that is a folder."""
 
     def __init__(self, log: str, *options: str) -> None:
         self._log = log
@@ -38,9 +38,9 @@ class WorkerProcess:
         )
 
     def committed(self, group: str, topic: str) -> Iterator[int]:
-        """How many records the group has committed, whenever that changes, while it runs.
+        """Yield the number of records that the group has committed, at each change, while it runs.
 
-        Raises RuntimeError when it fails, or nothing is committed for a long time.
+        Raises RuntimeError if the worker fails, or commits nothing for a long time.
         """
         if self._in_folder and not self._owns_the_log():
             return
@@ -48,15 +48,15 @@ class WorkerProcess:
             try:
                 yield from self._changes(log.broker, group, topic)
             except Retriable:
-                self.wait()  # the owner of the log was the worker, which is gone
+                self.wait()  # the worker owned the log, and has ended
 
     def kill(self) -> None:
-        """SIGKILL: it can do nothing about it, and nothing after it."""
+        """Kill the process with SIGKILL, which it cannot handle."""
         self._process.kill()
         self._process.wait()
 
     def wait(self) -> None:
-        """Return when it has ended. Raises RuntimeError if it failed."""
+        """Wait until the process has ended. Raise RuntimeError if it failed."""
         status = self._process.wait()
         if status != 0:
             raise RuntimeError(f"the worker ended with status {status}")
@@ -73,7 +73,7 @@ class WorkerProcess:
         self.kill()
 
     def _owns_the_log(self) -> bool:
-        """Wait until it serves the log; False if it ended before."""
+        """Wait until the process serves the log; return False if it ended before."""
         until = time.monotonic() + STALLED
         while time.monotonic() < until:
             endpoint = read_endpoint(Path(self._log))
@@ -99,10 +99,10 @@ class WorkerProcess:
         self.wait()
 
     def _news(self, broker: Broker) -> Iterator[None]:
-        """Comes when something may have been committed, or after a while.
+        """Yield when a commit may have happened, or after a while.
 
-        A commit is a record in the log's own topic of offsets, and a fetch waits for it; Kafka's
-        brokers keep theirs to themselves.
+        In a folder, a commit is a record in the internal topic of offsets, and a fetch waits for
+        it. Kafka's brokers do not expose theirs.
         """
         offsets = TopicPartition(CONSUMER_OFFSETS, 0)
         position = broker.offsets([offsets])[offsets].last_stable_offset if self._in_folder else 0
@@ -110,7 +110,7 @@ class WorkerProcess:
             if self._in_folder:
                 position = broker.fetch({offsets: position}, timeout=0.5)[offsets].next_offset
             else:
-                self._ended_within(LOOK_S)
+                self._ended_within(POLL_S)
             yield
 
     def _ended_within(self, seconds: float) -> bool:

@@ -1,17 +1,17 @@
-"""The command `strandline`, and the same for one app: `app.main()`.
+"""Command line: `strandline`, and `app.main()` for one app.
 
-    application.py   the commands put together; what happens to errors, pipes and Ctrl-C
-    options.py       the options that many commands share
-    loading.py       module:app, and the log that an option means
+    application.py   assembly of the commands; errors, closed pipes and Ctrl-C
+    options.py       options that many commands share
+    loading.py       the app of module:app, and the log of --log
     output.py        tables for people, JSON for machines, notes on stderr
-    forms.py         keys and values between bytes and JSON
-    reading.py       records of a topic up to its end, or as they come
-    offline.py       a log folder that nobody else has open
-    needs.py         what an app needs, found out without importing it
+    forms.py         conversion of keys and values between bytes and JSON
+    reading.py       records of a topic up to its end, or as they arrive
+    offline.py       a log folder that no other process has open
+    needs.py         needs of an app, found out without importing it here
     workers.py       `run --workers`
 
-and a module for each command or group of commands. typer and rich are imported here only, and
-only when a command runs.
+There is one more module for each command or group of commands. typer and rich are imported here
+only, and only when a command runs.
 """
 
 from __future__ import annotations
@@ -24,9 +24,15 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command `strandline` with `arguments` (None: those of the process), and exit.
+    """Run the command `strandline` and exit.
 
-    The exit code is 0, 1 for an error of Strandline's, or 2 for a wrong command line.
+    Args:
+        arguments: Command line without the program's name. None, the default, takes that of the
+            process.
+
+    Raises:
+        SystemExit: Always. The code is 0, 1 for an error of Strandline's, or 2 for a wrong command
+            line.
     """
     from strandline.framework.cli.application import invoke, strandline
 
@@ -34,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def app_main(app: App, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the commands that make sense for one app: run, describe, reset. What `app.main()` calls."""
+    """Run the commands for one app (run, describe, reset) and exit; `app.main()` calls this."""
     from strandline.framework.cli.application import invoke, strandline_of
 
     invoke(strandline_of(app), arguments, name=None)

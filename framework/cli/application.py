@@ -1,9 +1,9 @@
-"""The commands put together, and what becomes of errors, pipes and Ctrl-C.
+"""Assembly of the commands, and the treatment of errors, closed pipes and Ctrl-C.
 
-Exit codes: 0 it worked; 1 an error of Strandline's, said in one line; 2 a wrong command line;
-130 Ctrl-C. (`check` and `repair` have codes of their own: docs/reliability.md.) A reader that goes away (`| head`) ends a command quietly. With `--debug`, anywhere
-on the command line, errors come with their traceback; with `--log-format json` they, and all else on
-stderr, are JSON.
+Exit codes: 0 success; 1 an error of Strandline's, reported in one line; 2 a wrong command line;
+130 Ctrl-C. (`check` and `repair` have codes of their own: docs/reliability.md.) A reader that goes
+away (`| head`) ends a command quietly. With `--debug`, anywhere on the command line, errors have a
+traceback. With `--log-format json`, errors and everything else on stderr are JSON.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ DEBUG = "--debug"
 
 
 class ErrorGuardedGroup(TyperGroup):
-    """A group of commands under which no error of ours becomes a traceback."""
+    """Group of commands that reports Strandline's errors in one line instead of a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        with explained():
+        with reporting_errors():
             return super().invoke(ctx)
 
 
 def strandline() -> typer.Typer:
-    """The whole command."""
+    """Return the whole command."""
     application = _typer("Look at a Strandline log, and run apps on it.")
     application.callback()(_options)
     application.command("run")(run.run)
@@ -88,7 +88,7 @@ def strandline() -> typer.Typer:
 
 
 def strandline_of(app: App) -> typer.Typer:
-    """The commands of one app."""
+    """Return the commands of one app."""
     application = _typer(f"The app {app.name!r}.")
     application.callback()(_options)
     application.command("run")(run.command_of(app))
@@ -103,13 +103,13 @@ def invoke(
     """Run a command line and exit."""
     given, debug = without_debug(sys.argv[1:] if arguments is None else arguments)
     given, form = logs.without_format(given)
-    with _debugging(debug), logs.told_as(form):
+    with _debugging(debug), logs.reporting_as(form):
         application(given, prog_name=name)
     raise SystemExit(0)
 
 
 def without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """The command line without `--debug`, and whether it was there.
+    """Return the command line without `--debug`, and True if it was there.
 
     >>> without_debug(["topics", "list", "--debug"])
     (['topics', 'list'], True)
@@ -120,8 +120,8 @@ def without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 
 @contextlib.contextmanager
-def explained(code: int = FAILED) -> Iterator[None]:
-    """Say errors of ours in one line and exit with `code`; leave quietly when the reader is gone."""
+def reporting_errors(code: int = FAILED) -> Iterator[None]:
+    """Report Strandline's errors in one line and exit with `code`; be quiet if a pipe is closed."""
     try:
         yield
         sys.stdout.flush()
@@ -129,23 +129,23 @@ def explained(code: int = FAILED) -> Iterator[None]:
         if _debug and not logs.are_json():
             sys.stderr.write(printable(traceback.format_exc()))
         else:
-            explain(error)
+            report_error(error)
         raise typer.Exit(code) from None
     except BrokenPipeError:
-        # The interpreter flushes stdout once more when it exits.
+        # The interpreter flushes stdout again when it exits, which would fail on the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def explain(error: StrandlineError) -> None:
-    """Print what went wrong on stderr, on one line."""
-    said = " ".join(str(error).split()) or type(error).__name__
+def report_error(error: StrandlineError) -> None:
+    """Print an error on stderr, on one line."""
+    message = " ".join(str(error).split()) or type(error).__name__
     if logs.are_json():
-        logs.fail(error, said, traceback=_debug)
+        logs.fail(error, message, traceback=_debug)
         return
-    text = Text(printable(said))
+    text = Text(printable(message))
     hint = f" ({DEBUG} shows the traceback)" if error.__cause__ is not None else ""
     output.console(stderr=True).print(
         Text.assemble((f"{type(error).__name__}: ", "bold red"), text, (hint, "dim")),
@@ -157,13 +157,13 @@ _debug = False
 
 
 def debug_option() -> list[str]:
-    """As it was given, for a process that is started for the same purpose."""
+    """Return `--debug` if it was given, for a process that is started for the same purpose."""
     return [DEBUG] if _debug else []
 
 
 @contextlib.contextmanager
 def _debugging(on: bool) -> Iterator[None]:
-    global _debug  # noqa: PLW0603 - of this process's one command line
+    global _debug  # noqa: PLW0603 - a process has one command line
     before, _debug = _debug, on
     try:
         yield
@@ -199,15 +199,15 @@ def _options(
         ),
     ] = False,
     debug: Annotated[
-        bool, typer.Option(DEBUG, help="Show tracebacks; may stand anywhere.")
+        bool, typer.Option(DEBUG, help="Show tracebacks; accepted anywhere on the command line.")
     ] = False,
     log_format: Annotated[
         str | None,
         typer.Option(
             logs.OPTION,
             metavar="text|json",
-            help=f"json: one JSON object a line on stderr; may stand anywhere. Also {logs.VARIABLE}.",
+            help=f"json: one JSON object per line on stderr; accepted anywhere. Also {logs.VARIABLE}.",
         ),
     ] = None,
 ) -> None:
-    del version, debug, log_format  # all are dealt with before
+    del version, debug, log_format  # all are handled before typer sees the command line

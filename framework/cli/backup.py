@@ -19,13 +19,13 @@ from strandline.framework.cli.options import JsonOption
 def backup(
     folder: FolderArgument,
     to: Annotated[
-        str, typer.Argument(metavar="TO", help="Folder of the backups (made if need be).")
+        str, typer.Argument(metavar="TO", help="Folder of the backups; created if necessary.")
     ],
     json: JsonOption = False,
 ) -> None:
-    """Back up a log, in use or not, as it is at one moment; copy only what TO does not have yet.
+    """Back up a log, in use or not, as it is at one moment. Only data that TO lacks is copied.
 
-    State folders and pins are no part of it: stores are restored from their changelogs.
+    State folders and pins are not included: stores are restored from their changelogs.
     """
     with ReadingBar("backing up") as bar:
         report = make(local(folder), to, progress=bar)
@@ -45,15 +45,18 @@ def backup(
 def restore(
     backups: Annotated[str, typer.Argument(metavar="BACKUPS", help="Folder of the backups.")],
     to: Annotated[
-        str, typer.Argument(metavar="TO", help="Folder of the new log; not there yet, or empty.")
+        str, typer.Argument(metavar="TO", help="Folder of the new log; must be missing or empty.")
     ],
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="The backup; the last one by default."),
+        typer.Option("--name", metavar="NAME", help="Name of the backup; by default the last one."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a new log of a backup. It gets an id of its own, and is checked before it is in its place."""
+    """Make a new log from a backup.
+
+    It gets its own id, and is checked before it is moved into place.
+    """
     with ReadingBar("restoring") as bar:
         report = make_log(backups, local(to), name=name, progress=bar)
     if json:

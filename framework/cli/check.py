@@ -1,6 +1,6 @@
-"""`strandline check DIR`: read the whole log and its stores, and say what is wrong.
+"""`strandline check DIR`: read the whole log and its stores, and report what is wrong.
 
-Exit codes: 0 nothing was found; 1 notes and repairable findings only; 2 damage; 3 it could not be
+Exit codes: 0 nothing found; 1 only notes and repairable findings; 2 damage; 3 the log could not be
 checked.
 """
 
@@ -20,16 +20,18 @@ from strandline.framework.cli.options import JsonOption
 from strandline.statestore.checking import CheckedStores, check_stores
 
 UNCHECKED = 3
+"""Exit code if the log could not be checked."""
 
 
 def check(folder: FolderArgument, json: JsonOption = False) -> None:
-    """Read a whole log that nobody has open, its stores too, and say what is wrong. Changes nothing.
+    """Read a whole log that no process has open, and its stores, and report what is wrong.
 
-    Exit code 0: nothing; 1: only what opening or `repair` puts right; 2: damage; 3: not checked.
+    It changes nothing. Exit code 0: nothing found; 1: only findings that opening the log or
+    `repair` corrects; 2: damage; 3: not checked.
     """
-    from strandline.framework.cli.application import explained
+    from strandline.framework.cli.application import reporting_errors
 
-    with explained(UNCHECKED), held(folder) as storage:
+    with reporting_errors(UNCHECKED), held(folder) as storage:
         report = checked(storage, Path(folder))[0].report
         if json:
             output.document(as_json(report))
@@ -46,7 +48,7 @@ def checked(storage: LocalStorage, folder: Path) -> tuple[CheckedLog, CheckedSto
 
 
 def code(report: CheckReport) -> int:
-    """The exit code for what was found."""
+    """Return the exit code for a report."""
     worst = report.worst
     return 0 if worst is None else 2 if worst is Severity.DAMAGE else 1
 
@@ -71,7 +73,7 @@ def show(report: CheckReport) -> None:
 
 
 def summary(report: CheckReport) -> str:
-    """How many findings of each severity there are.
+    """Return the number of findings of each severity as text.
 
     >>> summary(CheckReport())
     'nothing is wrong'
@@ -84,7 +86,7 @@ def summary(report: CheckReport) -> str:
 
 
 def as_json(report: CheckReport) -> dict[str, Any]:
-    """The report as one document."""
+    """Return the report as one document."""
     figures = ("topics", "partitions", "segments", "frames", "records", "bytes", "stores")
     return {
         "worst": None if report.worst is None else report.worst.name.lower(),

@@ -1,4 +1,4 @@
-"""`strandline cleaner` and `strandline clean`: what compaction has done and will do, and doing it now."""
+"""`strandline cleaner` and `strandline clean`: show the state of compaction, and compact now."""
 
 from __future__ import annotations
 
@@ -17,43 +17,46 @@ from strandline.framework.cli.loading import opened
 from strandline.framework.cli.offline import ReadingBar
 from strandline.framework.cli.options import JsonOption, LogOption
 
-POLL_SECONDS = 0.1
+POLL_S = 0.1
+"""Seconds between two looks at a running cleaner."""
 
 TopicsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TOPIC]...", help="Compacted topics; all of them if none is named."),
+    typer.Argument(metavar="[TOPIC]...", help="Compacted topics; by default all of them."),
 ]
 
 
 def cleaner(topics: TopicsArgument = None, log: LogOption = None, json: JsonOption = False) -> None:
-    """Show how clean each partition of the compacted topics is, and what its last cleaning did."""
+    """Show how clean each partition of the compacted topics is, and its last cleaning."""
     with opened(log) as where:
-        told = _of(where.broker, topics)
+        statuses = _statuses_of(where.broker, topics)
     if json:
-        output.document([msgspec.to_builtins(status) | {"ratio": status.ratio} for status in told])
-    elif not told:
+        output.document(
+            [msgspec.to_builtins(status) | {"ratio": status.ratio} for status in statuses]
+        )
+    elif not statuses:
         output.note("nothing to clean: no compacted topic has records")
     else:
-        rows = [_state_row(status) for status in told]
+        rows = [_state_row(status) for status in statuses]
         output.listing(rows, list(rows[0]), json=False)
-        passes = [_pass_row(status, last) for status in told if (last := status.last)]
+        passes = [_pass_row(status, last) for status in statuses if (last := status.last)]
         if passes:
             output.table(
                 "last pass since the log was opened",
                 list(passes[0]),
                 ([*row.values()] for row in passes),
             )
-        for status in told:
+        for status in statuses:
             if status.reason:
                 output.line(f"{_name(status)}: {status.reason}")
 
 
 def clean(topics: TopicsArgument = None, log: LogOption = None, json: JsonOption = False) -> None:
-    """Compact now, however little is dirty; active segments are closed for it."""
+    """Compact now, even if little is dirty. Active segments are closed for it."""
     with opened(log) as where:
-        before = {_name(status): status.last for status in _of(where.broker, topics)}
+        before = {_name(status): status.last for status in _statuses_of(where.broker, topics)}
         where.broker.clean(topics)
-        after = _once_done(where.broker, topics)
+        after = _when_done(where.broker, topics)
     done = {
         _name(status): status.last
         for status in after
@@ -71,23 +74,23 @@ def clean(topics: TopicsArgument = None, log: LogOption = None, json: JsonOption
         output.note("there was nothing to clean")
 
 
-def _of(broker: Broker, topics: Collection[str] | None) -> list[CleaningStatus]:
+def _statuses_of(broker: Broker, topics: Collection[str] | None) -> list[CleaningStatus]:
     for topic in topics or ():
         check_compacted(topic, broker.topic(topic).effective)
     return [status for status in broker.cleaning() if not topics or status.topic in topics]
 
 
-def _once_done(broker: Broker, topics: Collection[str] | None) -> list[CleaningStatus]:
-    """How things stand once nobody is at work any more; a bar for the person at a terminal."""
+def _when_done(broker: Broker, topics: Collection[str] | None) -> list[CleaningStatus]:
+    """Return the statuses once no cleaning is running, with a bar on a terminal."""
     with ReadingBar("cleaning") as bar:
         while True:
-            told = _of(broker, topics)
-            at_work = [status for status in told if status.state in ("running", "requested")]
+            statuses = _statuses_of(broker, topics)
+            at_work = [status for status in statuses if status.state in ("running", "requested")]
             if not at_work:
-                return told
+                return statuses
             running = [status for status in at_work if status.state == "running"]
             bar(sum(s.done_bytes for s in running), sum(s.total_bytes for s in running))
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_S)
 
 
 def _name(status: CleaningStatus) -> str:
@@ -132,7 +135,7 @@ def _done_row(last: CleanedPartition) -> dict[str, Any]:
 
 
 def _map(last: CleanedPartition) -> str:
-    """How the keys had room."""
+    """Return how much of the key map was used, as text."""
     spilled = f", {output.size(last.spilled_bytes)} spilled" if last.spilled_bytes else ""
     return f"{last.map_use:.0%}{spilled}" + ("" if last.whole else ", cut short")
 

@@ -1,4 +1,4 @@
-"""`strandline config`: the settings of a log as a whole; show, set, unset."""
+"""`strandline config`: show, set and unset the settings of a log as a whole."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ commands = typer.Typer(
 @commands.command("show")
 def show(
     topic: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="What counts for this topic instead.")
+        str | None, typer.Argument(metavar="TOPIC", help="Show this topic's effective settings.")
     ] = None,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show every setting, and where its value comes from: topic, log or default."""
+    """Show every setting and the source of its value: topic, log or default."""
     with opened(log) as where:
         if topic is None:
             shown = LogConfig(where.broker.describe_config()).settings()
@@ -50,22 +50,22 @@ def set_(
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Change settings, at once and for good. Makes the log if there is none."""
+    """Change settings, effective at once and kept in the log. Makes the log if there is none."""
     _alter(settings(pairs), log, json=json, create=True)
 
 
 @commands.command("unset")
 def unset(
-    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Back to the built-in one.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Settings to remove.")],
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Take settings back, so that the built-in ones count again."""
+    """Remove settings, so that the built-in values apply again."""
     _alter(dict.fromkeys(names), log, json=json)
 
 
 def settings_table(shown: Iterable[Setting]) -> None:
-    """Print settings: those of the topic, those of the log, and the rest."""
+    """Print settings: first those of the topic, then those of the log, then defaults."""
     order = ("topic", "log", "default")
     rows = sorted(shown, key=lambda setting: (order.index(setting.source), setting.name))
     output.table("settings", ("setting", "value", "from"), rows)

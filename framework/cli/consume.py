@@ -27,7 +27,7 @@ from strandline.framework.cli.reading import end_of, partitions_of, read
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to read.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to read.")],
     start: Annotated[
         str,
         typer.Option(
@@ -41,26 +41,26 @@ def consume(
         int | None, typer.Option("--max", min=1, metavar="N", help="Stop after N records.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Continue with new records, until Ctrl-C.")
     ] = False,
     partition: PartitionOption = None,
     isolation: Annotated[
-        Isolation, typer.Option("--isolation", help="Whether to see open transactions.")
+        Isolation, typer.Option("--isolation", help="Show or hide open transactions.")
     ] = "read_committed",
     key_format: Annotated[
-        KeyForm, typer.Option("--key-format", help="How to take the bytes of keys.")
+        KeyForm, typer.Option("--key-format", help="Format of the bytes of keys.")
     ] = "auto",
     value_format: Annotated[
-        ValueForm, typer.Option("--value-format", help="How to take the bytes of values.")
+        ValueForm, typer.Option("--value-format", help="Format of the bytes of values.")
     ] = "auto",
     log: LogOption = None,
 ) -> None:
-    """Print records as JSON lines, a partition's in order, up to where the topic ends now.
+    """Print records as JSON lines, in order within each partition, up to the topic's current end.
 
-    The lines can be piped into `strandline produce`. Bytes that are no MessagePack are shown as
-    {"utf8": "…"} or {"base64": "…"}; --value-format says what else they are.
+    The lines can be piped into `strandline produce`. Bytes that are not MessagePack are shown as
+    {"utf8": "…"} or {"base64": "…"}; --value-format names another format.
     """
-    # What goes on for ever looks for Ctrl-C itself, lest it get lost (see signals).
+    # A command that never ends by itself must watch for Ctrl-C, or it may be lost (see signals).
     with opened(log, lasts=follow) as where, signals.awaited(*[signal.SIGINT] * follow) as came:
         chosen = partitions_of(where.broker, topic, partition)
         positions = starting_positions(where.broker, chosen, start, isolation)
@@ -81,7 +81,7 @@ def consume(
 def as_json(
     record: ConsumerRecord, key_form: KeyForm = "auto", value_form: ValueForm = "auto"
 ) -> dict[str, Any]:
-    """A record as it is printed; `produce` takes the same."""
+    """Return a record in its printed form, which `produce` accepts."""
     shown: dict[str, Any] = {
         "partition": record.partition,
         "offset": record.offset,
@@ -97,7 +97,7 @@ def as_json(
 def starting_positions(
     broker: Broker, partitions: Collection[TopicPartition], start: str, isolation: Isolation
 ) -> dict[TopicPartition, int]:
-    """Where `--from` begins in each partition; an offset outside of it is its nearest end."""
+    """Return the offset at which `--from` begins in each partition, within its bounds."""
     now = broker.offsets(partitions)
     ends = {tp: end_of(offsets, isolation) for tp, offsets in now.items()}
     if start == "earliest":
@@ -124,7 +124,7 @@ def starting_positions(
 def _last(
     broker: Broker, tp: TopicPartition, start: int, end: int, count: int, isolation: Isolation
 ) -> int:
-    """Where the last `count` records begin: further back than as many offsets, if some are none."""
+    """Return the offset of the last `count` records; aborted or removed ones do not count."""
     back = count
     while True:
         at = max(start, end - back)

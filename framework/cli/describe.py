@@ -1,4 +1,4 @@
-"""`strandline describe`: what an app consists of, or what a log holds."""
+"""`strandline describe`: the parts of an app, or the contents of a log."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def describe(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODULE:APP|DIR|URL", help="An app's code, or a log; by default that of --log."
+            metavar="MODULE:APP|DIR|URL", help="An app's code, or a log; by default the --log."
         ),
     ] = None,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show an app's tasks, topics and stores, or what apps and topics are in a log."""
+    """Show an app's tasks, topics and stores, or the apps and topics of a log."""
     if target is None:
         describe_log(location(log), json=json)
     elif _is_log(target):
@@ -46,7 +46,7 @@ def _is_log(target: str) -> bool:
 
 
 def command_of(app: App) -> Callable[..., None]:
-    """The command `describe` of one app."""
+    """Return the command `describe` of one app."""
 
     def describe(json: JsonOption = False) -> None:
         """Show the app's tasks, topics and stores."""
@@ -56,7 +56,7 @@ def command_of(app: App) -> Callable[..., None]:
 
 
 def describe_app(app: App, *, json: bool) -> None:
-    """Print what an app declares; it opens no log."""
+    """Print the declarations of an app without opening its log."""
     log = shown(str(app.log))
     described: dict[str, Any] = app.describe() | {"log": log, "stores": _stores(app)}
     if json:
@@ -70,7 +70,7 @@ def describe_app(app: App, *, json: bool) -> None:
 
 
 def describe_log(log: LogOption, *, json: bool) -> None:
-    """Print what a log holds: its apps and their stores, and its topics."""
+    """Print the contents of a log: apps, their stores, and topics."""
     with opened(log) as where:
         described: dict[str, Any] = {
             "log": log and shown(log),

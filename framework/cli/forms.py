@@ -1,16 +1,16 @@
-"""Keys and values between bytes and JSON.
+"""Conversion of keys and values between bytes and JSON.
 
-What JSON has no form for is an object of one field, in either direction, at any depth: bytes
-are {"base64": "…"}, or {"utf8": "…"} if they are text; NaN and the infinities {"float": "nan"},
-ints beyond 64 bits {"int": "…"}.
-What bytes mean is not written in the log; forms say how to take them:
+Values that JSON cannot hold are objects of one field, in both directions and at any depth. Bytes
+are {"base64": "…"}, or {"utf8": "…"} if they are text. NaN and the infinities are {"float": "nan"},
+and ints beyond 64 bits {"int": "…"}. The log does not record the format of bytes, so an option
+names it:
 
     keys      text · int and float (8 bytes, big-endian) · msgpack · bytes
     values    text · json · msgpack · bytes
 
-and `auto` takes them as Strandline writes them. Keys: text, then 8 bytes as an int, then
-MessagePack. Values: MessagePack, else their bytes, so that what is shown and produced again is
-the same. What cannot be taken as its form says is shown as base64, never refused.
+`auto` assumes Strandline's own formats. A key is text, else 8 bytes as an int, else MessagePack. A
+value is MessagePack, else its bytes, so that producing it again gives the same value. Bytes that
+are not in the named format are shown as base64, never refused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LONG, _DOUBLE = struct.Struct(">q"), struct.Struct(">d")
 
 
 def json_line(value: Any) -> str:
-    """`value` as JSON on one line.
+    """Return `value` as JSON on one line.
 
     >>> json_line({"key": b"\\xff", "n": 1})
     '{"key":{"base64":"/w=="},"n":1}'
@@ -47,7 +47,7 @@ def json_line(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """`value` with everything in a form that JSON can hold."""
+    """Return `value` with everything in a form that JSON can hold."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, float) and not math.isfinite(value):
@@ -62,7 +62,7 @@ def plain(value: Any) -> Any:
 
 
 def unplain(value: Any) -> Any:
-    """What `plain` was given. Raises InvalidRecord, as for text that is not base64."""
+    """Return the value that `plain` was given. Raise InvalidRecord if a text cannot be decoded."""
     if isinstance(value, list):
         return [unplain(item) for item in value]
     if not isinstance(value, dict):
@@ -78,7 +78,7 @@ def unplain(value: Any) -> Any:
 
 
 def show_key(data: bytes | None, form: KeyForm = "auto") -> Any:
-    """A key of a topic as JSON can hold it.
+    """Return a topic's key in a form that JSON can hold.
 
     >>> [show_key(key) for key in (b"AA", (7).to_bytes(8, "big"), b"\\xff")]
     ['AA', 7, {'base64': '/w=='}]
@@ -92,7 +92,7 @@ def show_key(data: bytes | None, form: KeyForm = "auto") -> Any:
 
 
 def parse_key(value: Any, form: KeyForm = "auto") -> bytes | None:
-    """The bytes of a key given as JSON. Raises InvalidRecord.
+    """Return the bytes of a key given as JSON. Raise InvalidRecord.
 
     >>> parse_key("AA"), parse_key(7), parse_key({"base64": "/w=="})
     (b'AA', b'\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x07', b'\\xff')
@@ -116,8 +116,8 @@ def _shown_key(data: bytes, form: KeyForm) -> Any:
     if form == "float":
         return _DOUBLE.unpack(data)[0]
     value = _msgpack.loads(data)
-    # What else MessagePack may stand for has a form of its own, and must come back as these bytes
-    # (JSON makes texts of a map's keys).
+    # Arbitrary bytes may happen to be MessagePack. Only a list or map that encodes to the same bytes
+    # again counts as such (JSON would turn a map's keys into text).
     certain = isinstance(value, list | dict) and _msgpack.dumps(unplain(plain(value))) == data
     return plain(value if certain or form == "msgpack" else data)
 
@@ -133,7 +133,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def show_value(data: Any, form: ValueForm = "auto") -> Any:
-    """A value as JSON can hold it: bytes by their form, typed columns as they are.
+    """Return a value in a form that JSON can hold: bytes by their format, typed columns unchanged.
 
     >>> [show_value(value) for value in (b"\\x81\\xa1n\\x01", b"hello", b"\\xff\\xff", None)]
     [{'n': 1}, {'utf8': 'hello'}, {'base64': '//8='}, None]
@@ -147,7 +147,7 @@ def show_value(data: Any, form: ValueForm = "auto") -> Any:
 
 
 def parse_value(value: Any, form: ValueForm = "auto") -> bytes | None:
-    """The bytes of a value given as JSON; `auto` writes MessagePack. Raises InvalidRecord.
+    """Return the bytes of a value given as JSON; `auto` writes MessagePack. Raise InvalidRecord.
 
     >>> parse_value({"n": 1}), parse_value({"n": 1}, "json"), parse_value("hi", "text")
     (b'\\x81\\xa1n\\x01', b'{"n":1}', b'hi')
@@ -176,7 +176,8 @@ def _shown_value(data: bytes, form: ValueForm) -> Any:
         value = _msgpack.loads(data)
     except InvalidRecord:
         return {"utf8": data.decode()}
-    # A scalar in an odd encoding is rather some other bytes; and null would be a tombstone.
+    # A scalar that does not encode to the same bytes again is probably not MessagePack. Null is
+    # shown as bytes, because `produce` would take it for a tombstone.
     scalar = not isinstance(value, list | dict)
     certain = not scalar or (value is not None and _msgpack.dumps(unplain(plain(value))) == data)
     return plain(value) if certain else {"utf8": data.decode()}
@@ -186,7 +187,10 @@ def _shown_value(data: bytes, form: ValueForm) -> Any:
 
 
 def parse_columns(value: Any, schema: pa.Schema) -> dict[str, Any] | None:
-    """A JSON object as the columns of a typed topic; absent ones are null. Raises InvalidRecord."""
+    """Return a JSON object as the columns of a typed topic; missing ones are null.
+
+    Raises InvalidRecord.
+    """
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -209,7 +213,7 @@ def _column(item: Any, kind: pa.DataType | None, name: str) -> Any:
 
 
 def _item(item: Any, kind: pa.DataType | None) -> Any:
-    """What JSON can only write as text or a number, in the type that Arrow expects."""
+    """Return a JSON text or number as the type that Arrow expects."""
     if item is None or kind is None:
         return item
     if pa.types.is_timestamp(kind):

@@ -1,4 +1,4 @@
-"""`strandline groups`: who reads what, how far, how far behind, and who shares it."""
+"""`strandline groups`: committed offsets, lag and members of consumer groups."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def list_groups(log: LogOption = None, json: JsonOption = False) -> None:
 
 @commands.command("offsets")
 def group_offsets(group: GroupArgument, log: LogOption = None, json: JsonOption = False) -> None:
-    """Show where a group goes on in each partition, and what is left to read."""
+    """Show a group's committed offset in each partition, and its lag."""
     with opened(log) as where:
         rows = _known(where.broker, group)
     output.listing(rows, ("topic", "partition", "offset", "end", "lag"), json=json)
@@ -41,21 +41,21 @@ def group_offsets(group: GroupArgument, log: LogOption = None, json: JsonOption 
 
 @commands.command("lag")
 def group_lag(group: GroupArgument, log: LogOption = None, json: JsonOption = False) -> None:
-    """Show how many offsets a group is behind, by topic."""
+    """Show the lag of a group in offsets, by topic."""
     with opened(log) as where:
         rows = _known(where.broker, group)
-    behind: dict[str, int] = {}
+    lags: dict[str, int] = {}
     for row in rows:
-        behind[row["topic"]] = behind.get(row["topic"], 0) + row["lag"]
+        lags[row["topic"]] = lags.get(row["topic"], 0) + row["lag"]
     if json:
-        output.document({"group": group, "lag": sum(behind.values()), "topics": behind})
+        output.document({"group": group, "lag": sum(lags.values()), "topics": lags})
     else:
-        output.table("", ("topic", "lag"), behind.items())
+        output.table("", ("topic", "lag"), lags.items())
 
 
 @commands.command("members")
 def group_members(group: GroupArgument, log: LogOption = None, json: JsonOption = False) -> None:
-    """Show who is in a group now, and which partitions each one holds."""
+    """Show the current members of a group and the partitions that each one owns."""
     with opened(log) as where:
         info = where.broker.describe_group(group)
     rows: list[dict[str, Any]] = [
@@ -77,9 +77,10 @@ def group_members(group: GroupArgument, log: LogOption = None, json: JsonOption 
 
 
 def positions(broker: Broker, group: str) -> list[dict[str, Any]]:
-    """Every partition of the topics that a group reads: committed offset, end and lag.
+    """Return committed offset, end and lag of every partition of the topics that a group reads.
 
-    The end is that of what is committed; a partition without an offset is read from its start.
+    The end is the last stable offset. A partition without a committed offset is read from its
+    start.
     """
     committed = broker.committed(group, require_stable=False)
     existing = {info.name: info.partitions for info in broker.topics()}

@@ -1,4 +1,4 @@
-"""What words on the command line mean: `module:app`, and `--log`."""
+"""Meaning of command line arguments: the app of `module:app`, and the log of `--log`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from strandline.framework.app import App
 
 DEFAULT_LOG = "data"
+"""Folder that is the log without `--log`, if it exists."""
 
 
 @contextmanager
 def opened(log: str | None, *, create: bool = False, lasts: bool = False) -> Iterator[Log]:
-    """The log that `--log` means, attached to for as long as the command runs.
+    """Attach to the log of `--log` for as long as the command runs.
 
-    A folder that holds no log is refused unless it may be made. Unless it `lasts`, the command ends
-    with whatever befalls it, so nothing else is said of brokers. Raises InvalidConfig.
+    A folder without a log is refused unless `create`. Warnings about brokers are hidden unless the
+    command `lasts`, because a short command fails with an error of its own. Raises InvalidConfig.
     """
     where = location(log, create=create)
     with contextlib.nullcontext() if lasts else logs.only_errors():
@@ -42,7 +43,7 @@ def opened(log: str | None, *, create: bool = False, lasts: bool = False) -> Ite
 
 
 def location(log: str | None, *, create: bool = False) -> str:
-    """The folder or URL that `--log` means. Raises InvalidConfig, and for none a usage error."""
+    """Return the folder or URL of `--log`. Raise InvalidConfig, or a usage error if there is none."""
     if log is None:
         if not Path(DEFAULT_LOG).is_dir():
             raise typer.BadParameter(
@@ -56,12 +57,12 @@ def location(log: str | None, *, create: bool = False) -> str:
 
 
 def folder(log: str | None) -> Path:
-    """The folder that `--log` means, for what is only to be seen there. Raises InvalidConfig."""
+    """Return the folder of `--log`, for commands that read its files. Raise InvalidConfig."""
     return local(location(log))
 
 
 def local(log: str) -> Path:
-    """The folder `log`, for commands that read its files. Raises InvalidConfig for a URL."""
+    """Return the folder `log`, for commands that read its files. Raise InvalidConfig for a URL."""
     check(log)
     if is_kafka(log):
         raise InvalidConfig(
@@ -77,9 +78,9 @@ def local(log: str) -> Path:
 
 
 def load_app(target: str) -> App:
-    """The app that `module:app` (or `module`, if it is called `app`) names.
+    """Return the app that `module:app` names; `module` alone means `module:app`.
 
-    Modules are looked for in the current folder too; a path, as shop/orders.py:app, is a module
+    Modules are also searched in the current folder. A path, such as shop/orders.py:app, is a module
     of its folder. Raises InvalidConfig.
     """
     from strandline.framework.app import App
@@ -102,7 +103,7 @@ def load_app(target: str) -> App:
 
 
 def _file(path: Path, target: str) -> tuple[Path, str]:
-    """Where a module is looked for that is named by its file, and its name."""
+    """Return the folder on whose path a module file is importable, and the module's name."""
     if not path.is_file():
         raise InvalidConfig(f"{target!r}: there is no file {path}")
     inside = path.resolve()

@@ -1,7 +1,8 @@
-"""`--log-format`: what a command says beside its output, as text for people or as JSON for programs.
+"""`--log-format`: messages of a command on stderr, as text for people or as JSON for programs.
 
-As text, Python's own way: messages from warnings on, and what commands note, as they are. As JSON all
-of stderr is one object a line: messages from `info` on, notes and errors.
+As text, they are formatted as Python does by default: log messages from warnings on, and the
+command's notes. As JSON, all of stderr is one object per line: log messages from `info` on, notes
+and errors.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ _active = False
 
 
 def are_json() -> bool:
-    """Whether what is said goes out as JSON."""
+    """Return True if messages are written as JSON."""
     return _active
 
 
 @contextmanager
-def told_as(asked: str | None) -> Iterator[None]:
-    """Say things in the form that was asked for, else in that of the environment, while the block runs.
+def reporting_as(asked: str | None) -> Iterator[None]:
+    """Write messages in the given format, else the environment's, while the block runs.
 
-    Processes that are started meanwhile do the same. Exits with 2 if there is no such form.
+    Processes that are started meanwhile do the same. Exits with code 2 if there is no such format.
     """
     form = asked if asked is not None else os.environ.get(VARIABLE) or "text"
     if form not in get_args(Format):
@@ -50,7 +51,7 @@ def told_as(asked: str | None) -> Iterator[None]:
 
 @contextmanager
 def only_errors() -> Iterator[None]:
-    """Say no warnings of brokers while the block runs: its error tells what went wrong."""
+    """Hide warnings about brokers while the block runs, because an error describes the problem."""
     before = _BROKERS.level
     _BROKERS.setLevel(logging.ERROR)
     try:
@@ -60,7 +61,7 @@ def only_errors() -> Iterator[None]:
 
 
 def without_format(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """The command line without `--log-format`, and what that was given.
+    """Return the command line without `--log-format`, and the option's value.
 
     >>> without_format(["run", "shop:app", "--log-format", "json"])
     (['run', 'shop:app'], 'json')
@@ -80,17 +81,17 @@ def without_format(arguments: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def say(text: str, **fields: object) -> None:
-    """A message of the command itself."""
+    """Log a message of the command itself."""
     _log.info("%s", text, extra=fields)
 
 
 def fail(error: BaseException, text: str, *, traceback: bool) -> None:
-    """Why the command ends."""
+    """Log the error that ends the command."""
     _log.error("%s", text, extra={"error": error}, exc_info=error if traceback else None)
 
 
-def pass_on(lines: Sequence[str]) -> None:
-    """What workers, and who supervises them, have said; a line of a worker begins with `[number]`."""
+def forward_worker_lines(lines: Sequence[str]) -> None:
+    """Write lines of workers and their supervisor; a worker's line begins with `[number]`."""
     for line in lines:
         found = _WORKERS_LINE.fullmatch(line)
         if found is None:
@@ -104,7 +105,7 @@ def pass_on(lines: Sequence[str]) -> None:
 
 @contextmanager
 def _text() -> Iterator[None]:
-    """Let Python's own way show nothing that a terminal would act on."""
+    """Make Python's default log output safe for a terminal."""
     handler = logging.lastResort
     if handler is None:
         yield
@@ -119,7 +120,7 @@ def _text() -> Iterator[None]:
 
 @contextmanager
 def _json() -> Iterator[None]:
-    global _active  # noqa: PLW0603 - of this process's one command line
+    global _active  # noqa: PLW0603 - a process has one command line
     handler, root = _Stderr(), logging.getLogger()
     handler.setFormatter(JsonFormatter())
     root.addHandler(handler)
@@ -151,7 +152,7 @@ def _environment(form: str) -> Iterator[None]:
 
 
 class _Stderr(logging.StreamHandler[Any]):
-    """Writes to what stderr is at the time: a worker under a supervisor has one of its own."""
+    """Handler that writes to the current stderr: each supervised worker has its own."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -162,12 +163,12 @@ class _Stderr(logging.StreamHandler[Any]):
 
 
 def _is_message(line: str) -> bool:
-    """Whether a line is a message already; what a handler prints may be JSON too."""
+    """Return True if a line is a log message already; a handler's print may be other JSON."""
     try:
-        told = json.loads(line)
+        message = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(told, dict) and told.keys() >= ALWAYS
+    return isinstance(message, dict) and message.keys() >= ALWAYS
 
 
 _WORKERS_LINE = re.compile(r"\[(\d+)\] (.*)", re.DOTALL)

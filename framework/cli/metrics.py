@@ -1,4 +1,4 @@
-"""`--metrics HOST:PORT` of the commands that run on."""
+"""`--metrics HOST:PORT` of the commands that keep running."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ MetricsOption = Annotated[
     typer.Option(
         "--metrics",
         metavar="HOST:PORT",
-        help="Numbers for Prometheus at http://HOST:PORT/metrics; port 0 takes a free one.",
+        help="Metrics for Prometheus at http://HOST:PORT/metrics; port 0 chooses a free one.",
     ),
 ]
 
 
 @contextmanager
 def serving_metrics(address: str | None, collect: Collect) -> Iterator[None]:
-    """Serve them while the block runs, if there is an address; and say where."""
+    """Serve metrics while the block runs, if there is an address, and print the URL."""
     with served(address, collect) as url:
-        if url and not logs.are_json():  # then the endpoint's own message is shown
+        if url and not logs.are_json():  # as JSON, the endpoint's own log message is shown
             output.note(f"metrics are at {url}")
         yield
 
 
-def options_behind(address: str | None, count: int) -> list[list[str]]:
-    """For each of so many other processes the option that puts it at a port behind this one's.
+def metrics_options_of_workers(address: str | None, count: int) -> list[list[str]]:
+    """Return one `--metrics` option per worker, with the ports that follow this process's port.
 
     Raises InvalidConfig.
 
-    >>> options_behind("[::1]:9464", 2)
+    >>> metrics_options_of_workers("[::1]:9464", 2)
     [['--metrics', '[::1]:9465'], ['--metrics', '[::1]:9466']]
     """
     if address is None:
@@ -45,7 +45,7 @@ def options_behind(address: str | None, count: int) -> list[list[str]]:
     host, port = parse(address)
     if port + count > HIGHEST_PORT:
         raise InvalidConfig(
-            f"--metrics {address} takes that port and the {count} behind it, one for each worker; "
+            f"--metrics {address} takes that port and the {count} after it, one for each worker; "
             f"choose one up to {HIGHEST_PORT - count}"
         )
     ports = [port and port + 1 + number for number in range(count)]

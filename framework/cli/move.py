@@ -1,4 +1,4 @@
-"""`strandline move FROM TO`: topics, changelogs and committed offsets from one log to another."""
+"""`strandline move FROM TO`: copy topics, changelogs and committed offsets to another log."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ SourceArgument = Annotated[
 ]
 TargetArgument = Annotated[
     str,
-    typer.Argument(metavar="TO", help="The log to move to: a folder (made if need be), or a URL."),
+    typer.Argument(
+        metavar="TO", help="The log to move to: a folder (created if necessary), or a URL."
+    ),
 ]
 TopicsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--topics", metavar="A,B", help="Only these topics, or these too; may be repeated."
+        "--topics", metavar="A,B", help="Only these topics; with --app, these too. May be repeated."
     ),
 ]
 AppOption = Annotated[
@@ -45,8 +47,8 @@ AppOption = Annotated[
     typer.Option(
         "--app",
         metavar="NAME|MODULE:APP",
-        help="What an app needs: its inputs, changelogs, repartition topics and positions. By "
-        "module:app also the topics that it only writes to.",
+        help="The topics of an app: inputs, changelogs, repartition topics, and its offsets. With "
+        "MODULE:APP also the topics that it only writes to.",
     ),
 ]
 
@@ -57,14 +59,14 @@ def move(
     topics: TopicsOption = None,
     app: AppOption = None,
     verify_only: Annotated[
-        bool, typer.Option("--verify-only", help="Compare what was moved; change nothing.")
+        bool, typer.Option("--verify-only", help="Compare the copy; change nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Move topics and the positions of their groups to another log, so that apps go on there.
+    """Move topics and the offsets of their groups to another log, so that apps can continue there.
 
-    What is not named is everything. Apps must be stopped. The source stays as it is. After an
-    interruption the same command goes on; at the end the copy is read back and compared.
+    Without --topics and --app, everything is moved. Apps must be stopped. The source stays as it
+    is. After an interruption, the same command continues. At the end the copy is read and compared.
     """
     named = [name for text in topics or () for name in text.split(",") if name]
     with _opened(source, target) as (here, there):
@@ -97,7 +99,7 @@ def _same(source: str, target: str) -> bool:
 
 
 def _selection(source: MovedLog, topics: list[str], app: str | None) -> Selection:
-    """What was asked for. Raises InvalidRequest if the app has left nothing there."""
+    """Return the requested selection. Raise InvalidRequest if the source has nothing of the app."""
     loaded = load_app(app) if app is not None and ":" in app else None
     conversions = Forms([] if loaded is None else loaded.declared.topics.values())
     if app is None:
@@ -111,7 +113,7 @@ def _selection(source: MovedLog, topics: list[str], app: str | None) -> Selectio
 
 
 def _wanted_by(source: MovedLog, app: str, loaded: App | None) -> tuple[str, set[str]]:
-    """The app's name, and its topics, as far as its positions or its declarations tell."""
+    """Return the app's name and its topics, as known from its offsets and declarations."""
     name = app if loaded is None else loaded.name
     check_app_name(name)
     read = {tp.topic for tp in source.broker.committed(name)}
@@ -122,7 +124,7 @@ def _wanted_by(source: MovedLog, app: str, loaded: App | None) -> tuple[str, set
 
 
 class _Bars:
-    """A bar for each thing that is done after another."""
+    """Progress bar for each phase of a move."""
 
     def __init__(self) -> None:
         self._doing = ""

@@ -1,4 +1,4 @@
-"""What an app needs of those who run it, found out without importing it here."""
+"""Needs of an app, found out in another process, so that this one does not import user code."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from strandline.framework.cli.loading import load_app
 from strandline.framework.supervisor.process import ending
 
 COMMAND = (sys.executable, "-P", "-m", "strandline")
-"""`strandline`, in another process; without the current folder, where another `strandline` may be."""
+"""`strandline` in another process; -P because the current folder may hold another `strandline`."""
 
 
 class AppNeeds(msgspec.Struct):
-    """What an app needs."""
+    """Name, log and durability of an app."""
 
     app: str
     log: str | None
@@ -35,9 +35,9 @@ _decode = json_decoder(AppNeeds).decode
 
 
 def ask(target: str, options: Sequence[str] = ()) -> AppNeeds:
-    """What the app `target` needs, as a process says that imports it.
+    """Return the needs of the app `target`, as reported by a process that imports it.
 
-    If it cannot, it has said why; then this exits with its exit code.
+    If that process fails it has printed why. This function then exits with its exit code.
     """
     asked = [*COMMAND, "needs", target, *options]
     done = subprocess.run(
@@ -51,11 +51,11 @@ def ask(target: str, options: Sequence[str] = ()) -> AppNeeds:
 
 
 def needs(target: Annotated[str, typer.Argument(metavar="MODULE:APP")]) -> None:
-    """Print what an app needs, as JSON."""
+    """Print the needs of an app as JSON."""
     from strandline.framework.container.running import check_tasks
 
     answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the module prints is no part of the answer
+    os.dup2(2, 1)  # output of the module must not mix with the answer
     app = load_app(target)
     check_tasks(app)
     log = str(app.log) if isinstance(app.log, str | Path) else None

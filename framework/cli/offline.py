@@ -1,4 +1,4 @@
-"""A log folder that nobody else has open, for commands that look at all of it or mend it."""
+"""A log folder that no other process has open, for commands that read or repair all of it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from strandline.framework.terminal import printable
 
 T = TypeVar("T")
 
-LEAVING, POLL = 5.0, 0.1
-"""Seconds that an owner may take to close the log; and after which its lock is tried again."""
+CLOSE_TIMEOUT_S, POLL_S = 5.0, 0.1
+"""Seconds that an owner may take to close the log, and seconds between two tries of its lock."""
 
 FolderArgument = Annotated[
     str,
@@ -35,7 +35,7 @@ FolderArgument = Annotated[
 
 @contextmanager
 def held(log: str) -> Iterator[LocalStorage]:
-    """The files of a log folder, with its lock. Raises InvalidConfig, LogLocked."""
+    """Lock a log folder and yield its files. Raise InvalidConfig, LogLocked."""
     folder = local(log)
     if not any((folder / name).exists() for name in (FOLDER_META, CATALOG, TOPICS)):
         raise InvalidConfig(f"{folder} holds no log; give the folder of one")
@@ -49,30 +49,30 @@ def held(log: str) -> Iterator[LocalStorage]:
 
 def _locked(storage: LocalStorage) -> Lock:
     try:
-        return once_left(
+        return when_unlocked(
             lambda: storage.lock(
                 LOCK, f"pid {os.getpid()}, `{' '.join(sys.argv[:2])}`\n", whole=True
             )
         )
     except LogLocked as error:
         raise LogLocked(
-            f"{error}: this needs a log that nobody has open; stop that process"
+            f"{error}: this needs a log that no other process has open; stop that process"
         ) from None
 
 
-def once_left(take: Callable[[], T]) -> T:
-    """What `take` gives once an owner in the background has left, which it does by itself.
+def when_unlocked(take: Callable[[], T]) -> T:
+    """Call `take`; if a background owner has the lock, repeat until the owner leaves by itself.
 
-    Raises LogLocked if that is waited for in vain, or somebody else has the log open.
+    Raises LogLocked if the owner stays too long, or another process has the log open.
     """
-    return _taken(take, in_background=IDLE + LEAVING, others=0.0)
+    return _taken(take, in_background=IDLE + CLOSE_TIMEOUT_S, others=0.0)
 
 
-def in_place_of(folder: Path, take: Callable[[], T], *, seconds: float, others: float) -> T:
-    """What `take` gives once an owner in the background has left, which is asked to.
+def taking_over(folder: Path, take: Callable[[], T], *, seconds: float, others: float) -> T:
+    """Call `take`; if a background owner has the lock, ask it to leave and repeat.
 
-    It is waited for `seconds`, somebody else who has the log open `others` seconds. Raises
-    LogLocked if that is in vain.
+    `seconds` bounds the wait for a background owner, and `others` that for another process that has
+    the log open. Raises LogLocked after that.
     """
     return _taken(
         take, in_background=seconds, others=others, ask=lambda: background.ask_to_leave(folder)
@@ -87,7 +87,7 @@ def _taken(
     ask: Callable[[], object] = lambda: None,
 ) -> T:
     clock = SystemClock()
-    begun, told = clock.monotonic(), False
+    begun, noted = clock.monotonic(), False
     while True:
         try:
             return take()
@@ -96,17 +96,17 @@ def _taken(
             if clock.monotonic() > begun + (in_background if waits else others):
                 raise
         if waits:
-            if not told:
+            if not noted:
                 output.note("waiting for the owner in the background to leave")
-                told = True
-            ask()  # again and again: it may be one that has just come
-        time.sleep(POLL)
+                noted = True
+            ask()  # each time, because a new background owner may have started meanwhile
+        time.sleep(POLL_S)
 
 
 class ReadingBar:
-    """Draws a bar of what was read on standard error, if that is a terminal and it takes a while.
+    """Progress bar of a read on stderr, if that is a terminal and the read takes a while.
 
-    What is counted is bytes, or what `unit` calls it.
+    It counts bytes, or the given `unit`.
     """
 
     def __init__(self, title: str, after_seconds: float = 0.5, unit: str = "bytes") -> None:

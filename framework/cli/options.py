@@ -1,4 +1,4 @@
-"""Options that many commands share, and how their texts are read."""
+"""Options that many commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LogOption = Annotated[
         "--log",
         envvar="STRANDLINE_LOG",
         metavar="DIR|URL",
-        help="The log: a folder, or the URL of a served one. Default: ./data if it is there.",
+        help="The log: a folder, or the URL of a served one. Default: ./data if it exists.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
@@ -39,7 +39,7 @@ ConfigOption = Annotated[
 
 
 def settings(pairs: Sequence[str] | None) -> dict[str, str]:
-    """NAME=VALUE pairs as a mapping.
+    """Return NAME=VALUE pairs as a mapping.
 
     >>> settings(["cleanup.policy=compact"])
     {'cleanup.policy': 'compact'}
@@ -54,7 +54,7 @@ def settings(pairs: Sequence[str] | None) -> dict[str, str]:
 
 
 def columns(texts: Sequence[str] | None) -> list[pa.Field]:
-    """NAME:TYPE texts as Arrow fields; a type with `!` at its end may not be null.
+    """Return NAME:TYPE texts as Arrow fields; a type with `!` at its end may not be null.
 
     >>> columns(["carrier:string!", "at:timestamp[us]"])
     [pyarrow.Field<carrier: string not null>, pyarrow.Field<at: timestamp[us, tz=UTC]>]
@@ -63,7 +63,7 @@ def columns(texts: Sequence[str] | None) -> list[pa.Field]:
 
 
 def confirmed(question: str, *, yes: bool) -> bool:
-    """Whether to go on: `--yes`, or the answer of somebody at the terminal."""
+    """Return True with `--yes`, or if the user at the terminal agrees."""
     if yes:
         return True
     if not sys.stdin.isatty():
@@ -72,7 +72,9 @@ def confirmed(question: str, *, yes: bool) -> bool:
 
 
 def to_ms(text: str) -> int | None:
-    """A point in time (ISO 8601; UTC unless it says otherwise) in ms; None if it is none.
+    """Return a time in ISO 8601 as ms since the epoch; None if the text is not one.
+
+    It is UTC unless it has a zone.
 
     >>> to_ms("2013-01-01T10:00"), to_ms("tomorrow")
     (1357034400000, None)
@@ -88,7 +90,7 @@ def to_ms(text: str) -> int | None:
 _ZONED = {f"timestamp[{unit}]": pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")}
 _ZONED["timestamp"] = pa.timestamp("us", "UTC")
 _PYTHON = {"int": pa.int64(), "str": pa.string(), "bytes": pa.binary()}
-"""Where Python's name is not Arrow's too."""
+"""Python's names of types for which Arrow has another name."""
 
 
 def _column(text: str) -> pa.Field:

@@ -1,9 +1,8 @@
-"""What commands say: tables for people, JSON for machines, notes on stderr.
+"""Output of commands: tables for people, JSON for machines, notes on stderr.
 
-All of it goes through `printable`: keys, values, names and errors are data, and data is only shown.
-
-On a terminal a table fits the window, and large numbers have separators; into a pipe it is as wide
-as its content, so that nothing is cut off, and numbers are as programs read them.
+All of it goes through `printable`, because keys, values, names and errors are data and must not act
+on the terminal. On a terminal, a table fits the window and large numbers have separators. In a
+pipe, a table is as wide as its content, so that nothing is cut off, and numbers have no separators.
 """
 
 from __future__ import annotations
@@ -22,18 +21,19 @@ from strandline.framework.cli import logs
 from strandline.framework.cli.forms import json_line
 from strandline.framework.terminal import printable
 
-WIDE = 10_000
+PIPE_WIDTH = 10_000
+"""Width of a table in a pipe, in characters."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The terminal, or the pipe, that stdout or stderr is now."""
+    """Return a console for the current stdout or stderr."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else WIDE
+    width = None if stream.isatty() else PIPE_WIDTH
     return Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=False)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table; numbers stand to the right."""
+    """Print a table; columns of numbers are aligned to the right."""
     cells = [list(row) for row in rows]
     heading = Text(printable(title)) if title else None
     grid = Table(box=SIMPLE_HEAD, title=heading, title_justify="left", pad_edge=False)
@@ -50,7 +50,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
 def listing(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, json: bool, empty: str = "none"
 ) -> None:
-    """Print rows: all of them as one JSON document, or these columns as a table."""
+    """Print rows: all of them as one JSON document, or some columns as a table."""
     if json:
         document(rows)
     elif rows:
@@ -60,7 +60,7 @@ def listing(
 
 
 def facts(pairs: Iterable[tuple[str, Any]]) -> None:
-    """Print names and what they are, a line each."""
+    """Print pairs of name and value, one per line."""
     grid = Table.grid(padding=(0, 2))
     for name, value in pairs:
         grid.add_row(Text(printable(name), style="bold"), Text(printable(cell(value))))
@@ -73,12 +73,12 @@ def document(value: Any) -> None:
 
 
 def line(text: str) -> None:
-    """Print a line, as programs read it but for what a terminal would act on."""
+    """Print a line unchanged, except for characters that a terminal would act on."""
     sys.stdout.write(printable(text) + "\n")
 
 
 def note(text: str, **fields: object) -> None:
-    """Say something to the person, beside the output; `fields` are for programs that read it as JSON."""
+    """Print a message beside the output; as JSON it has `fields` for programs."""
     if logs.are_json():
         logs.say(text, **fields)
     else:
@@ -86,7 +86,7 @@ def note(text: str, **fields: object) -> None:
 
 
 def cell(value: Any) -> str:
-    """A value in a table."""
+    """Return a value as the text of a table cell."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -97,12 +97,12 @@ def cell(value: Any) -> str:
 
 
 def number(value: float, digits: int = 0) -> str:
-    """A number on stdout: with separators on a terminal; into a pipe as programs read it, in full."""
+    """Return a number as text: with separators on a terminal, without them in a pipe."""
     return f"{value:,.{digits}f}" if sys.stdout.isatty() else str(value)
 
 
 def moment(ms: int) -> str | None:
-    """A time in ms since the epoch, as people write it; None for none (below 0).
+    """Return a time in ms since the epoch as text; None for a negative one, which means none.
 
     >>> moment(1_357_034_400_000)
     '2013-01-01 10:00:00.000Z'
@@ -117,7 +117,7 @@ def moment(ms: int) -> str | None:
 
 
 def size(count: int) -> str:
-    """A number of bytes, as people say it.
+    """Return a number of bytes as text with a binary unit.
 
     >>> size(512), size(3 << 20)
     ('512 B', '3.0 MiB')

@@ -1,4 +1,4 @@
-"""`strandline produce`: JSON lines from stdin into a topic."""
+"""`strandline produce`: append JSON lines from stdin to a topic."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 
 
 class InputLine(msgspec.Struct, forbid_unknown_fields=True):
-    """One record on stdin; `topic` and `offset`, which consume prints, say nothing here."""
+    """One record on stdin. `topic` and `offset`, which `consume` prints, are ignored."""
 
     value: Any = msgspec.UNSET
     """An object of columns on a typed topic; null is a tombstone."""
     key: Any = None
     headers: list[tuple[str, Any]] = []
     timestamp: int | float | str | None = None
-    """Milliseconds since the epoch, or ISO 8601; now if there is none."""
+    """Milliseconds since the epoch, or ISO 8601; None is now."""
     partition: int | None = None
     topic: Any = None
     offset: Any = None
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where the records go.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to append to.")],
     key_column: Annotated[
         str | None,
         typer.Option(
@@ -57,20 +57,20 @@ def produce(
         ),
     ] = None,
     key_format: Annotated[
-        KeyForm, typer.Option("--key-format", help="How keys become bytes.")
+        KeyForm, typer.Option("--key-format", help="Format of the bytes of keys.")
     ] = "auto",
     value_format: Annotated[
         ValueForm,
-        typer.Option("--value-format", help="How values become bytes; auto: MessagePack."),
+        typer.Option("--value-format", help="Format of the bytes of values; auto: MessagePack."),
     ] = "auto",
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Produce records: JSON lines on stdin, each as {"key": "AA", "value": {"n": 1}}.
+    """Append records: JSON lines on stdin, each like {"key": "AA", "value": {"n": 1}}.
 
-    A value of null is a tombstone; bytes are {"base64": "…"}. There may be a "timestamp" (ms, or
-    ISO 8601), "headers" as pairs of name and text, and a "partition". With --json each
-    acknowledged record is a line that says where it went.
+    A value of null is a tombstone; bytes are {"base64": "…"}. A line may have a "timestamp" (ms, or
+    ISO 8601), "headers" as pairs of name and text, and a "partition". With --json each acknowledged
+    record prints a line with its partition and offset.
     """
     with opened(log) as where, where.producer() as producer:
         info = where.broker.topic(topic)
@@ -85,22 +85,27 @@ def produce(
 
 
 class _ProducedLine(NamedTuple):
-    """A line, and what becomes of it."""
+    """A line of stdin and the outcome of its append."""
 
     number: int
     outcome: Future[RecordMetadata] | StrandlineError
-    """What the log will say of it, or why it was not sent."""
+    """Future of the log's answer, or the error for which the line was not sent."""
 
     @property
     def is_known(self) -> bool:
+        """True if the outcome is known."""
         return not isinstance(self.outcome, Future) or self.outcome.done()
 
     def done(self) -> RecordMetadata:
-        """Where it went. Raises why it did not; the lines before it must be in."""
+        """Return the record's partition and offset, or raise its error.
+
+        Call it for the lines in order: the message of the error says that earlier ones are
+        appended.
+        """
         where = f"line {self.number}"
         try:
             if isinstance(self.outcome, Future):
-                # The log refuses records by the batch, and does not say for which of them.
+                # The log refuses whole batches, and does not report which record was the reason.
                 where += ", or one sent with it"
                 return self.outcome.result()
             raise self.outcome
@@ -110,7 +115,7 @@ class _ProducedLine(NamedTuple):
 
 
 class _Lines:
-    """How the lines for one topic become its records."""
+    """Conversion of lines to the records of one topic."""
 
     def __init__(
         self, info: TopicInfo, key_column: str | None, key_form: KeyForm, value_form: ValueForm
@@ -126,7 +131,7 @@ class _Lines:
         self._value_form: ValueForm = value_form
 
     def send(self, producer: Producer, lines: Iterable[bytes]) -> Iterator[_ProducedLine]:
-        """Send every line, up to one that cannot be sent."""
+        """Send lines until one cannot be sent."""
         for number, text in enumerate(lines, 1):
             if not text.strip():
                 continue
@@ -156,16 +161,16 @@ class _Lines:
             raise InvalidRecord('there is no "value"; write "value": null for a tombstone')
         if self._info.schema is not None:
             row = parse_columns(value, self._info.schema)
-            # Now, while the line is known: the producer builds columns of many at once.
+            # Check here, where the line is known: the producer builds columns of many at once.
             struct_of([row], self._info.schema, f"topic {self._info.name!r}")
             return row
         return parse_value(value, self._value_form)
 
 
 def _acknowledged(sent: Iterable[_ProducedLine], most: int = 10_000) -> Iterator[RecordMetadata]:
-    """Where each line went, in order, `most` on their way.
+    """Yield the outcome of each line in order, with at most `most` lines in flight.
 
-    Raises what one of them raised, which names the line: those before it are in the log.
+    Raises the error of a line, with its number. All lines before it are in the log.
     """
     pending: deque[_ProducedLine] = deque()
     for one in sent:
@@ -189,7 +194,7 @@ def _parse(text: bytes) -> InputLine:
 
 
 def _timestamp(given: float | str | None) -> Any:
-    """As `Producer.send` takes it: text is a datetime there, which may be before 1980."""
+    """Return a timestamp for `Producer.send`: text becomes a datetime, which may be before 1980."""
     if not isinstance(given, str):
         return given
     ms = to_ms(given)

@@ -1,4 +1,4 @@
-"""Records of a topic: up to where it ends now, or as they come; or what is left of them all."""
+"""Reading of a topic's records, up to its current end or as they arrive."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from strandline.changelog.broker import Broker
 from strandline.changelog.records import Batch, Isolation, PartitionOffsets, TopicPartition
 
-POLL_SECONDS = 0.5
-"""How long one request waits for something new; `follow` is asked in between."""
+POLL_S = 0.5
+"""Seconds that one request waits for new records; `follow` is called between requests."""
 
 
 def partitions_of(
     broker: Broker, topic: str, chosen: Collection[int] | None = None
 ) -> list[TopicPartition]:
-    """All partitions of a topic, or the chosen ones. Raises UnknownTopic, UnknownPartition."""
+    """Return all partitions of a topic, or the chosen ones.
+
+    Raises UnknownTopic, UnknownPartition.
+    """
     numbers = sorted(set(chosen)) if chosen else range(broker.topic(topic).partitions)
     return [TopicPartition(topic, number) for number in numbers]
 
 
 def end_of(offsets: PartitionOffsets, isolation: Isolation) -> int:
-    """Up to where a reader of that isolation sees."""
+    """Return the end (exclusive) of the records that a reader of this isolation level sees."""
     if isolation == "read_committed":
         return offsets.last_stable_offset
     return offsets.high_watermark
@@ -33,7 +36,7 @@ def read(
     isolation: Isolation = "read_committed",
     follow: Callable[[], object] | None = None,
 ) -> Iterator[Batch]:
-    """Batches from `positions` on, up to where the partitions end now; or on until `follow` is true.
+    """Yield batches from `positions` to the current ends, or until `follow()` returns a true value.
 
     Raises OffsetOutOfRange.
     """
@@ -44,7 +47,7 @@ def read(
             at = {tp: offset for tp, offset in at.items() if offset < ends[tp]}
         if not at:
             return
-        timeout = 0.0 if follow is None else POLL_SECONDS
+        timeout = 0.0 if follow is None else POLL_S
         for tp, fetched in broker.fetch(at, isolation=isolation, timeout=timeout).items():
             at[tp] = fetched.next_offset
             for batch in fetched.batches:

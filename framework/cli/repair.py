@@ -1,7 +1,8 @@
-"""`strandline repair DIR`: put right what `check` finds, and say what is lost.
+"""`strandline repair DIR`: repair what `check` finds, and report what is lost.
 
-Exit codes: 0 what is left is nothing, or notes, which opening puts right; else those of `check`, for
-what is found afterwards, or for what is there now if it was not agreed to.
+Exit codes: 0 only notes remain, which opening the log corrects, or nothing; otherwise those of
+`check` for what remains. If the user does not agree, nothing is changed, and the code is that of
+`check` as it is.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from strandline.statestore.repairing import add_stores
 
 
 def repair(folder: FolderArgument, yes: YesOption = False, json: JsonOption = False) -> None:
-    """Put right what `check` finds in a log that nobody has open, and say what is lost.
+    """Repair what `check` finds in a log that no process has open, and report what is lost.
 
-    Shows what it would do, and does it when told so. Every file that it changes or removes is
+    Shows the plan and asks before it changes anything. Every file that it changes or removes is
     first copied to DIR/repaired/<time>/.
     """
-    from strandline.framework.cli.application import explained
+    from strandline.framework.cli.application import reporting_errors
 
-    with explained(UNCHECKED), held(folder) as storage:
+    with reporting_errors(UNCHECKED), held(folder) as storage:
         log, stores = checked(storage, Path(folder))
         plan = plan_of(log, storage, SystemClock(), stores.reaches)
         add_stores(plan, stores)
@@ -53,7 +54,7 @@ def _show(plan: RepairPlan, report: CheckReport) -> None:
     output.line(f"found: {summary(report)}")
     _list("it would", [step.what for step in plan.steps])
     _list("lost for good:", plan.losses)
-    _list("left as it is, since nothing says what would be right:", plan.left)
+    _list("left unchanged, because the right contents are not known:", plan.left)
 
 
 def _list(title: str, lines: list[str]) -> None:

@@ -1,6 +1,6 @@
-"""`strandline reset APP`: forget what an app has done, or a part of it.
+"""`strandline reset APP`: delete an app's offsets, state and internal topics, or some of them.
 
-First a plan, from what is in the log; then, when it has been agreed to, its steps. Input and
+A plan is made from the contents of the log. It is carried out after the user has agreed. Input and
 output topics stay as they are.
 """
 
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from strandline.framework.app import App
 
 INTERNAL = ("-changelog", "-repartition", "-declarations")
+"""Endings of the names of internal topics."""
 
-OffsetsOption = Annotated[
-    bool, typer.Option("--offsets", help="Forget how far it has read its inputs.")
-]
+OffsetsOption = Annotated[bool, typer.Option("--offsets", help="Delete its committed offsets.")]
 StateOption = Annotated[
     bool,
-    typer.Option("--state", help="Remove the files of its stores; changelogs bring them back."),
+    typer.Option("--state", help="Remove the files of its stores; changelogs restore them."),
 ]
 ChangelogsOption = Annotated[
     bool, typer.Option("--changelogs", help="Delete its changelogs and repartition topics.")
@@ -42,15 +41,15 @@ ChangelogsOption = Annotated[
 
 @dataclass(frozen=True)
 class ResetPlan:
-    """What a reset does."""
+    """Steps of a reset."""
 
     app: str
     offsets: tuple[TopicPartition, ...] = ()
-    """Committed offsets that are forgotten."""
+    """Partitions whose committed offsets are deleted."""
     topics: tuple[str, ...] = ()
     """Internal topics that are deleted."""
     state: Path | None = None
-    """A folder that is removed."""
+    """Folder that is removed."""
 
     @property
     def steps(self) -> list[str]:
@@ -62,7 +61,7 @@ class ResetPlan:
 
     @property
     def warning(self) -> str | None:
-        """What is lopsided about it."""
+        """Warning if state and offsets would no longer match."""
         changelogs = any(topic.endswith("-changelog") for topic in self.topics)
         if self.offsets and not changelogs:
             return "the state stays, so records that are read again count a second time"
@@ -80,9 +79,9 @@ def reset(
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Let an app begin anew: forget offsets, state and changelogs, or those that are chosen.
+    """Reset an app: delete offsets, state and changelogs, or only those that are chosen.
 
-    Shows what it would do, and does it when told so. The app must not be running. Input and
+    Shows the plan and asks before it changes anything. The app must not be running. Input and
     output topics stay as they are.
     """
     with opened(log) as where:
@@ -92,7 +91,7 @@ def reset(
 
 
 def command_of(app: App) -> Callable[..., None]:
-    """The command `reset` of one app."""
+    """Return the command `reset` of one app."""
 
     def reset_app(
         offsets: OffsetsOption = False,
@@ -102,7 +101,7 @@ def command_of(app: App) -> Callable[..., None]:
         log: LogOption = None,
         json: JsonOption = False,
     ) -> None:
-        """Let the app begin anew: forget offsets, state and changelogs, or those chosen."""
+        """Reset the app: delete offsets, state and changelogs, or only those chosen."""
         where = log if log is not None else str(app.log)
         reset(app.name, offsets, state, changelogs, yes, where, json)
 
@@ -110,8 +109,8 @@ def command_of(app: App) -> Callable[..., None]:
 
 
 def plan_for(broker: Broker, app: str, log: str) -> ResetPlan:
-    """All that the app of that name has left. Raises InvalidRequest if that is nothing."""
-    check_app_name(app)  # it is about to name a folder that is removed
+    """Return the plan that deletes all of an app. Raise InvalidRequest if there is nothing."""
+    check_app_name(app)  # because it names a folder that is removed
     groups = broker.groups()
     root = Path("state") if is_url(log) else Path(log) / "state"
     state = root / app
@@ -128,7 +127,7 @@ def plan_for(broker: Broker, app: str, log: str) -> ResetPlan:
 
 
 def chosen(plan: ResetPlan, *, offsets: bool, state: bool, changelogs: bool) -> ResetPlan:
-    """The parts of a plan that were asked for; all if none was named."""
+    """Return the chosen parts of a plan; all of it if none is chosen."""
     if not (offsets or state or changelogs):
         return plan
     return replace(
@@ -140,7 +139,7 @@ def chosen(plan: ResetPlan, *, offsets: bool, state: bool, changelogs: bool) -> 
 
 
 def carry_out(broker: Broker, plan: ResetPlan, *, yes: bool, json: bool) -> None:
-    """Show a plan, ask, and do it. Raises InvalidRequest, before it shows anything, if the app runs."""
+    """Show a plan, ask, and carry it out. Raise InvalidRequest first if the app is running."""
     check_at_rest(broker, plan.app)
     if not json:
         output.note(f"resetting {plan.app} would" if not yes else f"resetting {plan.app}:")
@@ -151,7 +150,7 @@ def carry_out(broker: Broker, plan: ResetPlan, *, yes: bool, json: bool) -> None
     agreed = confirmed("Do it?", yes=yes)
     if agreed:
         if not yes:
-            check_at_rest(broker, plan.app)  # answering has taken a while
+            check_at_rest(broker, plan.app)  # the app may have started before the answer
         _do(broker, plan)
     if json:
         output.document({"app": plan.app, "done": agreed, "steps": plan.steps})
@@ -165,7 +164,7 @@ def _do(broker: Broker, plan: ResetPlan) -> None:
     from strandline.statestore.engines.folders import remove_all  # it imports RocksDB
 
     if plan.state is not None:
-        remove_all(plan.state)  # first: it may be refused
+        remove_all(plan.state)  # first, because it may be refused
     if plan.offsets:
         broker.commit_offsets(plan.app, dict.fromkeys(plan.offsets))
     for topic in plan.topics:
@@ -173,13 +172,13 @@ def _do(broker: Broker, plan: ResetPlan) -> None:
 
 
 def internal_topics(broker: Broker, app: str) -> list[str]:
-    """Return the changelogs, repartition topics and recorded declarations of the app of that name."""
+    """Return an app's changelogs, repartition topics and recorded declarations."""
     groups = broker.groups()
     names = [info.name for info in broker.topics() if info.name.endswith(INTERNAL)]
     return [name for name in names if _owner(name, app, groups) == app]
 
 
 def _owner(topic: str, app: str, groups: list[str]) -> str | None:
-    """Whose internal topic it is: of the apps whose name it begins with, the longest."""
+    """Return the app of an internal topic: the longest name with which the topic's begins."""
     names = [name for name in {*groups, app} if topic.startswith(name + "-")]
     return max(names, key=len, default=None)

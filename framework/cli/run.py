@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
 
 class RunBound(StrEnum):
-    """When a run ends by itself."""
+    """Condition that ends a run."""
 
     IDLE = "idle"
     END = "end"
 
 
 AppArgument = Annotated[
-    str, typer.Argument(metavar="MODULE:APP", help="Where the app is, as shop.orders:app.")
+    str, typer.Argument(metavar="MODULE:APP", help="Module and variable, as shop.orders:app.")
 ]
 UntilOption = Annotated[
     RunBound | None,
     typer.Option(
         "--until",
-        help="idle: end when everything there is has been handled; end: the input is over, so timers in stream time fire before.",
+        help="idle: end when all records are handled; end: also fire all timers in stream time.",
     ),
 ]
 CountOption = Annotated[
     int | None, typer.Option("--count", min=1, metavar="N", help="End after N records.")
 ]
 TimeoutOption = Annotated[
-    float | None, typer.Option("--timeout", min=0, metavar="SECONDS", help="End after that time.")
+    float | None, typer.Option("--timeout", min=0, metavar="SECONDS", help="End after this time.")
 ]
 
 
@@ -63,24 +63,24 @@ def run(
             "--workers",
             min=1,
             metavar="N",
-            help="In N processes that share the partitions, under a supervisor that owns the log.",
+            help="Run N processes that share the partitions, under a supervisor that owns the log.",
         ),
     ] = None,
     log_dir: Annotated[
         Path | None,
         typer.Option(
-            "--log-dir", metavar="DIR", help="With --workers: what they print goes to files there."
+            "--log-dir", metavar="DIR", help="With --workers: folder for files of their output."
         ),
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="With --workers: figures as a JSON line a second.")
+        bool, typer.Option("--json", help="With --workers: figures as one JSON line per second.")
     ] = False,
     supervised: Annotated[int | None, typer.Option("--supervised", hidden=True)] = None,
 ) -> None:
-    """Run an app: until Ctrl-C, or as long as the options say. It commits before it ends."""
-    _tell_where_it_crashes()
+    """Run an app until Ctrl-C or until the given limits. It commits before it ends."""
+    _enable_crash_traces()
     if log is not None:
-        os.environ["STRANDLINE_LOG"] = log  # apps read it when they are made
+        os.environ["STRANDLINE_LOG"] = log  # the constructor of App reads it
     if supervised is not None:
         _run_supervised(target, until, metrics, supervised)
     elif workers is not None:
@@ -101,7 +101,7 @@ def run(
 def _run_supervised(
     target: str, until: RunBound | None, metrics: str | None, descriptor: int
 ) -> None:
-    """Be a worker of the supervisor at the other end of this socket."""
+    """Run a worker for the supervisor at the other end of the socket `descriptor`."""
     from strandline.framework.cli.application import FAILED, debug_option
     from strandline.framework.container.outage import patiently
     from strandline.framework.container.running import readings
@@ -114,8 +114,8 @@ def _run_supervised(
             reporter.failed(error)
             raise
         try:
-            told = serving_metrics(metrics, partial(readings, app))
-            with told, app:
+            serving = serving_metrics(metrics, partial(readings, app))
+            with serving, app:
                 with reporter.opening():
                     patiently(lambda: app.broker)
                 with reporter.following(app):
@@ -124,11 +124,11 @@ def _run_supervised(
             reporter.failed(error)
             if debug_option():
                 raise
-            raise typer.Exit(FAILED) from error  # the supervisor says it, once for all workers
+            raise typer.Exit(FAILED) from error  # the supervisor reports it once for all workers
 
 
-def _tell_where_it_crashes() -> None:
-    """If a library of the app's ends the process, let it leave the stacks of all threads."""
+def _enable_crash_traces() -> None:
+    """Print the stacks of all threads if a native library ends the process."""
     with contextlib.suppress(RuntimeError, ValueError, AttributeError):  # no stderr, or no file
         faulthandler.enable()
 
@@ -138,7 +138,7 @@ def _limit(until: RunBound | None) -> Literal["idle", "end"] | None:
 
 
 def command_of(app: App) -> Callable[..., None]:
-    """The command `run` of one app."""
+    """Return the command `run` of one app."""
 
     def run(
         until: UntilOption = None,
@@ -147,8 +147,8 @@ def command_of(app: App) -> Callable[..., None]:
         log: LogOption = None,
         metrics: MetricsOption = None,
     ) -> None:
-        """Run the app: until Ctrl-C, or as long as the options say. It commits before it ends."""
-        _tell_where_it_crashes()
+        """Run the app until Ctrl-C or until the given limits. It commits before it ends."""
+        _enable_crash_traces()
         app.log = log or app.log
         run_app(app, until, count, timeout, metrics)
 
@@ -162,7 +162,7 @@ def run_app(
     timeout: float | None,
     metrics: str | None,
 ) -> None:
-    """Run an app within limits and say what it did."""
+    """Run an app within limits and print how many records it handled."""
     from strandline.framework.container.running import readings
 
     begun = time.perf_counter()
@@ -170,12 +170,12 @@ def run_app(
         output.note(f"app {app.name} runs on {shown(str(app.log))}; Ctrl-C commits and ends it")
         handled = app.run(_limit(until), count=count, timeout=timeout, progress=_Restoring())
     seconds = time.perf_counter() - begun
-    said = f"{handled:,} records handled in {seconds:.1f} s"
-    output.note(said, app=app.name, records=handled, seconds=round(seconds, 3))
+    text = f"{handled:,} records handled in {seconds:.1f} s"
+    output.note(text, app=app.name, records=handled, seconds=round(seconds, 3))
 
 
 class _Restoring:
-    """Shows a restore from its first moment, and says at the end what came back."""
+    """Progress of a restore: a bar from its first moment, and a summary at the end."""
 
     def __init__(self) -> None:
         self._bar = RestoreBar(after_seconds=0.0)

@@ -1,7 +1,7 @@
-"""`strandline segments`: the files of a topic, its frames, their records.
+"""`strandline segments`: the files of a topic, their frames and records.
 
-It reads the folder itself and asks no owner, so it also works beside one, and where a log
-does not open any more. A frame that is being written just now is left out.
+It reads the folder directly and needs no owner. It therefore works beside an owner, and on a log
+that cannot be opened any more. A frame that is being written is left out.
 """
 
 from __future__ import annotations
@@ -45,18 +45,20 @@ class LocatedSegment(NamedTuple):
     partition: int
     entry: SegmentEntry
     path: str
-    """Within the log folder."""
+    """Path within the log folder."""
 
 
 def segments(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Whose files to look into.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic whose files to read.")],
     partition: PartitionOption = None,
-    frames: Annotated[bool, typer.Option("--frames", help="The header of every frame.")] = False,
+    frames: Annotated[
+        bool, typer.Option("--frames", help="Show the header of every frame.")
+    ] = False,
     records: Annotated[
-        bool, typer.Option("--records", help="The frames and their records, aborted ones too.")
+        bool, typer.Option("--records", help="Show frames and their records, aborted ones too.")
     ] = False,
     start: Annotated[
-        int, typer.Option("--from", metavar="OFFSET", min=0, help="Skip what ends before it.")
+        int, typer.Option("--from", metavar="OFFSET", min=0, help="Skip rows that end before it.")
     ] = 0,
     limit: Annotated[
         int | None, typer.Option("--max", min=1, metavar="N", help="Stop after N rows.")
@@ -64,7 +66,7 @@ def segments(
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Look into the segments of a topic: a row each, or with --frames a row for each frame."""
+    """Show the segments of a topic, one row each; with --frames one row per frame."""
     storage = LocalStorage(folder(log))
     meta = _topic_meta(storage, topic)
     found = [
@@ -112,7 +114,7 @@ def _print_records(
             output.line("    " + json_line(record))
 
 
-# Where ---------------------------------------------------------------------------------
+# Topics and files ----------------------------------------------------------------------
 
 
 def _topic_meta(storage: LocalStorage, topic: str) -> TopicMeta:
@@ -140,7 +142,7 @@ def _segments(
         try:
             manifest = Manifest.load(storage, where)
         except FileNotFoundError:
-            continue  # nothing was ever written to it
+            continue  # the partition was never written to
         for entry in manifest.segments:
             yield LocatedSegment(number, entry, f"{where}/{entry.name.log_file}")
 

@@ -1,4 +1,4 @@
-"""`strandline serve DIR`: own a log and let others attach, from this machine or over the network."""
+"""`strandline serve DIR`: own a log and let other processes attach, here or over the network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ListenOption = Annotated[
     typer.Option(
         "--listen",
         metavar="HOST:PORT",
-        help="Also over TCP; port 0 takes a free one. Without it, for this machine only.",
+        help="Serve over TCP too; port 0 chooses a free one. By default only this machine.",
     ),
 ]
 TokenFileOption = Annotated[
@@ -32,9 +32,9 @@ TokenFileOption = Annotated[
     typer.Option(
         "--token-file",
         metavar="FILE",
-        help="Holds the token of clients that may do everything. Default: STRANDLINE_TOKEN, "
-        "STRANDLINE_TOKEN_FILE, or a fresh one that is printed. `strandline tokens` makes those that "
-        "may do less.",
+        help="File with the token of clients that may do everything. Default: STRANDLINE_TOKEN, "
+        "STRANDLINE_TOKEN_FILE, or a fresh one that is printed. `strandline tokens` makes tokens with "
+        "fewer rights.",
     ),
 ]
 CertificateOption = Annotated[
@@ -48,16 +48,16 @@ ClientCaOption = Annotated[
     typer.Option(
         "--client-ca",
         metavar="FILE",
-        help="Clients must show a certificate of these authorities too, PEM.",
+        help="Require client certificates of these authorities too, PEM.",
     ),
 ]
 PlaintextOption = Annotated[
-    bool, typer.Option("--plaintext", help="Without TLS even beyond this machine.")
+    bool, typer.Option("--plaintext", help="Allow other machines without TLS.")
 ]
 ConnectionsOption = Annotated[
     int | None,
     typer.Option(
-        "--max-connections", min=1, help="Clients over TCP at a time.", show_default="128"
+        "--max-connections", min=1, help="Maximum clients over TCP at a time.", show_default="128"
     ),
 ]
 ConnectionsPerAddressOption = Annotated[
@@ -65,7 +65,7 @@ ConnectionsPerAddressOption = Annotated[
     typer.Option(
         "--max-connections-per-address",
         min=1,
-        help="Clients from one address at a time.",
+        help="Maximum clients from one address at a time.",
         show_default="64",
     ),
 ]
@@ -75,7 +75,7 @@ HelloTimeoutOption = Annotated[
         "--hello-timeout",
         min=0.01,
         metavar="SECONDS",
-        help="In which a client must have proven its token.",
+        help="Time within which a client must prove its token.",
         show_default="10",
     ),
 ]
@@ -104,7 +104,7 @@ def serve(
     create: CreateOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Serve a log until Ctrl-C or SIGTERM. Clients open the URL it prints, with the token."""
+    """Serve a log until Ctrl-C or SIGTERM. Clients open the printed URL with the token."""
     _check_folder(folder)
     if listen is None:
         if token_file or tls_cert or tls_key or client_ca or plaintext:
@@ -118,8 +118,8 @@ def serve(
 
     if not (tls_cert or tls_key or plaintext) and flight.is_seen_by_others(listen):
         raise typer.BadParameter(
-            f"{listen} is seen from other machines, and the data would go there in "
-            "clear; give --tls-cert and --tls-key, or --plaintext on a network that you trust"
+            f"{listen} can be reached from other machines, and data would be sent "
+            "unencrypted; give --tls-cert and --tls-key, or --plaintext on a network that you trust"
         )
     token = (read_token(token_file) if token_file else token_of()) or None
     _check_log(folder, create)
@@ -139,7 +139,7 @@ def serve(
         durability=durability,
     )
     try:
-        _tell(folder, log.url, None if token else log.token, json=json)
+        _announce(folder, log.url, None if token else log.token, json=json)
         _wait(metrics, log.metrics)
     finally:
         log.close()
@@ -155,7 +155,7 @@ def _check_folder(log: str) -> None:
 
 
 def _check_log(folder: str, create: bool) -> None:
-    """Raise InvalidConfig if there is no log and none is to be made."""
+    """Raise InvalidConfig if there is no log and `create` is not given."""
     if not create:
         try:
             check_exists(folder)
@@ -168,13 +168,13 @@ def _serve_here(folder: str, durability: Durability, metrics: str | None, *, jso
 
     log = attach_or_own(folder, role="own", durability=durability)
     try:
-        _tell(folder, folder, None, json=json)
+        _announce(folder, folder, None, json=json)
         _wait(metrics, log.metrics)
     finally:
         log.close()
 
 
-def _tell(folder: str, url: str, made: str | None, *, json: bool) -> None:
+def _announce(folder: str, url: str, made: str | None, *, json: bool) -> None:
     if json:
         output.document({"log": folder, "url": url, "token": made})
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""`strandline stores`: the committed state of apps, as their workers have it, or their changelogs.
+"""`strandline stores`: committed state of apps, read from their workers or from changelogs.
 
-What an app's code declares is not needed: keys say themselves what they are, and values are
-MessagePack unless the app has a serde of its own.
+The app's code is not needed: keys are self-describing, and values are MessagePack unless the app
+has a serde of its own.
 """
 
 from __future__ import annotations
@@ -45,32 +45,33 @@ from strandline.statestore.spec import changelog_topic
 commands = typer.Typer(help="The stores of apps: list, get, scan.", no_args_is_help=True)
 
 CHANGELOG = changelog_topic("", "")[1:]
+"""Ending of the name of a changelog."""
 
 StoreArgument = Annotated[
     str, typer.Argument(metavar="APP/STORE", help="A store, as `strandline stores list` calls it.")
 ]
 FormOption = Annotated[
-    ValueForm, typer.Option("--value-format", help="How to take the bytes of values.")
+    ValueForm, typer.Option("--value-format", help="Format of the bytes of values.")
 ]
 
 ExpiredOption = Annotated[
-    bool, typer.Option("--expired", help="Also values whose time to live is over.")
+    bool, typer.Option("--expired", help="Include values whose time to live is over.")
 ]
 
 
 Row = tuple[bytes, int | None, bytes]
-"""A key, the partition that has it if it is one, and the value."""
+"""A key, the partition that holds it (None if several do), and the value."""
 
 
 class StoreName(NamedTuple):
-    """An app's store."""
+    """Name of an app's store."""
 
     app: str
     store: str
 
     @property
     def topic(self) -> str:
-        """The topic of its changelog."""
+        """Name of the store's changelog topic."""
         return changelog_topic(self.app, self.store)
 
     def __str__(self) -> str:
@@ -93,10 +94,10 @@ def list_stores(
 
 PartitionOption = Annotated[
     int | None,
-    typer.Option("--partition", min=0, metavar="N", help="Only the part that this partition has."),
+    typer.Option("--partition", min=0, metavar="N", help="Only the part of this partition."),
 ]
 PartsOption = Annotated[
-    bool, typer.Option("--parts", help="Each partition's part by itself, with its partition.")
+    bool, typer.Option("--parts", help="Show the part of each partition separately.")
 ]
 
 
@@ -116,7 +117,7 @@ def get(
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the committed value of a key. Exit code 1 if it has none."""
+    """Print the committed value of a key. The exit code is 1 if it has none."""
     with _connected(log, expired=expired) as connection:
         held = _held(connection, _named(connection.broker, store), expired, partition)
         found = [
@@ -135,7 +136,8 @@ def get(
 def scan(
     store: StoreArgument,
     prefix: Annotated[
-        str, typer.Option("--prefix", help="Only keys that begin so (text, or a tuple's first).")
+        str,
+        typer.Option("--prefix", help="Only keys with this beginning (a tuple: its first text)."),
     ] = "",
     limit: Annotated[
         int | None, typer.Option("--max", min=1, metavar="N", help="Stop after N keys.")
@@ -147,7 +149,7 @@ def scan(
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print all keys of a store, in order, and their committed values. --json: a line each."""
+    """Print all keys of a store in order, with their committed values. --json: one line per key."""
     with _connected(log, expired=expired) as connection:
         held = _held(connection, _named(connection.broker, store), expired, partition)
         entries_ = held.parts() if parts else held.all()
@@ -176,7 +178,7 @@ def _connected(log: str | None, *, expired: bool) -> Iterator[Connection]:
 
 
 def stores_of(broker: Broker) -> list[StoreName]:
-    """The stores that have a changelog, by name."""
+    """Return the stores that have a changelog, sorted by name."""
     groups = sorted(broker.groups(), key=len, reverse=True)
     return sorted(
         _name(info.name, groups)
@@ -186,7 +188,7 @@ def stores_of(broker: Broker) -> list[StoreName]:
 
 
 def encoded_keys(text: str) -> Iterator[bytes]:
-    """Every key that `text` may mean, as stores encode them.
+    """Yield every key that `text` may mean, as stores encode it.
 
     >>> [decode_key(key) for key in encoded_keys("5")]
     ['5', b'5', 5]
@@ -218,7 +220,11 @@ def _named(broker: Broker, store: str) -> StoreName:
 
 
 def _name(topic: str, groups: list[str]) -> StoreName:
-    """The app is the longest group that the name begins with; before its first commit, a guess."""
+    """Return the store of a changelog topic.
+
+    The app is the longest consumer group that begins the topic's name. Before an app's first commit
+    it is a guess.
+    """
     whole = topic.removesuffix(CHANGELOG)
     app = next((group for group in groups if whole.startswith(group + "-")), None)
     app = app or whole.partition("-")[0]
@@ -226,16 +232,16 @@ def _name(topic: str, groups: list[str]) -> StoreName:
 
 
 class _Held(NamedTuple):
-    """What a store holds, and in which partitions."""
+    """Entries of a store, and the partitions that hold them."""
 
     source: Source
     partitions: range
-    put_together: PartitionMerger[bytes]
+    merger: PartitionMerger[bytes]
     is_messagepack: bool = True
-    """Whether values are MessagePack; those of bytes and of serdes are not taken for it."""
+    """True if values are MessagePack; bytes and values of serdes are not decoded as such."""
 
     def having(self, keys: list[bytes]) -> Iterator[tuple[bytes, list[tuple[int, bytes]]]]:
-        """Those of some keys that are there; of each the partitions that have it, and its values."""
+        """Yield those of some keys that exist, each with its partitions and their values."""
         parts = self.source.read(self.partitions, keys)
         for at, key in enumerate(keys):
             have = [
@@ -245,21 +251,24 @@ class _Held(NamedTuple):
                 yield key, have
 
     def whole(self, key: bytes, have: list[tuple[int, bytes]]) -> Row:
-        """One key; without a partition if several have it. Raises KeyInSeveralPartitions."""
+        """Return one key merged over its partitions. Raise KeyInSeveralPartitions.
+
+        The partition is None if several hold the key.
+        """
         number = have[0][0] if len(have) == 1 else None
-        return key, number, self.put_together.whole(key, dict(have))
+        return key, number, self.merger.whole(key, dict(have))
 
     def all(self) -> Iterator[Row]:
-        """All keys in order, each once. Raises KeyInSeveralPartitions."""
+        """Yield all keys in order, each once. Raise KeyInSeveralPartitions."""
         for key, same in self._by_key():
             yield self.whole(key, [(number, data) for _, number, data in same])
 
     def parts(self) -> Iterator[Row]:
-        """All keys in order, each with every partition that has it."""
+        """Yield all keys in order, once for each partition that holds the key."""
         return (row for _, same in self._by_key() for row in same)
 
     def counted(self) -> tuple[int, int]:
-        """The number of keys, and of those that several partitions have."""
+        """Return the number of keys, and the number of those that several partitions hold."""
         sizes = [sum(1 for _ in same) for _, same in self._by_key()]
         return len(sizes), sum(size > 1 for size in sizes)
 
@@ -269,16 +278,19 @@ class _Held(NamedTuple):
 
 
 def _held(connection: Connection, name: StoreName, expired: bool, partition: int | None) -> _Held:
-    """As the workers have it. They do not tell what has expired: that is in the changelogs."""
+    """Return a store's entries as its workers have them, or as its changelogs have them.
+
+    Workers do not return expired values, so `expired` reads the changelogs.
+    """
     committed = connection.committed(str(name))
     numbers = partitions_asked(str(name), len(committed.partitions), partition)
     try:
-        told = None if expired else committed.ask(lambda told, _source: told)
+        description = None if expired else committed.ask(lambda described, _source: described)
     except InvalidRequest:
-        told = None  # the app has it for itself, as timers, or does not have it any more
+        description = None  # an internal store of the app (timers), or one that it no longer has
     else:
         if not expired:
-            parts, recorded = parts_of(str(name), told), committed.recorded()
+            parts, recorded = parts_of(str(name), description), committed.recorded()
             return _Held(committed, numbers, parts, _is_messagepack(recorded))
     return _folded(connection.broker, name, numbers, expired=expired)
 
@@ -288,7 +300,7 @@ def _is_messagepack(declaration: Declaration | None) -> bool:
 
 
 def _folded(broker: Broker, name: StoreName, numbers: range, *, expired: bool) -> _Held:
-    """As its changelogs have it."""
+    """Return a store's entries as its changelogs have them."""
     partitions = broker.topic(name.topic).partitions
     folded = ReplayedSource(broker, name.topic, partitions, app=name.app, expired=expired)
     recorded = folded.recorded()

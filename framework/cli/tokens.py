@@ -1,4 +1,4 @@
-"""`strandline tokens`: what clients over TCP may do."""
+"""`strandline tokens`: tokens of clients over TCP, with their rights."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ from strandline.framework.cli import output
 from strandline.framework.cli.loading import folder
 from strandline.framework.cli.options import JsonOption, LogOption
 
-commands = typer.Typer(
-    help="Tokens for clients over TCP, and what each may do.", no_args_is_help=True
-)
+commands = typer.Typer(help="Tokens for clients over TCP, with their rights.", no_args_is_help=True)
 
 Names = list[str] | None
 
 
 def _names(option: str, help_: str, metavar: str = "NAMES") -> Any:
     return typer.Option(
-        option, metavar=metavar, help=f"{help_} `shop-*`: all that begin so. May be repeated."
+        option, metavar=metavar, help=f"{help_} `shop-*` is a prefix. May be repeated."
     )
 
 
 @commands.command("create")
 def create_token(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What lists and errors call it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name in lists and errors.")],
     read: Annotated[Names, _names("--read", "Topics that it may read.", "TOPICS")] = None,
     produce: Annotated[
         Names, _names("--produce", "Topics that it may create and append to.", "TOPICS")
@@ -46,14 +44,14 @@ def create_token(
         typer.Option(
             "--app",
             metavar="NAME",
-            help="What a worker of this app needs, besides its inputs (--read) and outputs (--produce).",
+            help="Everything that a worker of this app needs except inputs (--read) and outputs (--produce).",
         ),
     ] = None,
     admin: Annotated[bool, typer.Option("--admin", help="It may do everything.")] = False,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a token, and show it once: the log keeps only what checks it."""
+    """Create a token and print it once: the log keeps only data that verifies it."""
     given = [read, produce, group, transaction]
     if admin and (app or any(given)):
         raise typer.BadParameter("--admin allows everything; give it alone")
@@ -71,7 +69,7 @@ def create_token(
 
 @commands.command("list")
 def list_tokens(log: LogOption = None, json: JsonOption = False) -> None:
-    """List the tokens of a log, with their rights."""
+    """List the tokens of a log with their rights."""
     rows = [_row(one) for one in tokens.stored_tokens(_storage(log))]
     if json:
         output.document(rows)
@@ -83,11 +81,11 @@ def list_tokens(log: LogOption = None, json: JsonOption = False) -> None:
 
 @commands.command("revoke")
 def revoke_token(
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Its name or its id.")],
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Name or id of the token.")],
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Revoke a token. Its clients' calls are refused at once, and their connections ended."""
+    """Revoke a token. Its clients' calls are refused at once, and their connections closed."""
     revoked = tokens.revoke(_storage(log), token)
     if json:
         output.document(_row(revoked))

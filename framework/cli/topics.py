@@ -34,7 +34,7 @@ ColumnOption = Annotated[
     typer.Option(
         "--column",
         metavar="NAME:TYPE",
-        help="A column of a typed topic, as delay:double; '!' behind the type: never null.",
+        help="A column of a typed topic, as delay:double; '!' after the type: never null.",
     ),
 ]
 
@@ -42,7 +42,7 @@ ColumnOption = Annotated[
 @commands.command("list")
 def list_topics(
     log: LogOption = None,
-    internal: Annotated[bool, typer.Option("--internal", help="The log's own topics too.")] = False,
+    internal: Annotated[bool, typer.Option("--internal", help="Include internal topics.")] = False,
     json: JsonOption = False,
 ) -> None:
     """List the topics."""
@@ -75,18 +75,18 @@ def describe_topic(topic: TopicArgument, log: LogOption = None, json: JsonOption
 @commands.command("create")
 def create_topic(
     topic: TopicArgument,
-    partitions: Annotated[int, typer.Option("--partitions", min=1, help="How many.")] = 1,
+    partitions: Annotated[int, typer.Option("--partitions", min=1, help="Their number.")] = 1,
     config: ConfigOption = None,
     column: ColumnOption = None,
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Create a topic: of bytes, or typed if it has columns. Makes the log if there is none."""
+    """Create a topic of bytes, or a typed one if it has columns. Makes the log if there is none."""
     fields = columns(column)
     schema = pa.schema(fields) if fields else None
     with opened(log, create=True) as where:
         info = where.broker.create_topic(topic, partitions, config=settings(config), schema=schema)
-    _tell(info, f"created {info.name} with {_count(info.partitions, 'partition')}", json=json)
+    _report(info, f"created {info.name} with {_count(info.partitions, 'partition')}", json=json)
 
 
 @commands.command("alter")
@@ -94,7 +94,7 @@ def alter_topic(
     topic: TopicArgument,
     config: ConfigOption = None,
     unset: Annotated[
-        list[str] | None, typer.Option("--unset", metavar="NAME", help="Back to the default.")
+        list[str] | None, typer.Option("--unset", metavar="NAME", help="Restore the default.")
     ] = None,
     column: ColumnOption = None,
     log: LogOption = None,
@@ -108,17 +108,17 @@ def alter_topic(
     with opened(log) as where:
         schema = _extended(where.broker.topic(topic), added)
         info = where.broker.alter_topic(topic, config=changed, schema=schema)
-    _tell(info, f"altered {info.name}", json=json)
+    _report(info, f"altered {info.name}", json=json)
 
 
 @commands.command("add-partitions")
 def add_partitions(
     topic: TopicArgument,
-    total: Annotated[int, typer.Argument(metavar="TOTAL", min=1, help="How many it shall have.")],
+    total: Annotated[int, typer.Argument(metavar="TOTAL", min=1, help="New number of partitions.")],
     log: LogOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Raise the number of partitions to TOTAL. Keys are spread anew from then on."""
+    """Raise the number of partitions to TOTAL. From then on keys are spread over all of them."""
     with opened(log) as where:
         before = where.broker.topic(topic).partitions
         if before == total:
@@ -128,7 +128,7 @@ def add_partitions(
         f"{info.name} has {info.partitions} partitions now, not {before}; the same key may go to "
         "another partition than before"
     )
-    _tell(info, message, json=json)
+    _report(info, message, json=json)
 
 
 @commands.command("delete")
@@ -143,7 +143,7 @@ def delete_topic(topic: TopicArgument, yes: YesOption = False, log: LogOption = 
     output.note(f"deleted {topic}")
 
 
-def _tell(info: TopicInfo, message: str, *, json: bool) -> None:
+def _report(info: TopicInfo, message: str, *, json: bool) -> None:
     if json:
         output.document(_plain(info))
     else:
@@ -174,7 +174,7 @@ def _described(info: TopicInfo, ends: dict[TopicPartition, PartitionOffsets]) ->
 
 
 def _log_defaults(info: TopicInfo) -> dict[str, str]:
-    """What is set for the log as a whole; of a cluster, as far as the topic does not say otherwise."""
+    """Return the settings of the whole log; of a cluster, those not overridden by the topic."""
     if info.told:
         return {name: value for name, value, source in info.told if source == "log"}
     return dict(info.defaults)

@@ -1,7 +1,7 @@
-"""`strandline run module:app --workers N`: own the log, and keep N workers at it.
+"""`strandline run module:app --workers N`: own the log, and keep N workers running.
 
-The app's module is imported by workers only, and by a process that says what the app needs: user
-code in this one could stop the log for everybody.
+The app's module is imported by the workers, and by a process that reports the app's needs. It is
+not imported here, because user code in this process could stop the log for all of them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from strandline.changelog.location import is_url, shown
 from strandline.changelog.metrics import measured
 from strandline.framework.cli import logs, output
 from strandline.framework.cli.application import FAILED, INTERRUPTED, debug_option
-from strandline.framework.cli.metrics import options_behind, serving_metrics
+from strandline.framework.cli.metrics import metrics_options_of_workers, serving_metrics
 from strandline.framework.cli.needs import COMMAND, AppNeeds, ask
-from strandline.framework.cli.offline import in_place_of
+from strandline.framework.cli.offline import taking_over
 from strandline.framework.supervisor.logs import LogFiles
 from strandline.framework.supervisor.metrics import Workers
 from strandline.framework.supervisor.process import WorkerProcess
 from strandline.framework.supervisor.supervisor import Outcome, Supervisor, ends
 from strandline.framework.supervisor.view import view_for
 
-BACKGROUND_PATIENCE = 10.0
-"""Seconds for which an owner in the background is waited for, which is asked to leave."""
-PATIENCE = 2.0
-"""Seconds for which an owner is waited for: workers left by a supervisor that died own it as they end."""
+BACKGROUND_OWNER_TIMEOUT_S = 10.0
+"""Seconds to wait for a background owner after the request to leave."""
+OWNER_TIMEOUT_S = 2.0
+"""Seconds to wait for another owner. Workers left by a dead supervisor own the log while they end.
+"""
 
 
 def run_workers(
@@ -48,12 +49,12 @@ def run_workers(
     *,
     json: bool,
 ) -> None:
-    """Run the app in `workers` processes, until Ctrl-C or as long as the limits say."""
+    """Run the app in `workers` processes until Ctrl-C or until the limits."""
     begun = time.perf_counter()
     needs = ask(target, debug_option())
     limits = ["--until", until] if until else []
     command = [*COMMAND, "run", target, *limits, *debug_option()]
-    behind = options_behind(metrics, workers)
+    metrics_options = metrics_options_of_workers(metrics, workers)
     clock, seen = SystemClock(), Workers(needs.app, workers)
     with (
         signals.awaited(*ends()) as came,
@@ -67,9 +68,14 @@ def run_workers(
         )
         outcome = Supervisor(
             workers,
-            lambda number: WorkerProcess([*command, *behind[number]], _environment(number)),
+            lambda number: WorkerProcess(
+                [*command, *metrics_options[number]], _environment(number)
+            ),
             view_for(
-                needs.app, json=json, clock=clock, out=logs.pass_on if logs.are_json() else None
+                needs.app,
+                json=json,
+                clock=clock,
+                out=logs.forward_worker_lines if logs.are_json() else None,
             ),
             clock,
             until_idle=until is not None,
@@ -81,14 +87,16 @@ def run_workers(
 
 
 def _log_of(needs: AppNeeds) -> AbstractContextManager[object]:
-    """The log, if it is a folder: owned by this process, or kept open if another has it."""
+    """Return the log, if it is a folder: owned by this process, or attached to its owner."""
     if needs.log is None or is_url(needs.log):
         return contextlib.nullcontext()
     open_log = partial(attach_or_own, needs.log, durability=needs.durability)
     own = partial(open_log, role="own")
     try:
         return contextlib.closing(
-            in_place_of(Path(needs.log), own, seconds=BACKGROUND_PATIENCE, others=PATIENCE)
+            taking_over(
+                Path(needs.log), own, seconds=BACKGROUND_OWNER_TIMEOUT_S, others=OWNER_TIMEOUT_S
+            )
         )
     except LogLocked as error:
         broker = open_log()
@@ -107,7 +115,7 @@ def _files(folder: Path | None, workers: int) -> AbstractContextManager[LogFiles
 
 
 def _environment(worker: int) -> dict[str, str]:
-    """That of one worker; as static members they have names of their own."""
+    """Return the environment of one worker; as a static member each has its own name."""
     found = environment()
     if instance := found.get("STRANDLINE_INSTANCE"):
         found["STRANDLINE_INSTANCE"] = f"{instance}-{worker}"

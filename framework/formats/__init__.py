@@ -1,14 +1,14 @@
-"""The forms of values that others read and write: JSON, Avro, Protobuf, MessagePack.
+"""Formats of values that other programs read and write: JSON, Avro, Protobuf, MessagePack.
 
-What a value *is* (its type) and what it *looks like* in the log (its form) are two things:
+The type of a value and its form in the log are independent:
 
     objects ── RowType ── struct column ── Wire ── bytes
                the type                    the form
 
-A type is named once, in `app.topic(value=…)`, and gives a topic its columns, whatever the form. A form
-is named by `serde=` and knows nothing of classes: it turns a struct column into a column of bytes, and
-back. JSON can also make objects from bytes without columns between them, which is quicker.
+A type is declared once, in `app.topic(value=…)`, and determines the topic's columns in any form. A
+form is chosen by `serde=` and depends on no class: it converts a struct column to a column of bytes
+and back. JSON can also make objects from bytes without columns between them, which is faster.
 
-Packages that not everybody has (protobuf, fastavro, confluent-kafka) are imported here and in
-changelog/kafka only.
+Optional packages (protobuf, fastavro, confluent-kafka) are imported only here and in
+changelog/kafka.
 """

@@ -1,8 +1,9 @@
 """Avro: values of a declared schema, with a schema registry in Confluent's wire format.
 
-Without a registry a value is the bare datum, and the schema can't change but with the topic. With one each
-value names the schema that it was written with, and is read by that one: fields are matched by
-name, numbers may have become wider, what the writer did not have is its default.
+Without a registry a value is the bare datum, and the schema can change only with the topic. With a
+registry each value names the schema that it was written with, and is read by that schema: fields
+are matched by name, numbers may have become wider, and fields that the writer lacked have their
+default.
 """
 
 from __future__ import annotations
@@ -45,11 +46,15 @@ from strandline.framework.schema import RowType, is_typed
 
 
 class AvroSerde:
-    """Avro, of the topic's type or of a schema (as JSON text, or what that says as a dict).
+    """Serde for Avro, of the topic's type or of a given schema.
 
-    Without a schema there is one derived from the type: see docs/guide/formats.md. A topic whose values
-    have no type (`value=dict`) takes its columns from the schema. `registry`: a SchemaRegistry
-    or URL; by default the app's, False for none.
+    A value of a topic without a type (`value=dict`) has the columns of the schema.
+
+    Args:
+        schema: Avro schema, as JSON text or as a dict. None, the default, derives it from the
+            topic's type; see docs/guide/formats.md.
+        registry: A SchemaRegistry, or its URL. None, the default, takes the app's registry, because
+            Avro is usually used with one. False uses none.
     """
 
     def __init__(
@@ -62,8 +67,8 @@ class AvroSerde:
         self.registry = registry
 
     def codec(self, kind: Any, place: SerdeUse) -> Codec:
-        """See `Form.codec`."""
-        registry = chosen(self.registry, place.registry, unasked=True)
+        """Return the codec of values of a type; see `SerdeForm.codec`."""
+        registry = chosen(self.registry, place.registry, by_default=True)
         if is_single(kind):
             single = ScalarRowType(kind)
             text = self.schema or avro_schema.scalar(single.arrow)
@@ -89,7 +94,7 @@ class AvroSerde:
 
 
 class AvroWire(WireFormat):
-    """Columns as Avro."""
+    """Conversion between columns and Avro."""
 
     def __init__(
         self,
@@ -134,7 +139,7 @@ class AvroWire(WireFormat):
         return registry.id_of(self._place.subject, RegisteredSchema("AVRO", self._text))
 
     def _writer(self, registry: SchemaRegistry, schema_id: int) -> tuple[str, Node | None]:
-        """The schema of an id, as text, and as columns if it is any."""
+        """Return the schema of an id as text, and as columns if it has them."""
         known = self._writers.get(schema_id)
         if known is None:
             text = registry.schema(schema_id).text
@@ -148,7 +153,7 @@ class AvroWire(WireFormat):
         return known
 
     def _parsed(self, text: str) -> Node:
-        """The schema to write with, if values of the type have all that it asks for."""
+        """Return the schema to write with. Raise InvalidConfig if it does not fit the type."""
         try:
             node = avro_schema.parse(text)
         except NotColumnarAvro as error:
@@ -172,7 +177,7 @@ class AvroWire(WireFormat):
 
 
 class DatumCodec(SerdeCodec):
-    """Values of a schema that is no columns, as fastavro gives them: dicts, one at a time."""
+    """Codec of values whose schema has no columns; fastavro converts each to a dict."""
 
     def __init__(self, text: str, place: SerdeUse, registry: SchemaRegistry | None) -> None:
         super().__init__(_Datums(text))
@@ -198,7 +203,7 @@ class DatumCodec(SerdeCodec):
 
 
 class _Datums:
-    """Bare datums of one schema, by fastavro; read as another one if it is given."""
+    """Bare datums of one schema, converted by fastavro; `reader` is another schema to read as."""
 
     def __init__(self, text: str, reader: str | None = None) -> None:
         fastavro = _fastavro()
@@ -209,10 +214,10 @@ class _Datums:
             own = None if reader in (None, text) else json.loads(str(reader))
             self._reader = None if own is None else fastavro.parse_schema(own)
             self._depth = AvroDepth(self._schema)
-        except Exception as error:  # its own kinds, and Python's
+        except Exception as error:  # fastavro raises its own errors and Python's
             raise InvalidConfig(f"not an Avro schema: {error!r} in {text:.200}") from error
         if _has_arrays_of_nothing(json.loads(text)):
-            raise InvalidConfig(f"arrays of what takes no bytes have no end: {text:.200}")
+            raise InvalidConfig(f"an array of items without bytes has no bound: {text:.200}")
 
     def dumps(self, value: Any) -> bytes:
         out = io.BytesIO()
@@ -236,13 +241,13 @@ class _Datums:
             raise InvalidRecord(f"not Avro of this schema: {error!r}") from error
         if stream.read(1):
             raise InvalidRecord(
-                "not Avro of this schema: there are bytes behind a value's last field"
+                "not Avro of this schema: there are bytes after a value's last field"
             )
         return value
 
 
 def avro_name(name: str) -> str:
-    """A name that Avro takes: letters, digits and underscores.
+    """Return a name that Avro accepts: letters, digits and underscores.
 
     >>> avro_name("my-topic.1")
     'my_topic_1'
@@ -252,7 +257,7 @@ def avro_name(name: str) -> str:
 
 
 def _datums(data: pa.Array, node: Node | None, text: str, kind: pa.DataType) -> pa.Array:
-    """Datums of a schema as a column; of `kind` at once where they must be read one at a time."""
+    """Return datums of a schema as a column; of type `kind` if they are read one at a time."""
     if node is not None:
         try:
             return decode(data, node)
@@ -266,7 +271,7 @@ def _datums(data: pa.Array, node: Node | None, text: str, kind: pa.DataType) -> 
 
 
 def _reader(text: str, own: str | None = None) -> Callable[[bytes], Any]:
-    """Reads datums of a writer's schema, one at a time. Raises InvalidRecord."""
+    """Return a function that reads one datum of a writer's schema. Raise InvalidRecord."""
     try:
         return _Datums(text, own).loads
     except InvalidConfig as error:
@@ -274,7 +279,7 @@ def _reader(text: str, own: str | None = None) -> Callable[[bytes], Any]:
 
 
 def _has_arrays_of_nothing(schema: Any) -> bool:
-    """Whether a few bytes could say that there are 2**60 items."""
+    """Return True if items may take no bytes, so that a few bytes could announce 2**60 items."""
     if isinstance(schema, list):
         return any(map(_has_arrays_of_nothing, schema))
     if not isinstance(schema, dict):
@@ -291,7 +296,7 @@ def _has_arrays_of_nothing(schema: Any) -> bool:
 
 
 def _fit(array: pa.Array, node: Node, name: str) -> pa.Array:
-    """The same values in the types of a schema, with its defaults for what is missing."""
+    """Return the values in the types of a schema, with its defaults for missing fields."""
     if isinstance(node, Nullable):
         return _fit(array, node.inner, name)
     if isinstance(node, AvroArray) and pa.types.is_list(array.type):
@@ -309,7 +314,7 @@ def _fit(array: pa.Array, node: Node, name: str) -> pa.Array:
 
 
 def _defaults(field: avro_schema.AvroField, count: int, owner: str) -> pa.Array:
-    """A field's default, `count` times. Raises InvalidRecord if it has none."""
+    """Return a field's default `count` times. Raise InvalidRecord if it has none."""
     if field.default is MISSING:
         raise InvalidRecord(
             f"the field {field.name!r} of the Avro schema is not in {owner}, and has no default"
@@ -331,7 +336,7 @@ def _fastavro() -> Any:
         import fastavro
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            "Avro that is no columns (maps, unions, long arrays) needs fastavro:"
+            "Avro that does not fit columns (maps, unions, long arrays) needs fastavro:"
             " pip install 'strandline[avro]'"
         ) from error
     return fastavro

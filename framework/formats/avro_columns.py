@@ -1,9 +1,9 @@
-"""Avro's binary form, a column at a time: field by field over all records at once.
+"""Avro's binary encoding, a column at a time: one field of all records at once.
 
-A record says nowhere how long it is or where its fields are, so a reader must go through it byte by byte. But
-where each record begins is known, it being a value of its own. So the first field of all records is
-read at once, then the second, and so on. That each ends where it should is checked: what is
-wrong in one value can't be taken for part of the next.
+An Avro record contains neither its length nor the places of its fields, so a reader must go through
+it byte by byte. The beginning of each record is known, because each is a value of its own. The
+first field of all records is therefore read at once, then the second, and so on. Every value is
+checked to end where it should, so that a malformed one cannot shift into the next.
 """
 
 from __future__ import annotations
@@ -27,25 +27,28 @@ from strandline.framework.formats.avro_schema import (
 from strandline.framework.formats.binary import Bytes, Ints, binary, bounds_of, flat, ranges
 from strandline.framework.formats.wire import spread
 
-LONGEST = 1_000
-"""Items of an array up to which reading by columns pays: its nth items are read at once."""
-LARGEST = 2**31 - 1
-"""Bytes of a binary column."""
+MAX_COLUMNAR_ITEMS = 1_000
+"""Maximum number of items of an array that is read by columns.
+
+The n-th items of all arrays are read at once, which is slow if only a few arrays are that long.
+"""
+MAX_COLUMN_BYTES = 2**31 - 1
+"""Maximum number of bytes of a binary column in Arrow, whose offsets have 32 bits."""
 
 
 # Writing ------------------------------------------------------------------------------
 
 
 class ColumnPart(NamedTuple):
-    """A column on its way: how many bytes each value takes, and how to put them somewhere."""
+    """A column to be written: the size of each value, and a function that writes them."""
 
     sizes: Ints
     put: Callable[[Bytes, Ints], None]
-    """Called with where to, and the place of each value in there."""
+    """Function of the output buffer and the place of each value in it."""
 
 
 def encode(array: pa.Array, node: Node, prefix: bytes = b"") -> pa.Array:
-    """Each value of a column, which is of the node's Arrow type, after `prefix`. Raises InvalidRecord.
+    """Return each value of a column, of the node's Arrow type, after `prefix`. Raise InvalidRecord.
 
     >>> from strandline.framework.formats.avro_schema import parse
     >>> encode(pa.array([1, -65]), parse('"long"')).to_pylist()
@@ -53,7 +56,7 @@ def encode(array: pa.Array, node: Node, prefix: bytes = b"") -> pa.Array:
     """
     part = _part(array, node)
     bounds = bounds_of(part.sizes + len(prefix))
-    if bounds[-1] > LARGEST:
+    if bounds[-1] > MAX_COLUMN_BYTES:
         raise InvalidRecord(f"{bounds[-1]} bytes of Avro at once; append fewer records at a time")
     out = np.empty(bounds[-1], np.uint8)
     starts = bounds[:-1]
@@ -110,14 +113,14 @@ def _items(array: pa.Array, node: AvroArray) -> ColumnPart:
 
     def put(out: Bytes, at: Ints) -> None:
         inner.put(out, np.repeat(at + count.sizes - begins, lengths) + within[:-1])
-        count.put(out, at)  # of an empty one that is its end as well
+        count.put(out, at)  # the count 0 of an empty array is also its end
         out[at + sizes - 1] = 0
 
     return ColumnPart(sizes, put)
 
 
 class _Varints:
-    """Ints in zigzag, 7 bits a byte."""
+    """Ints in zigzag encoding, 7 bits a byte."""
 
     def __init__(self, values: Ints) -> None:
         self._coded = ((values << 1) ^ (values >> 63)).view(np.uint64)
@@ -164,7 +167,7 @@ def _blob_part(array: pa.Array, _node: Scalar) -> ColumnPart:
 def _fixed_part(array: pa.Array, node: Scalar) -> ColumnPart:
     data, bounds = flat(array)
     if len(array) and set(np.diff(bounds).tolist()) != {node.size}:
-        raise InvalidRecord(f"bytes in an Avro fixed of {node.size} that are not as many")
+        raise InvalidRecord(f"a value of an Avro fixed of {node.size} bytes has another length")
     return _wide(data.reshape(len(array), node.size))
 
 
@@ -203,7 +206,7 @@ _WRITERS: dict[str, Callable[[pa.Array, Scalar], ColumnPart]] = {
 
 
 class DecodeCursor:
-    """How far each value has been read."""
+    """Read position in each of many values."""
 
     def __init__(self, data: Bytes, at: Ints, end: Ints) -> None:
         self.data = data
@@ -214,11 +217,11 @@ class DecodeCursor:
         return len(self.at)
 
     def only(self, rows: Ints) -> DecodeCursor:
-        """Some of the values, to be read on by themselves."""
+        """Return a cursor over some of the values."""
         return DecodeCursor(self.data, self.at[rows], self.end[rows])
 
     def take(self, lengths: Ints) -> Ints:
-        """Where the next `lengths` bytes of each begin, and go past them."""
+        """Return the places of the next `lengths` bytes of each value, and advance past them."""
         if (lengths < 0).any() or (lengths > self.end - self.at).any():
             raise InvalidRecord("not Avro of this schema: a value ends within a field")
         begin = self.at
@@ -226,11 +229,11 @@ class DecodeCursor:
         return begin
 
     def byte(self) -> Bytes:
-        """The next byte of each."""
+        """Return the next byte of each value."""
         return self.data[self.take(np.ones(len(self), np.int64))]
 
     def varint(self) -> Ints:
-        """The next int of each."""
+        """Return the next int of each value."""
         byte = self.byte()
         coded = (byte & 0x7F).astype(np.uint64)
         rows = np.flatnonzero(byte & 0x80)
@@ -249,7 +252,9 @@ class DecodeCursor:
 
 
 def decode(data: pa.Array, node: Node) -> pa.Array:
-    """The column of values that `encode` wrote, without prefix. Raises InvalidRecord, NotColumns.
+    """Return the column of values that `encode` wrote, without prefix.
+
+    Raises InvalidRecord, NotColumnarAvro.
 
     >>> from strandline.framework.formats.avro_schema import parse
     >>> decode(pa.array([b"\\x02", b"\\x81\\x01"]), parse('"long"')).to_pylist()
@@ -262,7 +267,7 @@ def decode(data: pa.Array, node: Node) -> pa.Array:
     except (pa.ArrowException, UnicodeError, OverflowError) as error:
         raise InvalidRecord(f"not Avro of this schema: {error}") from error
     if (cursor.at != cursor.end).any():
-        raise InvalidRecord("not Avro of this schema: there are bytes behind a value's last field")
+        raise InvalidRecord("not Avro of this schema: there are bytes after a value's last field")
     return column
 
 
@@ -298,16 +303,16 @@ def _read_items(cursor: DecodeCursor, node: AvroArray) -> pa.Array:
     while len(rows):
         part = cursor.only(rows)
         counts = part.varint()
-        sized = np.flatnonzero(counts < 0)  # then the block's bytes are told as well
+        sized = np.flatnonzero(counts < 0)  # a negative count is followed by the block's bytes
         if len(sized):
-            told = part.only(sized)
-            told.varint()
-            part.at[sized] = told.at
+            sized_part = part.only(sized)
+            sized_part.varint()
+            part.at[sized] = sized_part.at
             counts = np.abs(counts)
             if (counts < 0).any():
                 raise InvalidRecord("not Avro of this schema: an array of 2**63 items")
         lengths[rows] += counts
-        if lengths.max(initial=0) > LONGEST:
+        if lengths.max(initial=0) > MAX_COLUMNAR_ITEMS:
             raise NotColumnarAvro("a long array")
         for nth in range(int(counts.max(initial=0))):
             having = np.flatnonzero(counts > nth)

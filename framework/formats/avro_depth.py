@@ -1,6 +1,6 @@
-"""How deep a datum of a recursive Avro schema is nested, found out before it is decoded.
+"""Nesting depth of a datum of a recursive Avro schema, checked before it is decoded.
 
-Only a schema that refers to itself lets a datum be deeper than the schema is.
+Only a schema that refers to itself allows a datum to be deeper than the schema.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 from strandline.changelog.depth import MAX_DEPTH, too_deep
 
 Skip = Callable[[bytes, int, int], int]
-"""Goes past a value in data, from a position, within so many containers; where the value ends."""
+"""Function of data, position and depth that returns the end of the value at the position."""
 
 
 class AvroDepth:
-    """Checks datums of one schema, as `fastavro.parse_schema` gives it."""
+    """Depth check for datums of one schema, as parsed by `fastavro.parse_schema`."""
 
     def __init__(self, schema: Any) -> None:
         self.is_recursive = False
@@ -24,13 +24,13 @@ class AvroDepth:
         self._skip = self._compiled(schema)
 
     def check(self, data: bytes) -> None:
-        """Refuse a datum that is nested too deep. Raises RecursionError."""
+        """Refuse a datum that is nested too deep. Raise RecursionError."""
         if not self.is_recursive:
             return
         try:
             self._skip(data, 0, 0)
         except IndexError:
-            return  # cut off, or no such branch: the decoder gets no further, and says so
+            return  # truncated, or no such branch: the decoder reports it at the same place
 
     def _compiled(self, schema: Any) -> Skip:
         if isinstance(schema, list):
@@ -72,7 +72,7 @@ class AvroDepth:
         self.is_recursive = self.is_recursive or name in self._open
 
         def skip(data: bytes, at: int, depth: int) -> int:
-            return self._named[name](data, at, depth)  # which is known once all is compiled
+            return self._named[name](data, at, depth)  # known once the whole schema is compiled
 
         return skip
 
@@ -87,7 +87,7 @@ class AvroDepth:
 
 
 def _blocks(parts: list[Skip]) -> Skip:
-    """Items in blocks, each after a count; those of a map are a key and a value."""
+    """Return a function that skips blocks of a count and items; a map's items have two parts."""
 
     def skip(data: bytes, at: int, depth: int) -> int:
         if depth >= MAX_DEPTH:

@@ -1,10 +1,10 @@
-"""Avro schemas that are columns: what they say, as Arrow types, and those of Arrow types.
+"""Avro schemas with columns: their Arrow types, and the schemas of Arrow types.
 
     boolean, int, long, float, double, string, bytes, fixed, enum (its symbols as text)
-    date · timestamp-millis, -micros and their local- ones
+    date · timestamp-millis, timestamp-micros and their local- variants
     record · array · a union of null and one of these
 
-Everything else (maps, other unions, decimals, a record within itself) is `NotColumnarAvro`.
+Everything else (maps, other unions, decimals, a record within itself) raises `NotColumnarAvro`.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from strandline.framework.schema import RowType
 
 
 class NotColumnarAvro(Exception):
-    """Valid Avro, but nothing that stands in columns."""
+    """Valid Avro that cannot be columns."""
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A type without parts; `kind` is Avro's name of how it is written."""
+    """A type without parts; `kind` is Avro's name of its encoding."""
 
     kind: str
     arrow: pa.DataType
     size: int = 0
     """Bytes of a fixed."""
     symbols: tuple[str, ...] = ()
-    """Of an enum."""
+    """Symbols of an enum."""
 
 
 @dataclass(frozen=True)
 class Nullable:
-    """A union of null and something else."""
+    """A union of null and another type."""
 
     inner: Node
     null_at: int
-    """0 or 1: which of the two null is."""
+    """Index of null in the union: 0 or 1."""
 
     @property
     def arrow(self) -> pa.DataType:
@@ -69,7 +69,7 @@ class AvroField:
     name: str
     node: Node
     default: Any
-    """As JSON has it; MISSING if there is none."""
+    """Default as in the JSON schema; MISSING if there is none."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ _AS_AVRO: dict[pa.DataType, Any] = {
 
 
 def parse(text: str) -> Node:
-    """The columns of an Avro schema. Raises InvalidConfig, NotColumns.
+    """Return the columns of an Avro schema. Raise InvalidConfig, NotColumnarAvro.
 
     >>> parse('{"type": "record", "name": "A", "fields": [{"name": "n", "type": "long"}]}').arrow
     StructType(struct<n: int64 not null>)
@@ -134,27 +134,28 @@ def parse(text: str) -> Node:
 
 
 def derived(rows: RowType, name: str) -> str:
-    """An Avro schema for a type, as JSON: nullable fields are unions with null, defaults are kept.
+    """Return an Avro schema for a type, as JSON.
 
-    Raises InvalidConfig for a type that Avro does not have.
+    Nullable fields become unions with null; defaults are kept. Raises InvalidConfig for a type that
+    Avro does not have.
     """
     fields = []
     for field, column in zip(rows.fields, rows.schema, strict=True):
         inner = _of_arrow(column.type, f"{name}_{field.name}")
-        told: dict[str, Any] = {"name": field.name, "type": inner}
+        declared: dict[str, Any] = {"name": field.name, "type": inner}
         default = None if field.default is None else field.default()
         if field.optional and default is None:
-            told |= {"type": ["null", inner], "default": None}
+            declared |= {"type": ["null", inner], "default": None}
         elif field.default is not None:
             plain = field.type.write([field.check(default, name)]).to_pylist()[0]
-            told["type"] = [inner, "null"] if field.optional else inner
-            told["default"] = _json_default(plain)
-        fields.append(told)
+            declared["type"] = [inner, "null"] if field.optional else inner
+            declared["default"] = _json_default(plain)
+        fields.append(declared)
     return json.dumps({"type": "record", "name": name, "fields": fields})
 
 
 def scalar(kind: pa.DataType) -> str:
-    """The schema of a single value of an Arrow type, as JSON. Raises InvalidConfig."""
+    """Return the schema of a single value of an Arrow type, as JSON. Raise InvalidConfig."""
     return json.dumps(_of_arrow(kind, "value"))
 
 
@@ -214,13 +215,18 @@ def _full(name: str, space: str) -> str:
 
 
 def _of_arrow(kind: pa.DataType, path: str) -> Any:
-    """`path` names nested records: Flight_leg for the field `leg` of Flight."""
+    """Return the schema of an Arrow type.
+
+    `path` names nested records: Flight_leg for the field `leg` of Flight.
+    """
     if pa.types.is_struct(kind):
         fields = []
         for field in kind:
             inner = _of_arrow(field.type, f"{path}_{field.name}")
-            told = {"type": ["null", inner], "default": None} if field.nullable else {"type": inner}
-            fields.append({"name": field.name, **told})
+            declared = (
+                {"type": ["null", inner], "default": None} if field.nullable else {"type": inner}
+            )
+            fields.append({"name": field.name, **declared})
         return {"type": "record", "name": path, "fields": fields}
     if pa.types.is_list(kind):
         inner = _of_arrow(kind.value_type, f"{path}_item")
@@ -233,7 +239,7 @@ def _of_arrow(kind: pa.DataType, path: str) -> Any:
 
 
 def _json_default(value: Any) -> Any:
-    """A default as a schema holds it: bytes as text of code points 0 to 255, times as ints."""
+    """Return a default for a schema: bytes as text of code points 0 to 255, times as ints."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, dt.datetime):

@@ -1,4 +1,4 @@
-"""Columns of bytes as NumPy sees them: one run of bytes, and where each value begins in it."""
+"""Columns of bytes as NumPy arrays: one run of bytes, and the bounds of each value in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def flat(data: pa.Array) -> tuple[Bytes, Ints]:
-    """The bytes of a binary column without nulls, one behind another, and where each begins and ends."""
+    """Return the bytes of a binary column without nulls, joined, and the bounds of its values."""
     if len(data) == 0:
         return np.zeros(0, np.uint8), np.zeros(1, np.int64)
     bounds = np.frombuffer(data.buffers()[1], np.int32)[data.offset : data.offset + len(data) + 1]
@@ -21,20 +21,20 @@ def flat(data: pa.Array) -> tuple[Bytes, Ints]:
 
 
 def bounds_of(sizes: Ints) -> Ints:
-    """Where things of these sizes begin, one behind another, and where the last one ends."""
+    """Return the bounds of adjacent parts of these sizes: each begin, and the end (exclusive)."""
     bounds = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=bounds[1:])
     return bounds
 
 
 def ranges(begin: Ints, lengths: Ints) -> Ints:
-    """All places from `begin` on, `lengths` of them, one range behind another."""
+    """Return all places of several ranges, joined: `lengths` places from each `begin`."""
     bounds = bounds_of(lengths)
     return np.repeat(begin - bounds[:-1], lengths) + np.arange(bounds[-1])
 
 
 def binary(bounds: Ints, data: Bytes) -> pa.Array:
-    """The column of which `flat` says this."""
+    """Return the column with these bounds and bytes; the inverse of `flat`."""
     offsets = pa.py_buffer(bounds.astype(np.int32))
     return pa.Array.from_buffers(
         pa.binary(), len(bounds) - 1, [None, offsets, pa.py_buffer(data)], null_count=0

@@ -1,12 +1,12 @@
-"""Which codec a topic's keys and values have.
+"""Choice of the codec of a topic's keys and values.
 
     keys      str: UTF-8 · bytes: as they are · int: 8 bytes big-endian · float: 8 bytes
               big-endian double · anything else: MessagePack (statestore.serdes)
     values    bytes: as they are · a dataclass, Struct or Arrow schema: a struct of columns, or JSON
               in a log that holds bytes only (Kafka) · anything else: MessagePack
 
-`serde=` and `key_serde=` override that: the name of a form, a form with settings (`AvroSerde(…)`), or any
-object with `dumps` and `loads`.
+`serde=` and `key_serde=` override the choice: the name of a form, a form with settings
+(`AvroSerde(…)`), or any object with `dumps` and `loads`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from strandline.statestore.serdes import Bytes, Double, Long, Serde, topic_key_s
 
 Name = Literal["json", "avro", "protobuf", "msgpack", "bytes"]
 AnySerde = Serde[Any] | SerdeForm | Name
-"""What `serde=` takes."""
+"""Argument of `serde=`."""
 
 
 def key_codec(kind: Any, serde: AnySerde | None = None, place: SerdeUse | None = None) -> Codec:
-    """The codec of a topic's keys. Raises InvalidConfig."""
+    """Return the codec of a topic's keys. Raise InvalidConfig."""
     if serde is not None:
         return _codec(kind, serde, place or SerdeUse("", "key"))
     if kind is str:
@@ -46,7 +46,10 @@ def value_codec(
     *,
     columns: bool = True,
 ) -> Codec:
-    """The codec of a topic's values, in a log that can hold `columns` or not. Raises InvalidConfig."""
+    """Return the codec of a topic's values; `columns` is True if the log can hold columns.
+
+    Raises InvalidConfig.
+    """
     if serde is None and is_typed(kind) and not columns:
         serde = JsonSerde()
     if serde is not None:
@@ -55,7 +58,7 @@ def value_codec(
 
 
 def holds_columns(log: str | os.PathLike[str] | Broker) -> bool:
-    """Whether the topics of what an app calls its log can be of columns; opens nothing."""
+    """Return True if topics of this log can have columns. Nothing is opened."""
     if isinstance(log, str | os.PathLike):
         return not is_kafka(log)
     return getattr(getattr(log, "broker", log), "holds_columns", True)
@@ -70,11 +73,11 @@ def _codec(kind: Any, serde: AnySerde, place: SerdeUse) -> Codec:
     try:
         return ObjectCodec(RowType(kind), form)
     except InvalidConfig:
-        return SerdeCodec(form)  # its fields cannot be columns, and need not be
+        return SerdeCodec(form)  # its fields cannot be columns, and a serde does not need any
 
 
 def _by_value(serde: Serde[Any], exact: type | None = None) -> Codec:
-    if type(serde) is Long or type(serde) is Double:  # a subclass may write something else
+    if type(serde) is Long or type(serde) is Double:  # a subclass may write another format
         return NumberCodec(serde)
     return SerdeCodec(serde, exact)
 
@@ -90,10 +93,10 @@ def _named(name: str, place: SerdeUse) -> SerdeForm:
 
 
 class BytesForm:
-    """Bytes as they are."""
+    """Serde for bytes, which are stored unchanged."""
 
     def codec(self, kind: Any, place: SerdeUse) -> Codec:
-        """See `SerdeForm.codec`."""
+        """Return the codec of bytes; see `SerdeForm.codec`."""
         if kind not in (bytes, Any, None):
             raise InvalidConfig(
                 f"{place}: serde='bytes' is for values that are bytes, and they are declared as {kind!r};"

@@ -1,11 +1,12 @@
-"""Confluent's wire format: what a schema registry's users write before each value.
+"""Confluent's wire format: a header before each value, used with schema registries.
 
     0          one byte, the version of this format
     schema id  4 bytes, big-endian
-    indexes    Protobuf only: which message of the schema, as ints in Avro's form, their count first;
-               [0], the first one, is the single byte 0
+    indexes    Protobuf only: the message of the schema, as ints in Avro's encoding, their count
+               first; [0], the first message, is the single byte 0
 
-Then the value. (https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/)
+The value follows. See "Wire format" in
+https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from strandline.changelog.errors import InvalidRecord
 from strandline.framework.formats.binary import Ints, binary, bounds_of, flat, ranges
 
 MAGIC = 0
-HEADER = 5
-"""Bytes of magic and schema id."""
+HEADER_BYTES = 5
+"""Bytes of version and schema id."""
 
 
 def header(schema_id: int) -> bytes:
-    """What comes before a value of that schema.
+    """Return the header of a value of that schema.
 
     >>> header(7).hex()
     '0000000007'
@@ -35,7 +36,7 @@ def header(schema_id: int) -> bytes:
 
 
 def framed(data: pa.Array, prefix: bytes) -> pa.Array:
-    """Each value with `prefix` before it.
+    """Return each value with `prefix` before it.
 
     >>> framed(pa.array([b"a", b""]), header(1)).to_pylist()
     [b'\\x00\\x00\\x00\\x00\\x01a', b'\\x00\\x00\\x00\\x00\\x01']
@@ -45,29 +46,29 @@ def framed(data: pa.Array, prefix: bytes) -> pa.Array:
 
 
 def schema_ids(data: pa.Array) -> Ints:
-    """The schema id of each value. Raises InvalidRecord."""
+    """Return the schema id of each value. Raise InvalidRecord."""
     raw, bounds = flat(data)
     starts = bounds[:-1]
-    if len(data) and (np.diff(bounds).min() < HEADER or raw[starts].any()):
+    if len(data) and (np.diff(bounds).min() < HEADER_BYTES or raw[starts].any()):
         raise InvalidRecord(
             "a value does not begin with 0 and a schema id of 4 bytes, as with a schema registry"
             " (Confluent's wire format); if it was written without one, declare registry=False"
         )
-    digits = raw[starts[:, None] + np.arange(1, HEADER)].astype(np.int64)
+    digits = raw[starts[:, None] + np.arange(1, HEADER_BYTES)].astype(np.int64)
     ids: Ints = digits @ np.array([1 << 24, 1 << 16, 1 << 8, 1], np.int64)
     return ids
 
 
 def by_schema(data: pa.Array) -> Iterator[tuple[int, Any, pa.Array]]:
-    """Per schema id: the places of its values in `data`, and what is in them behind the header."""
+    """Yield for each schema id the places of its values, and the values without their headers."""
     ids = schema_ids(data)
     for schema_id in np.unique(ids).tolist():
         places = np.flatnonzero(ids == schema_id)
-        yield schema_id, places, without(data.take(pa.array(places)), HEADER)
+        yield schema_id, places, without(data.take(pa.array(places)), HEADER_BYTES)
 
 
 def without(data: pa.Array, count: int) -> pa.Array:
-    """Each value without its first `count` bytes, which it has."""
+    """Return each value without its first `count` bytes; no value may be shorter."""
     raw, bounds = flat(data)
     lengths = np.diff(bounds) - count
     return binary(bounds_of(lengths), raw[ranges(bounds[:-1] + count, lengths)])

@@ -1,19 +1,19 @@
 """JSON.
 
-    str, bool, int, float   as JSON has them; NaN and the infinities, which it has not, are refused
+    str, bool, int, float   JSON's own; NaN and the infinities, which JSON lacks, are refused
     bytes                   base64, in a string
-    datetime                ISO 8601 in UTC: "2024-05-01T10:00:00+00:00", the seconds with 3 or 6 digits behind
-                            them if they need them; read with any zone, and without one as UTC
+    datetime                ISO 8601 in UTC: "2024-05-01T10:00:00+00:00", with 3 or 6 decimals of
+                            the seconds if needed; read with any zone, and without one as UTC
     date                    "2024-05-01"
     list, nested class      array, object
     None                    null
 
-Fields that a reader does not know are ignored, those with a default may be missing. Anything else is
-refused, 1.5 for an int and null for what may not be None included.
+Fields that a reader does not know are ignored; fields with a default may be missing. Everything
+else is refused, including 1.5 for an int, and null for a field that may not be None.
 
-Why two libraries: Polars writes a column in a third of the time of a loop, but reads 1.5 as 1 and an int that is
-too large as null; pyarrow's reader ends the process at a lone `null`. msgspec is strict, and the quickest
-of all when objects are asked for.
+Two libraries are used. Polars writes a column in a third of the time of a loop, but reads 1.5 as 1
+and an int that is too large as null. pyarrow's reader ends the process at a lone `null`. msgspec is
+strict, and the fastest way to objects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from strandline.changelog.decoding import json_decoder
 from strandline.changelog.depth import check_all_json, check_json
 from strandline.changelog.errors import UNREADABLE, InvalidConfig, InvalidRecord
 from strandline.framework.codecs import Codec, SerdeCodec, TypedCodec
-from strandline.framework.formats.confluent import HEADER, framed, header, schema_ids, without
+from strandline.framework.formats.confluent import HEADER_BYTES, framed, header, schema_ids, without
 from strandline.framework.formats.mirror import TypeMirror, has_plain_names, mirror_of
 from strandline.framework.formats.registry import RegisteredSchema, SchemaRegistry, chosen
 from strandline.framework.formats.wire import (
@@ -44,14 +44,21 @@ from strandline.framework.schema import RowType, is_typed
 
 
 class JsonSerde:
-    """JSON, of one type or of anything.
-
-    As `serde=` of a topic it takes the topic's type; `kind` says another one. It is plain JSON, unless
-    there is a `registry` (a SchemaRegistry or URL; True: the app's): then in Confluent's wire format,
-    with the JSON Schema that is given or else derived from the type.
+    """Serde for JSON, of one type or of anything.
 
     >>> JsonSerde(dict[str, int]).dumps({"a": 1})
     b'{"a":1}'
+
+    Args:
+        kind: Type of the values. `Any`, the default, takes the topic's type as `serde=` of a topic,
+            and anything elsewhere.
+        registry: A SchemaRegistry or its URL; True is the app's. Values are then written in
+            Confluent's wire format. None, the default, is plain JSON, because most readers of JSON
+            expect no header.
+        schema: JSON Schema as text, for the registry. None derives it from the type.
+
+    Raises:
+        InvalidConfig: The type has no form in JSON.
     """
 
     def __init__(
@@ -68,30 +75,44 @@ class JsonSerde:
         self._is_checked = kind not in _ANYTHING
 
     def codec(self, kind: Any, place: SerdeUse) -> Codec:
-        """See `Form.codec`."""
+        """Return the codec of values of a type; see `SerdeForm.codec`."""
         kind = kind if self.kind is Any else self.kind
-        registry = chosen(self.registry, place.registry, unasked=False)
+        registry = chosen(self.registry, place.registry, by_default=False)
         if registry is None:
             return _unframed(kind)
         schema = RegisteredSchema("JSON", self.schema or _schema_of(kind, place))
         return FramedCodec(cast("TypedCodec", _unframed(kind)), schema, place, registry)
 
     def loads(self, data: bytes, /) -> Any:
-        """The value of a JSON text. Raises RecursionError for one that is nested too deep."""
+        """Return the value of a JSON text.
+
+        Args:
+            data: The text, in UTF-8.
+
+        Raises:
+            RecursionError: The text is nested too deep.
+        """
         check_json(data)
         return self._decode(data)
 
     def dumps(self, value: Any, /) -> bytes:
-        """A value as a JSON text. Raises RecursionError for one that is nested too deep."""
+        """Return a value as JSON text in UTF-8.
+
+        Args:
+            value: The value; with a type, it must be of that type.
+
+        Raises:
+            RecursionError: The value is nested too deep.
+        """
         encoded = _encode(value)
         check_json(encoded)
         if self._is_checked:
-            self._decode(encoded)  # a value of another type would stop every reader
+            self._decode(encoded)  # because a value of another type would stop every reader
         return encoded
 
 
 class JsonWire(WireFormat):
-    """Struct columns as JSON objects.
+    """Conversion between struct columns and JSON objects.
 
     >>> wire = JsonWire(RowType(pa.schema([("n", pa.int64())])))
     >>> wire.encode(pa.array([{"n": 1}])).to_pylist()
@@ -128,7 +149,7 @@ class JsonWire(WireFormat):
 
 
 class FramedCodec:
-    """Another codec's bytes in Confluent's wire format; any schema id is read."""
+    """Codec that adds Confluent's header to the bytes of another codec; it reads any schema id."""
 
     arrow = pa.binary()
     exact: type | None = None
@@ -141,24 +162,24 @@ class FramedCodec:
         self._inner, self._schema, self._place, self._registry = inner, schema, place, registry
 
     def encode(self, items: Sequence[Any]) -> pa.Array:
-        return where_valid(self._inner.encode(items), self._put_on)
+        return where_valid(self._inner.encode(items), self._add_header)
 
     def decode(self, column: pa.Array) -> list[Any]:
-        return self._inner.decode(where_valid(column, _taken_off))
+        return self._inner.decode(where_valid(column, _strip_header))
 
     def to_columns(self, column: pa.Array) -> pa.Array:
-        return self._inner.to_columns(where_valid(column, _taken_off))
+        return self._inner.to_columns(where_valid(column, _strip_header))
 
     def from_columns(self, column: pa.Array) -> pa.Array:
-        return where_valid(self._inner.from_columns(column), self._put_on)
+        return where_valid(self._inner.from_columns(column), self._add_header)
 
-    def _put_on(self, data: pa.Array) -> pa.Array:
+    def _add_header(self, data: pa.Array) -> pa.Array:
         return framed(data, header(self._registry.id_of(self._place.subject, self._schema)))
 
 
-def _taken_off(data: pa.Array) -> pa.Array:
-    schema_ids(data)  # which checks that each value has one
-    return without(data, HEADER)
+def _strip_header(data: pa.Array) -> pa.Array:
+    schema_ids(data)  # checks that each value has a header
+    return without(data, HEADER_BYTES)
 
 
 def _unframed(kind: Any) -> Codec:
@@ -171,18 +192,18 @@ def _unframed(kind: Any) -> Codec:
 
 
 def _schema_of(kind: Any, place: SerdeUse) -> str:
-    """The JSON Schema of a type."""
+    """Return the JSON Schema of a type."""
     if kind in _ANYTHING:
         raise InvalidConfig(
             f"{place}: a registry wants a JSON Schema: declare the type of the values, or give one:"
             " serde=JsonSerde(schema=…, registry=…)"
         )
-    told = mirror_of(RowType(kind)) if isinstance(kind, pa.Schema) else kind
-    return _encode({"$schema": _DIALECT, **msgspec.json.schema(told)}).decode()
+    declared = mirror_of(RowType(kind)) if isinstance(kind, pa.Schema) else kind
+    return _encode({"$schema": _DIALECT, **msgspec.json.schema(declared)}).decode()
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """The same in types that Polars writes as we mean them."""
+    """Return the array in types that Polars writes in the documented form."""
     kind = array.type
     types = pa.types
     if types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""Columns from forms that msgspec reads: by way of a class that has the same fields and costs little."""
+"""Columns from formats that msgspec reads, through a fast class with the same fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from strandline.framework.schema import RowType, hints_of, is_typed
 
 
 class TypeMirror:
-    """Reads values of a type in one form, "JSON" say, into columns. Raises InvalidConfig.
+    """Reader of values of a type in one format, such as "JSON", into columns.
+
+    Construction raises InvalidConfig if a field has no form in the format.
 
     >>> from strandline.changelog.depth import check_json
     >>> rows = RowType(pa.schema([("n", pa.int64())]))
@@ -42,11 +44,11 @@ class TypeMirror:
         self._mirrored = RowType(mirror)
 
     def values(self, column: pa.Array) -> list[Any]:
-        """What is in a struct column, for an encoder."""
+        """Return the values of a struct column as objects of the fast class, for an encoder."""
         return self._mirrored.values(column)
 
     def column(self, data: pa.Array) -> pa.Array:
-        """The struct column of values that are all there. Raises InvalidRecord."""
+        """Return the struct column of values without nulls. Raise InvalidRecord."""
         try:
             texts = data.to_pylist()
             for text in texts:
@@ -66,7 +68,7 @@ class TypeMirror:
 
 
 def mirror_of(rows: RowType) -> type[msgspec.Struct]:
-    """A class with the same fields, quick to make and to take apart."""
+    """Return a class with the same fields that is fast to create and to take apart."""
     if isinstance(rows.kind, pa.Schema):
         declared = [
             (f.name, _hint(f.type) | None, None) if f.nullable else (f.name, _hint(f.type))
@@ -82,7 +84,7 @@ def mirror_of(rows: RowType) -> type[msgspec.Struct]:
 
 
 def _hint(kind: pa.DataType) -> Any:
-    """The annotation that stands for an Arrow type."""
+    """Return the annotation for an Arrow type."""
     if pa.types.is_struct(kind):
         fields = {
             f.name: NotRequired[_hint(f.type) | None] if f.nullable else _hint(f.type) for f in kind
@@ -94,7 +96,7 @@ def _hint(kind: pa.DataType) -> Any:
 
 
 def has_plain_names(kind: Any) -> bool:
-    """Whether msgspec calls the fields, at any depth, as the columns are called."""
+    """Return True if msgspec's names of the fields are those of the columns, at any depth."""
     if isinstance(kind, pa.Schema) or not is_typed(kind):
         inner = () if isinstance(kind, pa.Schema) else getattr(kind, "__args__", ())
         return all(map(has_plain_names, inner))

@@ -1,7 +1,7 @@
-"""Typed values on their way between a log that has columns and one that has only bytes (Kafka).
+"""Typed values that are moved between a log with columns and a log of bytes only (Kafka).
 
-There they have the form that apps read and write there, without their being told: JSON. What has a form of its
-own (`serde=`) is bytes on both sides, and stays as it is.
+In a log of bytes, typed values are JSON, the form that apps use there by default. Values with a
+form of their own (`serde=`) are bytes in both logs and stay unchanged.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from strandline.framework.topic import Topic
 
 
 class Forms:
-    """What becomes of the values of each topic: see `changelog.moving.Conversions`.
+    """Conversions of the values of each topic; see `changelog.moving.Conversions`.
 
-    A log of bytes does not say which columns its JSON has; declared topics do.
+    A log of bytes does not record the columns of its JSON values; declared topics do.
     """
 
     def __init__(self, declared: Iterable[Topic[Any, Any]] = ()) -> None:
@@ -42,5 +42,5 @@ class Forms:
 
 
 def _json(kind: type | pa.Schema, topic: str) -> WireCodec:
-    """The form in which values of that type are kept where there are no columns."""
+    """Return the codec of values of that type in a log without columns."""
     return cast("WireCodec", value_codec(kind, None, SerdeUse(topic), columns=False))

@@ -1,4 +1,4 @@
-"""MessagePack: typed values as maps by the fields' names, others as Strandline has them without a serde.
+"""MessagePack: typed values as maps by field names, other values as without a serde.
 
 Times are MessagePack's own timestamps.
 """
@@ -25,10 +25,10 @@ from strandline.statestore.serdes import TypedMessagePack, value_serde
 
 
 class PackForm:
-    """MessagePack, of whatever type."""
+    """Serde for MessagePack, of any type."""
 
     def codec(self, kind: Any, place: SerdeUse) -> Codec:
-        """See `Form.codec`."""
+        """Return the codec of values of a type; see `SerdeForm.codec`."""
         if not is_typed(kind):
             return untyped(kind)
         rows = RowType(kind)
@@ -42,7 +42,7 @@ class PackForm:
 
 
 class PackedCodec(ObjectCodec):
-    """Objects as maps; columns without making these objects."""
+    """Codec of objects as maps. It converts columns without making the objects."""
 
     def __init__(self, rows: RowType, serde: TypedMessagePack[Any]) -> None:
         super().__init__(rows, serde)
@@ -56,7 +56,7 @@ class PackedCodec(ObjectCodec):
 
 
 class PackWire(WireFormat):
-    """Columns as maps."""
+    """Conversion between columns and maps."""
 
     def __init__(self, rows: RowType) -> None:
         self._mirror = TypeMirror(rows, "MessagePack", msgspec.msgpack.Decoder, check_msgpack)
@@ -73,7 +73,7 @@ class PackWire(WireFormat):
 
 
 def untyped(kind: Any) -> Codec:
-    """The codec of values without fields. Raises InvalidConfig."""
+    """Return the codec of values without fields. Raise InvalidConfig."""
     if kind in (str, int, float, bool):
         return PackCodec(kind)
     return SerdeCodec(value_serde(kind), bytes if kind is bytes else None)

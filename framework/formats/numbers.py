@@ -12,11 +12,12 @@ from strandline.framework.codecs import SerdeCodec
 from strandline.framework.formats.binary import binary, flat
 from strandline.statestore.serdes import Double, Long
 
-SIZE = 8
+NUMBER_BYTES = 8
+"""Bytes of a number."""
 
 
 class NumberCodec(SerdeCodec):
-    """Ints or floats in 8 bytes each, by the column.
+    """Codec of ints or floats in 8 bytes each, a column at a time.
 
     >>> codec = NumberCodec(Long())
     >>> column = codec.encode([1, -2])
@@ -35,14 +36,14 @@ class NumberCodec(SerdeCodec):
         try:
             data = np.array(items, self._layout).view(np.uint8)
         except OverflowError:
-            return super().encode(items)  # which says what is wrong
-        return binary(np.arange(len(items) + 1) * SIZE, data)
+            return super().encode(items)  # its error names the value
+        return binary(np.arange(len(items) + 1) * NUMBER_BYTES, data)
 
     def decode(self, column: pa.Array) -> list[Any]:
         if column.null_count or column.type != pa.binary():
             return super().decode(column)
         data, bounds = flat(column)
-        if (np.diff(bounds) != SIZE).any():
+        if (np.diff(bounds) != NUMBER_BYTES).any():
             return super().decode(column)
         numbers: list[Any] = data.view(self._layout).tolist()
         return numbers

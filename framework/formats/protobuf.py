@@ -1,10 +1,11 @@
 """Protocol Buffers: values of a message class, with a schema registry in Confluent's wire format.
 
-A topic's values are messages (`value=FlightPb`), or of a class of their own whose fields are matched by
-name (`value=Flight, serde=ProtobufSerde(FlightPb)`). Without a message class one is derived from the type: its
-fields are numbered in order, so new ones at the end change nothing for old readers.
+A topic's values are messages (`value=FlightPb`), or objects of another class whose fields are
+matched by name (`value=Flight, serde=ProtobufSerde(FlightPb)`). Without a message class one is
+derived from the type: its fields are numbered in order, so new fields at the end do not affect old
+readers.
 
-Who reads needs no registry: unknown fields are skipped, missing ones are what Protobuf says.
+Reading needs no registry: unknown fields are skipped, and missing ones have Protobuf's defaults.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pyarrow as pa
 from strandline.changelog.errors import InvalidConfig, InvalidRecord, MissingDependency
 from strandline.framework.codecs import Codec
 from strandline.framework.formats.binary import flat
-from strandline.framework.formats.confluent import HEADER, framed, schema_ids, without
+from strandline.framework.formats.confluent import HEADER_BYTES, framed, schema_ids, without
 from strandline.framework.formats.registry import SchemaRegistry, chosen
 from strandline.framework.formats.wire import (
     SerdeUse,
@@ -42,9 +43,13 @@ except ModuleNotFoundError as missing:
 
 
 class ProtobufSerde:
-    """Protobuf, of the topic's type or of a message class (or its descriptor).
+    """Serde for Protobuf, of the topic's type or of a message class.
 
-    `registry`: a SchemaRegistry or URL; by default the app's, False for none.
+    Args:
+        message: A message class or its descriptor. None, the default, derives one from the topic's
+            type.
+        registry: A SchemaRegistry, or its URL. None, the default, takes the app's registry, because
+            Protobuf is usually used with one. False uses none.
     """
 
     def __init__(
@@ -57,8 +62,8 @@ class ProtobufSerde:
         self.registry = registry
 
     def codec(self, kind: Any, place: SerdeUse) -> Codec:
-        """See `Form.codec`."""
-        registry = chosen(self.registry, place.registry, unasked=True)
+        """Return the codec of values of a type; see `SerdeForm.codec`."""
+        registry = chosen(self.registry, place.registry, by_default=True)
         if is_typed(kind):
             rows = RowType(kind)
             name = place.topic if isinstance(kind, pa.Schema) else kind.__name__
@@ -74,7 +79,7 @@ class ProtobufSerde:
 
 
 class Frames:
-    """What is before each message in the log: nothing, or Confluent's header."""
+    """Headers of messages in the log: none, or Confluent's."""
 
     def __init__(
         self, message: type[Message], place: SerdeUse, registry: SchemaRegistry | None
@@ -82,25 +87,29 @@ class Frames:
         self._message, self._place, self._registry = message, place, registry
         self._prefix = b"" if registry is None else None
 
-    def put_on(self, data: pa.Array) -> pa.Array:
-        """Raises SchemaMismatch, RegistryUnavailable."""
+    def add_headers(self, data: pa.Array) -> pa.Array:
+        """Return messages with their headers. Raise SchemaMismatch, RegistryUnavailable."""
         if self._prefix is None:
             assert self._registry is not None
             self._prefix = self._registry.ask(self._registered, f"schema of {self._place.subject}")
         return framed(data, self._prefix) if self._prefix else data
 
-    def taken_off(self, data: pa.Array) -> pa.Array:
-        """Raises InvalidRecord."""
+    def strip_headers(self, data: pa.Array) -> pa.Array:
+        """Return messages without their headers. Raise InvalidRecord."""
         if self._registry is None:
             return data
         schema_ids(data)
-        raw, bounds = flat(without(data, HEADER))
+        raw, bounds = flat(without(data, HEADER_BYTES))
         if len(data) and (bounds[1:] > bounds[:-1]).all() and not raw[bounds[:-1]].any():
-            return without(data, HEADER + 1)  # all of the first message in their schema
-        return pa.array([_behind_indexes(value) for value in data.to_pylist()], pa.binary())
+            return without(data, HEADER_BYTES + 1)  # every index is [0], a single byte
+        return pa.array([_after_indexes(value) for value in data.to_pylist()], pa.binary())
 
     def _registered(self, client: Any) -> bytes:
-        """Confluent's serializer registers what the schema imports too; of an empty message it makes the header."""
+        """Register the schema and return the header.
+
+        Confluent's serializer also registers the imports of the schema. For an empty message its
+        result is the header.
+        """
         from confluent_kafka.schema_registry import topic_subject_name_strategy
         from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
         from confluent_kafka.serialization import SerializationContext
@@ -116,17 +125,17 @@ class Frames:
 
 
 class ProtobufWire(WireFormat):
-    """Columns as messages, whose fields have the same names."""
+    """Conversion between columns and messages with fields of the same names."""
 
     def __init__(self, rows: RowType, message: type[Message], frames: Frames) -> None:
         self._rows, self._frames = rows, frames
         self._shape = messages.fitting(rows, message)
 
     def encode(self, column: pa.Array) -> pa.Array:
-        return self._frames.put_on(self._shape.encode(column))
+        return self._frames.add_headers(self._shape.encode(column))
 
     def decode(self, data: pa.Array) -> pa.Array:
-        column = self._shape.decode(self._frames.taken_off(data))
+        column = self._shape.decode(self._frames.strip_headers(data))
         return conform(column, self._rows.arrow, self._rows.name)
 
     def values(self, data: pa.Array) -> list[Any] | None:
@@ -134,7 +143,7 @@ class ProtobufWire(WireFormat):
 
 
 class MessageCodec:
-    """Values that are messages themselves; columns only for who asks for them."""
+    """Codec of values that are messages themselves; columns are made only on request."""
 
     exact: type | None = None
     arrow = pa.binary()
@@ -160,18 +169,20 @@ class MessageCodec:
         return tuple(fields.values())
 
     def encode(self, items: Sequence[Any]) -> pa.Array:
-        return where_valid(pa.array(items, pa.binary()), self._frames.put_on)
+        return where_valid(pa.array(items, pa.binary()), self._frames.add_headers)
 
     def decode(self, column: pa.Array) -> list[Any]:
-        payloads = self._frames.taken_off(column.drop_null()).to_pylist()
+        payloads = self._frames.strip_headers(column.drop_null()).to_pylist()
         values = [_read(self._message.FromString, payload) for payload in payloads]
         return with_nulls(values, column)
 
     def to_columns(self, column: pa.Array) -> pa.Array:
-        return where_valid(column, lambda data: self._shape.decode(self._frames.taken_off(data)))
+        return where_valid(
+            column, lambda data: self._shape.decode(self._frames.strip_headers(data))
+        )
 
     def from_columns(self, column: pa.Array) -> pa.Array:
-        return where_valid(column, lambda rows: self._frames.put_on(self._shape.encode(rows)))
+        return where_valid(column, lambda rows: self._frames.add_headers(self._shape.encode(rows)))
 
 
 def _is_message(kind: Any) -> bool:
@@ -185,20 +196,22 @@ def _read(call: Callable[[bytes], Any], data: bytes) -> Any:
         raise InvalidRecord(f"not a Protobuf message: {error}") from error
 
 
-def _behind_indexes(value: bytes) -> bytes:
-    """What follows header and message indexes."""
-    count, at = _varint(value, HEADER)
+def _after_indexes(value: bytes) -> bytes:
+    """Return the bytes after header and message indexes."""
+    count, at = _varint(value, HEADER_BYTES)
     for _ in range(count):
         _, at = _varint(value, at)
     return value[at:]
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """An int in zigzag, and where it ends."""
+    """Return an int in zigzag encoding, and the position after it."""
     coded = shift = 0
     while True:
         if at >= len(data) or shift > 63:
-            raise InvalidRecord("no message indexes behind a schema id, as Protobuf has them there")
+            raise InvalidRecord(
+                "there are no message indexes after the schema id, as Protobuf needs"
+            )
         coded |= (data[at] & 0x7F) << shift
         at += 1
         if data[at - 1] < 0x80:

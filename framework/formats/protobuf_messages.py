@@ -1,12 +1,12 @@
-"""Protobuf messages as columns: what their descriptors say, and those made from a type.
+"""Protobuf messages as columns: Arrow types of descriptors, and message classes made from a type.
 
-    double, float, int32 … fixed64, bool, string, bytes    as Arrow has them
+    double, float, int32 … fixed64, bool, string, bytes    the Arrow types of these names
     enum                            its names, as text
     google.protobuf.Timestamp       timestamp[us, UTC]
     message · repeated              struct · list
 
-Without presence (proto3 without `optional`) a field can't be None. Maps, and messages within themselves, are
-`NotColumnarMessage`. A date is an int32: days since 1970.
+A field without presence (proto3 without `optional`) cannot be None. Maps, and messages within
+themselves, raise `NotColumnarMessage`. A date is an int32: days since 1970.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Read = Callable[[Any], Any]
 
 
 class NotColumnarMessage(Exception):
-    """A message that does not stand in columns."""
+    """A message that cannot be columns."""
 
 
 class MessageShape:
-    """A message class as an Arrow struct, both ways, a message at a time."""
+    """Conversion between a message class and an Arrow struct, a message at a time."""
 
     def __init__(self, message: type[Message]) -> None:
         self._message = message
@@ -47,7 +47,7 @@ class MessageShape:
         self.arrow = pa.struct([arrow for arrow, _, _ in self._fields])
 
     def encode(self, column: pa.Array) -> pa.Array:
-        """Raises InvalidRecord."""
+        """Return the messages of a struct column as bytes. Raise InvalidRecord."""
         present = [entry for entry in self._fields if entry[0].name in column.type.names]
         columns = []
         for arrow, _, write in present:
@@ -67,7 +67,7 @@ class MessageShape:
         return pa.array(made, pa.binary())
 
     def decode(self, data: pa.Array) -> pa.Array:
-        """Raises InvalidRecord."""
+        """Return messages given as bytes as a struct column. Raise InvalidRecord."""
         parse = self._message.FromString
         try:
             parsed = [parse(payload) for payload in data.to_pylist()]
@@ -86,7 +86,7 @@ class MessageShape:
 
 
 def fitting(rows: RowType, message: type[Message]) -> MessageShape:
-    """The shape of a message class that has all fields of the type. Raises InvalidConfig."""
+    """Return the shape of a message class. Raise InvalidConfig unless it fits the type."""
     name = message.DESCRIPTOR.full_name
     try:
         shape = MessageShape(message)
@@ -114,7 +114,7 @@ def fitting(rows: RowType, message: type[Message]) -> MessageShape:
 
 
 def derived(rows: RowType, name: str) -> type[Message]:
-    """A message class for a type: its fields in order, numbered from 1. Raises InvalidConfig."""
+    """Return a message class for a type, with its fields numbered from 1. Raise InvalidConfig."""
     plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
     file = FileDescriptorProto(name=f"{plain}.proto", syntax="proto3")
     file.dependency.append(TIMESTAMP_FILE.name)
@@ -153,7 +153,7 @@ _TIMESTAMP = "google.protobuf.Timestamp"
 
 
 def _fields_of(descriptor: Descriptor, above: tuple[str, ...]) -> list[tuple[pa.Field, Read, Read]]:
-    """Of each field its column, how to read it from a message, and what to give to its constructor."""
+    """Return for each field its column, its reader, and its converter for the constructor."""
     if descriptor.full_name in above:
         raise NotColumnarMessage(f"{descriptor.full_name}, which is within itself,")
     found = []
@@ -208,7 +208,7 @@ def _same(value: Any) -> Any:
 
 
 def _shared(ours: pa.DataType, theirs: pa.DataType) -> pa.DataType:
-    """Their type, of the fields that ours has."""
+    """Return their type, restricted to the fields that ours has."""
     if pa.types.is_list(ours) and pa.types.is_list(theirs):
         return pa.list_(_shared(ours.value_type, theirs.value_type))
     if not (pa.types.is_struct(ours) and pa.types.is_struct(theirs)):
@@ -218,7 +218,10 @@ def _shared(ours: pa.DataType, theirs: pa.DataType) -> pa.DataType:
 
 
 def _items(array: pa.Array) -> list[Any]:
-    """What to write of a column; of times not datetimes, which are slow, but a Timestamp's fields."""
+    """Return the items to write of a column.
+
+    Times become the fields of a Timestamp, because datetimes are slow.
+    """
     if not pa.types.is_timestamp(array.type):
         return list(array.to_pylist())
     micros = array.cast(pa.int64()).fill_null(0).to_numpy()
@@ -251,7 +254,7 @@ def _named(enum: EnumDescriptor) -> Read:
 
 
 def _from_timestamp(value: Any) -> int:
-    """In microseconds, as Arrow keeps it."""
+    """Return a Timestamp in microseconds, as Arrow stores it."""
     micros: int = value.seconds * 1_000_000 + value.nanos // 1000
     return micros
 
@@ -301,6 +304,6 @@ def _describe(message: DescriptorProto, kind: pa.StructType, owner: str) -> None
             )
         if column.nullable and not repeated and told.type != _P.TYPE_MESSAGE:
             optional.append(told)
-    for told in optional:  # as protoc does it: each in a oneof of its own
+    for told in optional:  # as protoc does: each has a oneof of its own
         told.proto3_optional, told.oneof_index = True, len(message.oneof_decl)
         message.oneof_decl.add(name=f"_{told.name}")

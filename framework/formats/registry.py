@@ -1,7 +1,7 @@
-"""A schema registry: Confluent's, or one that speaks its protocol (Apicurio, Karapace, Redpanda).
+"""Client of a schema registry: Confluent's, or a compatible one (Apicurio, Karapace, Redpanda).
 
-What is known once is never asked again, since a schema id never changes its meaning: a registry that is
-down holds up only what it was not asked before.
+Answers are cached for ever, because a schema id never changes its meaning. A registry that is down
+therefore delays only requests for schemas that are not yet known.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from strandline.changelog.secret import Secret, is_secret, masked
 T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 16 << 20
-"""Bytes of one answer of a registry. Confluent's takes schemas of 1 MB."""
+"""Maximum number of bytes of one response of a registry. Confluent's accepts schemas of 1 MB."""
 
 
 class RegisteredSchema(NamedTuple):
-    """A schema as a registry has it."""
+    """A schema in a registry."""
 
     kind: str
     """AVRO, PROTOBUF or JSON."""
@@ -38,16 +38,26 @@ class RegisteredSchema(NamedTuple):
 
 
 class SchemaRegistry:
-    """A schema registry by its URL. Thread-safe; connects when it is first needed.
+    """A schema registry by its URL. Thread-safe; it connects at the first use.
 
-    `mock://name` is one in this process, for tests. A schema is registered under
-    `<topic>-value` (or `-key`) when the first value is written; with `auto_register=False` it must
-    be there. All else goes to Confluent's client, with underscores for dots: `basic_auth_user_info`,
-    `ssl_ca_location` … By default a call is tried once (`max_retries`), for 10 seconds (`timeout`): it is
-    apps that try again. An answer has 16 MiB at most, and comes within the timeout. Raises InvalidConfig, MissingDependency.
+    A schema is registered under `<topic>-value` (or `-key`) when the first value is written. A
+    response may have at most 16 MiB, and must be complete within the timeout.
 
     >>> SchemaRegistry("http://127.0.0.1:8081", timeout=5)
     SchemaRegistry('http://127.0.0.1:8081')
+
+    Args:
+        url: `http://host:port`, `https://…`, or `mock://name` for a registry in this process, for
+            tests.
+        auto_register: True, the default, registers a schema that is missing. False requires that it
+            is registered already.
+        **properties: Settings of Confluent's client, with underscores for dots:
+            `basic_auth_user_info`, `ssl_ca_location`, … The defaults are `timeout=10` (seconds) and
+            `max_retries=0`, because apps retry themselves.
+
+    Raises:
+        InvalidConfig: The URL is not one of a registry.
+        MissingDependency: Confluent's client is not installed; raised at the first use.
     """
 
     def __init__(self, url: str, *, auto_register: bool = True, **properties: Any) -> None:
@@ -57,7 +67,7 @@ class SchemaRegistry:
             )
         self._address = Secret(url)
         self.url = masked(url)
-        """Without user and password, if it has them."""
+        """The URL without user and password."""
         self.auto_register = auto_register
         given = {name.replace("_", "."): value for name, value in properties.items()}
         self._properties = {
@@ -76,24 +86,39 @@ class SchemaRegistry:
 
     @property
     def client(self) -> Any:
-        """Confluent's client for it."""
+        """Confluent's client of the registry, connected at the first access."""
         with self._lock:
             if self._client is None:
                 self._client = _connected(self._address, self._properties, self._secrets)
             return self._client
 
     def id_of(self, subject: str, schema: RegisteredSchema) -> int:
-        """The id of a schema under that subject, registered if need be.
+        """Return the id of a schema under a subject, and register it if necessary.
 
-        Raises SchemaMismatch if the registry refuses it, RegistryUnavailable.
+        Args:
+            subject: Name that the schema is registered under.
+            schema: The schema.
+
+        Raises:
+            SchemaMismatch: The registry refuses the schema.
+            RegistryUnavailable: The registry does not respond.
         """
+        # No lock: two threads may both request an id, and receive the same one.
         known = self._ids.get((subject, schema.text))
         if known is None:
-            known = self._ids[subject, schema.text] = self._asked_id(subject, schema)
+            known = self._ids[subject, schema.text] = self._request_id(subject, schema)
         return known
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """The schema of an id. Raises InvalidRecord if there is none, RegistryUnavailable."""
+        """Return the schema of an id.
+
+        Args:
+            schema_id: Id from the header of a value.
+
+        Raises:
+            InvalidRecord: The registry has no such id.
+            RegistryUnavailable: The registry does not respond.
+        """
         known = self._schemas.get(schema_id)
         if known is None:
             found = self.ask(lambda client: client.get_schema(schema_id), f"schema id {schema_id}")
@@ -102,7 +127,19 @@ class SchemaRegistry:
         return known
 
     def ask(self, call: Callable[[Any], T], what: str) -> T:
-        """The answer to a call of Confluent's client, whose errors become ours."""
+        """Call Confluent's client and translate its errors.
+
+        Args:
+            call: Function of the client.
+            what: Subject of the call, for messages.
+
+        Raises:
+            RegistryUnavailable: The registry does not respond.
+            SchemaMismatch: The registry refuses the schema.
+            InvalidRecord: The schema id does not exist.
+            Unauthenticated: The credentials are wrong.
+            MissingDependency: Confluent's client is not installed.
+        """
         client = self.client
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
@@ -120,7 +157,7 @@ class SchemaRegistry:
                 f"{self.url} does not answer, and {what} is not known yet: {said}"
             ) from None
 
-    def _asked_id(self, subject: str, schema: RegisteredSchema) -> int:
+    def _request_id(self, subject: str, schema: RegisteredSchema) -> int:
         def ask(client: Any) -> int:
             from confluent_kafka.schema_registry import Schema
 
@@ -132,7 +169,7 @@ class SchemaRegistry:
         return self.ask(ask, f"the schema of {subject}")
 
     def _refusal(self, error: Any, what: str) -> Exception:
-        """What a status of HTTP means."""
+        """Return the error for an HTTP status."""
         status, said = (
             error.http_status_code,
             masked(f"{self.url} says of {what}: {error}", self._secrets),
@@ -153,20 +190,21 @@ class SchemaRegistry:
 
 
 def registry_of(given: SchemaRegistry | str | os.PathLike[str] | None) -> SchemaRegistry | None:
-    """What an app was told about its registry."""
+    """Return the registry of an app's setting."""
     if given is None or isinstance(given, SchemaRegistry):
         return given
     return SchemaRegistry(str(given))
 
 
 def chosen(
-    given: SchemaRegistry | str | bool | None, apps: SchemaRegistry | None, *, unasked: bool
+    given: SchemaRegistry | str | bool | None, apps: SchemaRegistry | None, *, by_default: bool
 ) -> SchemaRegistry | None:
-    """The registry of one topic: the one that its form names, the app's, or none.
+    """Return the registry of one topic: that of its form, the app's, or none.
 
-    `given` True is the app's, False none; None is the app's if a form uses it `unasked`.
+    `given` is the form's setting: True is the app's registry, False is none. None is the app's if
+    the form uses one `by_default`.
     """
-    if given is False or (given is None and not unasked):
+    if given is False or (given is None and not by_default):
         return None
     if given is True and apps is None:
         raise InvalidConfig("registry=True is the app's schema registry, and the app has none")
@@ -174,7 +212,7 @@ def chosen(
 
 
 def _is_of_transport(error: Exception) -> bool:
-    """Whether the network is to blame; the client does not translate what its HTTP library raises."""
+    """Return True for an error of the HTTP library, which Confluent's client does not translate."""
     origins = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
     theirs = any(origin.startswith(("http", "requests", "authlib")) for origin in origins)
     return theirs or isinstance(error, OSError) or type(error).__name__ == "OAuthTokenError"
@@ -186,7 +224,7 @@ _lock = threading.Lock()
 
 
 def _in_url(url: str) -> list[Secret]:
-    """The password in a URL, as it is written there and as it is meant."""
+    """Return the password in a URL, in its quoted and unquoted forms."""
     written = urlsplit(url).password or ""
     return [Secret(one) for one in {written, unquote(written)} if one]
 
@@ -213,19 +251,19 @@ def _connected(address: Secret, properties: dict[str, Any], secrets: Sequence[Se
 
 
 def _bound(client: Any, timeout_s: float) -> None:
-    """Let an answer of the registry take so many bytes and seconds at most.
+    """Limit the bytes and seconds of a response.
 
-    The HTTP client itself waits `timeout_s` for each part, of which there may be any number, and
-    unpacks what says that it is compressed, however much that becomes.
+    The HTTP client itself waits `timeout_s` for each part of a response, with any number of parts,
+    and decompresses compressed ones without a limit.
     """
 
     def bound(response: Any) -> None:
         packed = response.headers.get("content-encoding", "identity")
         if packed != "identity":
             raise RegistryUnavailable(
-                f"a schema registry answers with {packed!r}, though it was asked for plain bytes"
+                f"a schema registry answers with {packed!r}, although plain bytes were requested"
             )
-        # The HTTP library has several names (httpx, httpx2), and takes nothing but its own class.
+        # The HTTP library has several names (httpx, httpx2) and accepts only its own class.
         base = next(c for c in type(response.stream).__mro__ if c.__name__ == "SyncByteStream")
         kind = type("Bounded", (_Bounded, base), {})
         response.stream = kind(response.stream, timeout_s)
@@ -236,7 +274,7 @@ def _bound(client: Any, timeout_s: float) -> None:
 
 
 class _Bounded:
-    """The bytes of an answer as they come. Raises RegistryUnavailable for too many, or too late."""
+    """Bytes of a response, bounded in number and time. Raises RegistryUnavailable."""
 
     def __init__(self, stream: Any, timeout_s: float) -> None:
         self._stream = stream

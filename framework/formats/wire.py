@@ -1,4 +1,4 @@
-"""Typed values as bytes: a type (RowType) and a form (Wire) make a codec."""
+"""Typed values as bytes: a type (RowType) and a form (WireFormat) make a codec."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class SerdeUse:
-    """Where a form is used."""
+    """Place where a form is used."""
 
     topic: str
     part: str = "value"
-    """Or "key"."""
+    """"value" or "key"."""
     registry: SchemaRegistry | None = None
-    """The app's."""
+    """The app's schema registry."""
 
     @property
     def subject(self) -> str:
-        """The name of its schemas in a registry (Confluent's TopicNameStrategy)."""
+        """Name of the schemas in a registry (Confluent's TopicNameStrategy)."""
         return f"{self.topic}-{self.part}"
 
     def __str__(self) -> str:
@@ -41,31 +41,34 @@ class SerdeUse:
 
 @runtime_checkable
 class SerdeForm(Protocol):
-    """What `serde=` takes besides objects with `dumps` and `loads`: it makes its own codec."""
+    """Argument of `serde=` that makes its own codec, instead of `dumps` and `loads`."""
 
     def codec(self, kind: Any, place: SerdeUse) -> Codec:
-        """The codec of values of that type at that place. Raises InvalidConfig."""
+        """Return the codec of values of that type at that place. Raise InvalidConfig."""
         ...
 
 
 class WireFormat(Protocol):
-    """A form: a struct column as bytes, and back. Neither column has a null at its top."""
+    """Conversion between a struct column and bytes. Neither column has a null at its top level."""
 
     def encode(self, column: pa.Array) -> pa.Array:
-        """Raises InvalidRecord; Retriable and SchemaMismatch where a registry is asked."""
+        """Return a struct column as bytes.
+
+        Raises InvalidRecord; with a registry also Retriable and SchemaMismatch.
+        """
         ...
 
     def decode(self, data: pa.Array) -> pa.Array:
-        """The column, in the type's Arrow form. Raises InvalidRecord, Retriable."""
+        """Return bytes as a column in the type's Arrow form. Raise InvalidRecord, Retriable."""
         ...
 
     def values(self, data: pa.Array) -> list[Any] | None:
-        """The objects in `data`, if there is a shorter way than by columns; else None."""
+        """Return the objects in `data` if there is a faster way than through columns; else None."""
         ...
 
 
 class ScalarRowType:
-    """Values of one scalar type, as `RowType` is for those with fields.
+    """Values of one scalar type, with the interface of `RowType`.
 
     >>> single = ScalarRowType(int)
     >>> single.values(single.column([single.check(3)]))
@@ -100,12 +103,12 @@ _SINGLE = {
 
 
 def is_single(kind: Any) -> bool:
-    """Whether `ScalarRowType` stands for values of this kind."""
+    """Return True if values of this kind have a `ScalarRowType`."""
     return kind in _SINGLE
 
 
 class WireCodec:
-    """Typed values, or scalars, in a form that works by the column."""
+    """Codec of typed values, or scalars, in a form that converts whole columns."""
 
     exact: type | None = None
     arrow = pa.binary()
@@ -144,7 +147,7 @@ class WireCodec:
 
 
 class ObjectCodec:
-    """Typed values in a form that takes and gives one object at a time."""
+    """Codec of typed values in a form that converts one object at a time."""
 
     exact: type | None = None
     arrow = pa.binary()
@@ -154,7 +157,7 @@ class ObjectCodec:
         self._rows, self._serde = rows, serde
 
     def item(self, value: Any) -> Any:
-        """The columns, for key and time, and the bytes."""
+        """Return the fields (for the key and time columns) and the bytes of a value."""
         if value is None:
             return None
         row = self._rows.check(value)
@@ -198,13 +201,13 @@ class ObjectCodec:
 
 
 def with_nulls(values: Sequence[Any], column: pa.Array) -> list[Any]:
-    """`values` where `column` has something, None where it is null."""
+    """Return `values` in the valid places of `column`, and None where it is null."""
     given = iter(values)
     return [next(given) if valid else None for valid in column.is_valid().to_pylist()]
 
 
 def where_valid(column: pa.Array, call: Callable[[pa.Array], pa.Array]) -> pa.Array:
-    """What `call` makes of the values that are no nulls, with the nulls where they were."""
+    """Return the results of `call` for the valid values, with nulls in their places."""
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array([where_valid(chunk, call) for chunk in column.chunks])
     if not column.null_count:
@@ -214,13 +217,13 @@ def where_valid(column: pa.Array, call: Callable[[pa.Array], pa.Array]) -> pa.Ar
 
 
 def spread(array: pa.Array, valid: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.Array:
-    """The values of `array`, in order, where `valid` is true; nulls elsewhere."""
+    """Return the values of `array`, in order, where `valid` is true; nulls elsewhere."""
     places = np.cumsum(valid) - 1
     return array.take(pa.array(places, pa.int64(), mask=~valid))
 
 
 def refuse_nulls(column: pa.Array, kind: pa.DataType, owner: str) -> None:
-    """Raise InvalidRecord if a field that may not be null is, at any depth of structs."""
+    """Raise InvalidRecord if a field is null that may not be, at any depth of structs."""
     here = column.drop_null() if column.null_count else column
     for index, field in enumerate(kind):
         child = here.field(index)
@@ -231,7 +234,7 @@ def refuse_nulls(column: pa.Array, kind: pa.DataType, owner: str) -> None:
 
 
 def conform(array: pa.Array, kind: pa.DataType, name: str = "value") -> pa.Array:
-    """The same values as another type: fields by their names, those it lacks null.
+    """Return the values as another type: fields are matched by name, and missing ones are null.
 
     Raises InvalidRecord if that loses something.
 
@@ -256,7 +259,7 @@ def conform(array: pa.Array, kind: pa.DataType, name: str = "value") -> pa.Array
 
 
 def leaf(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
-    """Values without parts as another type; a date may be days since 1970 in an int32.
+    """Return values without parts as another type. An int32 may be a date: days since 1970.
 
     Raises InvalidRecord if that loses something.
     """
@@ -269,7 +272,7 @@ def leaf(array: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
 
 
 def relisted(array: pa.ListArray, items: pa.Array, kind: pa.DataType | None = None) -> pa.ListArray:
-    """Lists as long as those in `array`, of other items."""
+    """Return lists of other items with the lengths of those in `array`."""
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     mask = array.is_null() if array.null_count else None

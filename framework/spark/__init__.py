@@ -3,9 +3,9 @@
     spark = sl.spark.session()
     spark.read.format("strandline").option("subscribe", "flights").load("data").show()
 
-Importing this package needs neither PySpark nor Java. What is decided without Spark stands in
-modules of its own: options, offsets, planning (what to read), columns (how it looks), reading
-and tables (getting it). `source` tells Spark, `sessions` and `java` start it.
+Importing this package needs neither PySpark nor Java. Decisions that do not need Spark have modules
+of their own: options, offsets, planning (ranges to read), columns (types), reading and tables
+(fetching). `source` implements Spark's interface; `sessions` and `java` start Spark.
 """
 
 from __future__ import annotations

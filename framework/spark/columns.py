@@ -1,11 +1,12 @@
-"""How records look in Spark: the schema of a topic, and batches of the log in that schema.
+"""Records as Spark's columns: the schema of a topic, and batches of the log in that schema.
 
-A topic of bytes has the columns of Spark's Kafka source: key and value (binary), topic,
-partition, offset, timestamp, and headers if asked for. A typed topic has its own columns,
-and with `includeMetadata` those five beside them. A tombstone of a typed topic is a row of nulls.
+A topic of bytes has the columns of Spark's Kafka source: key and value (binary), topic, partition,
+offset, timestamp, and headers on request. A typed topic has its own columns; with `includeMetadata`
+it also has key, topic, partition, offset and timestamp. A tombstone of a typed topic is a row of
+nulls.
 
-Spark takes fewer types than Arrow has, and from 4.2 on compares schemas exactly, so every
-column is cast: 32-bit offsets, signed numbers, microseconds in UTC, everything nullable.
+Spark has fewer types than Arrow, and from 4.2 on compares schemas exactly. Every column is
+therefore cast: 32-bit offsets, signed numbers, microseconds in UTC, everything nullable.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from strandline.changelog.errors import InvalidConfig, InvalidRecord, SchemaMism
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo
 
 INSTANT = pa.timestamp("us", tz="UTC")
+"""Type of a timestamp in Spark."""
 
 METADATA = {
     "key": pa.binary(),
@@ -27,7 +29,7 @@ METADATA = {
     "offset": pa.int64(),
     "timestamp": INSTANT,
 }
-"""What the log knows of every record, by the names of Spark's Kafka source."""
+"""Columns of every record, named as in Spark's Kafka source."""
 
 _BYTES_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
 
@@ -35,7 +37,7 @@ _BYTES_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
 def topics_schema(
     topics: list[TopicInfo], *, metadata: bool = False, headers: bool = False
 ) -> pa.Schema:
-    """The schema of reading `topics` together, in types that Spark has.
+    """Return the schema of reading several topics at once, in types that Spark has.
 
     Raises SchemaMismatch for topics that differ, InvalidConfig for columns of the same name.
     """
@@ -51,7 +53,7 @@ def topics_schema(
 
 
 def topic_schema(topic: TopicInfo, *, metadata: bool, headers: bool) -> pa.Schema:
-    """The schema of reading one topic."""
+    """Return the schema of reading one topic."""
     if topic.schema is None:
         known = METADATA | {"value": pa.binary()}
         fields = [pa.field(name, known[name]) for name in _BYTES_COLUMNS]
@@ -71,7 +73,7 @@ def topic_schema(topic: TopicInfo, *, metadata: bool, headers: bool) -> pa.Schem
 
 
 def spark_type(kind: pa.DataType, name: str) -> pa.DataType:
-    """The type in which Spark takes a column of Arrow type `kind`.
+    """Return the type in which Spark accepts a column of Arrow type `kind`.
 
     Raises SchemaMismatch, naming the column, if there is none.
 
@@ -89,7 +91,7 @@ def spark_type(kind: pa.DataType, name: str) -> pa.DataType:
 
 
 def to_rows(batch: Batch, target: pa.Schema) -> pa.RecordBatch:
-    """A batch of the log in the columns of `target`, which may be some of the topic's only."""
+    """Return a batch of the log in the columns of `target`, which may be a part of the topic's."""
     value = batch.columns.column("value")
     own: dict[str, pa.Array] = {"value": value}
     if pa.types.is_struct(value.type):
@@ -99,7 +101,7 @@ def to_rows(batch: Batch, target: pa.Schema) -> pa.RecordBatch:
 
 
 def fit(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
-    """`column` in the type of `field`; of a timestamp, what is finer than Spark's unit is cut off."""
+    """Return `column` in the type of `field`; finer timestamps are truncated to Spark's unit."""
     if column.type == field.type:
         return column
     try:
@@ -111,10 +113,10 @@ def fit(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
         ) from error
 
 
-def together(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of at least `rows`, as far as there are so many.
+def to_sized_batches(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of at least `rows`, except for the last one.
 
-    What is large enough already is passed on without a copy.
+    A batch that is large enough is passed on without a copy.
     """
     waiting: list[pa.RecordBatch] = []
     count = 0

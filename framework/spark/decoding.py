@@ -1,11 +1,12 @@
-"""What a store wrote, as typed columns: keys in the stores' encoding, values in MessagePack.
+"""Stored keys and values as typed columns: keys in the stores' encoding, values in MessagePack.
 
-Both forms say what they are, so a type is found by looking: tuple keys become a struct of _1, _2 …
-(as Spark names tuples), dataclasses and dicts a struct of their fields. What does not fit the type
-found, or the one the user gave, is an error and never a silent null.
+Both encodings are self-describing, so the types are found by decoding. Tuple keys become a struct
+of _1, _2, … (Spark's names in tuples); dataclasses and dicts become a struct of their fields. A
+value that does not fit the type found, or the one the user gave, is an error and never a silent
+null.
 
-Whether values are MessagePack at all, and which of them begin with an expiry, is recorded with the
-store (`statestore.declaration`); of a store without a record it is what its values look like.
+The recorded declaration of the store (`statestore.declaration`) tells if values are MessagePack,
+and which begin with an expiry. Without a record it is guessed from the values.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from strandline.statestore.keys import decode_key
 from strandline.statestore.values import ValueCodec
 
 UNRECORDED = StoredValues("messagepack", "marked")
-"""What is assumed of a store whose declaration is not recorded."""
+"""Form of values that is assumed for a store whose declaration is not recorded."""
 
 _GIVE_A_TYPE = (
-    "say what they are, .schema('key string, value struct<n: bigint>, partition int'), or read them as bytes: "
+    "give their types, .schema('key string, value struct<n: bigint>, partition int'), or read them as bytes: "
     ".option('decode', 'false')"
 )
 
@@ -33,9 +34,9 @@ _GIVE_A_TYPE = (
 def infer(
     keys: Sequence[bytes], values: Sequence[bytes], topic: str, stored: StoredValues = UNRECORDED
 ) -> pa.Schema:
-    """The columns `key` and `value` of a store, from some of its records.
+    """Return the columns `key` and `value` of a store, from some of its records.
 
-    Raises InvalidRecord if they are of no one type, or the values are not MessagePack.
+    Raises InvalidRecord if they are not of one type, or the values are not MessagePack.
 
     >>> from strandline.statestore.keys import key_codec
     >>> infer([key_codec(str).encode("LHR")], [b"\\x81\\xa1n\\x01"], "t").types
@@ -51,7 +52,7 @@ def infer(
 def decode(
     batch: pa.RecordBatch, target: pa.Schema, topic: str, stored: StoredValues = UNRECORDED
 ) -> pa.RecordBatch:
-    """Return columns of bytes, `key` and `value`, as those of `target`. Raises InvalidRecord."""
+    """Return the binary columns `key` and `value` as those of `target`. Raise InvalidRecord."""
     arrays = [_decoded(batch, field, topic, stored) for field in target]
     return pa.RecordBatch.from_arrays(arrays, schema=target)
 
@@ -59,7 +60,7 @@ def decode(
 def without_expired(
     batch: pa.RecordBatch, now: int, stored: StoredValues = UNRECORDED
 ) -> pa.RecordBatch:
-    """Return the rows of stored keys and values whose time to live, if any, goes beyond `now` (ms)."""
+    """Return the rows of stored keys and values that have not expired at `now` (ms)."""
     expired = ValueCodec(None, now=lambda: now, expiry=stored.expiry).expired
     live = [value is not None and not expired(value) for value in batch.column("value").to_pylist()]
     return batch if all(live) else batch.filter(pa.array(live))
@@ -121,7 +122,7 @@ def _typed(items: list[Any], field: pa.Field, topic: str) -> pa.Array:
 
 
 def _unknown_fields(items: Iterable[Any], kind: pa.DataType) -> set[str]:
-    """Fields that some item has and `kind` has not: Arrow would drop them without a word."""
+    """Return fields of the items that `kind` lacks, because Arrow would drop them silently."""
     if pa.types.is_list(kind):
         return _unknown_fields((i for each in items if each for i in each), kind.value_type)
     if not pa.types.is_struct(kind):

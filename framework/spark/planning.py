@@ -1,7 +1,8 @@
-"""What to read: decisions from plain values, carried out by `reading` and `source`.
+"""Planning of reads: decisions from plain values, carried out by `reading` and `source`.
 
-A read covers [start, end) of each partition. Ends never pass the last stable offset, so what is
-read is committed; `pinning` sees to it that it stays. A range that the log can no longer give in full is a loss.
+A read covers the offsets [start, end) of each partition. An end is never after the last stable
+offset, so only committed records are read; `pinning` keeps them readable. A range that the log can
+no longer return in full is a loss.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from strandline.statestore.declaration import Form
 from strandline.statestore.values import Expiry
 
 Ends = Mapping[TopicPartition, PartitionOffsets]
-"""The partitions as they are now."""
+"""Current bounds of the partitions."""
 
 
 class StoredValues(NamedTuple):
-    """What a store's recorded declaration says of the bytes of its values."""
+    """Encoding of a store's values, from its recorded declaration."""
 
     form: Form
     expiry: Expiry
@@ -31,20 +32,20 @@ class StoredValues(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """What one task reads."""
+    """Offsets of one partition that one task reads."""
 
     topic: str
     partition: int
     topic_id: str
     start: int
     end: int
-    """Not included."""
+    """End (exclusive)."""
     pin: PinName | None = None
-    """By which it is read; None: as it is in the log."""
+    """Pin to read by; None reads the log as it is."""
     until: Position | None = field(default=None, compare=False)
-    """The position at `end`, which names the history that is to be read; None if not known."""
+    """Position at `end`, which names the history to be read; None if unknown."""
     stored: StoredValues | None = None
-    """How the values of a store are written; None where it is not recorded."""
+    """Encoding of a store's values; None if it is not recorded."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -52,23 +53,23 @@ class OffsetRange:
 
     @property
     def pinned(self) -> PinnedRange:
-        """What a pin of it holds."""
+        """Range in the form that the log pins."""
         named = () if self.until is None else (self.until.leader_epoch, self.until.incarnation)
         return PinnedRange(self.topic_id, self.start, self.end, *named)
 
 
 class ReadPlan(NamedTuple):
-    """What tasks read, and what nobody can read any more."""
+    """Ranges to read, and records that can no longer be read."""
 
     ranges: list[OffsetRange]
     losses: list[str]
-    """One sentence each; empty when nothing is lost."""
+    """One sentence for each loss."""
 
 
 def resolve(where: StartOrEnd, ends: Ends, option: str) -> dict[TopicPartition, Position]:
-    """Where "earliest", "latest" or a user's offsets lie in each partition.
+    """Return the positions of "earliest", "latest" or a user's offsets in each partition.
 
-    A user's offsets name every partition, and no other. Raises InvalidConfig otherwise.
+    A user's offsets must name every partition, and no other. Raises InvalidConfig otherwise.
     """
     if isinstance(where, Mapping):
         _check_complete(where, ends, option)
@@ -79,14 +80,14 @@ def resolve(where: StartOrEnd, ends: Ends, option: str) -> dict[TopicPartition, 
 
 
 def latest(ends: Ends) -> dict[TopicPartition, Position]:
-    """The end of what is committed, in each partition."""
+    """Return the end of the committed records of each partition."""
     return resolve("latest", ends, "")
 
 
 def advance(start: Positions, available: Positions, ends: Ends) -> dict[TopicPartition, Position]:
-    """`available`, but as it stood in `start` wherever nothing has come since.
+    """Return `available`, with the position of `start` wherever no record has been added since.
 
-    A new leader epoch alone would look to Spark like new data.
+    A new leader epoch alone would look like new data to Spark.
     """
     return {
         tp: start[tp] if tp in start and _origin(start[tp], ends[tp]) == now.offset else now
@@ -97,10 +98,11 @@ def advance(start: Positions, available: Positions, ends: Ends) -> dict[TopicPar
 def admit(
     start: Positions, available: Positions, ends: Ends, limit: int
 ) -> dict[TopicPartition, Position]:
-    """How far to read so that at most `limit` offsets are covered, over all partitions.
+    """Return the ends of a read of at most `limit` offsets over all partitions.
 
-    The limit is shared in proportion to what waits in each partition, at least one offset each
-    as far as it goes (the largest backlogs first), so none starves. Ends are at most `available`.
+    The limit is divided in proportion to the backlog of each partition. Each gets at least one
+    offset while the limit lasts (the largest backlogs first), so that none starves. No end is after
+    `available`.
     """
     origin = {tp: _origin(start.get(tp), ends[tp]) for tp in available}
     backlog = {tp: max(0, available[tp].offset - origin[tp]) for tp in available}
@@ -112,7 +114,7 @@ def admit(
 
 
 def share(limit: int, backlog: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """Share `limit` in proportion to `backlog`, whole, at least one each as far as it goes.
+    """Divide `limit` in proportion to `backlog`, in whole numbers, at least one each if possible.
 
     >>> a, b, c = (TopicPartition("t", p) for p in range(3))
     >>> list(share(10, {a: 900, b: 100, c: 1}).values())
@@ -136,9 +138,9 @@ def share(limit: int, backlog: Mapping[TopicPartition, int]) -> dict[TopicPartit
 
 
 def plan(start: Positions, end: Positions, ends: Ends) -> ReadPlan:
-    """One range for each partition that has anything to read between `start` and `end`.
+    """Return one range for each partition with records between `start` and `end`.
 
-    A partition that `start` does not know is read from its beginning.
+    A partition that `start` does not contain is read from its beginning.
     """
     losses = lost_since(start, ends)
     ranges = []
@@ -161,7 +163,7 @@ def plan(start: Positions, end: Positions, ends: Ends) -> ReadPlan:
 
 
 def lost_since(start: Positions, ends: Ends) -> list[str]:
-    """What has happened to the log since `start` that must not: one sentence for each partition."""
+    """Return a sentence for each partition that no longer has the history up to its position."""
     return [
         f"{tp} was at offset {position.offset}, but {problem}"
         for tp, position in sorted(start.items())
@@ -173,7 +175,7 @@ def _problem(position: Position, now: PartitionOffsets | None) -> str | None:
     if now is None:
         return "is gone"
     if position.topic_id != now.topic_id:
-        return "its topic has been deleted and made anew since"
+        return "its topic has been deleted and created again since"
     if position.offset > now.last_stable_offset:
         return f"ends at {now.last_stable_offset}: the log lost its tail, or is an older copy"
     if problem := now.divergence(position):
@@ -185,14 +187,14 @@ def _problem(position: Position, now: PartitionOffsets | None) -> str | None:
 
 
 def _origin(position: Position | None, now: PartitionOffsets) -> int:
-    """Where reading goes on: at the position, or where what was read is still the same."""
+    """Return the offset to continue at: the position, or the end of the history shared with it."""
     if position is None or position.topic_id != now.topic_id:
         return now.log_start
     return now.shared_end(position)
 
 
 def _named(offset: int, now: PartitionOffsets) -> Position:
-    """A position of the log as it is now."""
+    """Return an offset as a position of the current log."""
     epoch = now.epoch_before(offset)
     return Position(offset, now.topic_id, epoch.number, epoch.incarnation)
 
@@ -212,5 +214,5 @@ def _check_complete(where: Mapping[str, Mapping[int, int]], ends: Ends, option: 
         )
     if unknown := sorted(named - set(ends)):
         raise UnknownPartition(
-            f"{option} names what is not subscribed: {', '.join(map(str, unknown))}"
+            f"{option} names partitions that are not subscribed: {', '.join(map(str, unknown))}"
         )

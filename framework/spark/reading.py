@@ -1,4 +1,4 @@
-"""Getting what was planned out of the log: one range of offsets, as batches of its records."""
+"""Reading of planned ranges: the offsets of one range, as batches of records."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from strandline.changelog.log import Log
 
 FETCH_BYTES = 16 << 20
-"""How much of a partition is asked for at a time."""
+"""Bytes of a partition requested at a time."""
 
-USE_SECONDS = 10.0
-"""How often a task that reads by a pin says that it does."""
+PIN_USE_INTERVAL_S = 10.0
+"""Seconds between two renewals of the pin that a task reads by."""
 
 _log = logging.getLogger(__name__)
 
 
 def open_log(path: str) -> Log:
-    """The log at a path or URL; close it, or use it in a `with`.
+    """Open the log at a path or URL; close it, or use it in a `with` statement.
 
-    A folder's log is attached to, through its owner; if it has none, one is started that leaves
-    when it is idle: neither a planner nor a task lives long enough to own a log. Raises
-    InvalidConfig for a folder that is not there, which opening would make.
+    A folder's log is attached to, through its owner. If it has none, an owner is started in the
+    background that leaves when it is idle, because neither a planner nor a task lives long enough
+    to own a log. Raises InvalidConfig for a folder without a log.
     """
     try:
         return changelog.open(path, role="attach_or_spawn", create=False)
@@ -44,24 +44,24 @@ def open_log(path: str) -> Log:
 
 
 def describe(broker: Broker, topics: tuple[str, ...]) -> list[TopicInfo]:
-    """Each topic. Raises UnknownTopic."""
+    """Return each topic. Raise UnknownTopic."""
     return [broker.topic(name) for name in topics]
 
 
 def ends_of(broker: Broker, topics: list[TopicInfo]) -> Ends:
-    """The ends of all partitions of `topics`."""
+    """Return the bounds of all partitions of `topics`."""
     return broker.offsets(
         [TopicPartition(topic.name, p) for topic in topics for p in range(topic.partitions)]
     )
 
 
 def report(losses: list[str], *, fail: bool) -> None:
-    """Raise OffsetOutOfRange for what was lost, or only log it."""
+    """Raise OffsetOutOfRange for losses, or only log them."""
     if not losses:
         return
     if fail:
         raise OffsetOutOfRange(
-            f"{'; '.join(losses)}. To go on with what is left, set failOnDataLoss to false; to "
+            f"{'; '.join(losses)}. To continue with the remaining records, set failOnDataLoss to false; to "
             "start over, use a new checkpointLocation"
         )
     for loss in losses:
@@ -69,9 +69,9 @@ def report(losses: list[str], *, fail: bool) -> None:
 
 
 def read_range(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[Batch]:
-    """The committed records of a range, in order, each once; as they were, if it is pinned.
+    """Yield the committed records of a range in order, each once; unchanged if it is pinned.
 
-    Raises OffsetOutOfRange when some are gone; without `fail_on_data_loss` it gives what is left.
+    Raises OffsetOutOfRange if some are gone; without `fail_on_data_loss` it yields the rest.
     """
     position = range_.start
     if range_.pin is not None:
@@ -87,18 +87,18 @@ def read_range(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) 
 
 
 def read_pinned(broker: Broker, range_: OffsetRange, pin: PinName) -> Iterator[Batch]:
-    """The committed records of a range as they were when it was pinned. Raises UnknownPin."""
+    """Yield the committed records of a range as they were when it was pinned. Raise UnknownPin."""
     for fetched in _pinned_fetches(broker, range_, pin):
         yield from _inside(fetched, range_)
 
 
 def report_unpinned(range_: OffsetRange, error: UnknownPin, *, fail: bool) -> None:
-    """What is left of a range may not be as it was. Raises OffsetOutOfRange, or only logs it."""
+    """Report that a range may have changed because its pin is gone, as `report` does."""
     report([f"{range_.topic_partition} is to be read as it was planned, but {error}"], fail=fail)
 
 
 def _fetches(broker: Broker, range_: OffsetRange, fail: bool) -> Iterator[Fetched]:
-    """What the log has in the range."""
+    """Yield fetches of the range from the log."""
     tp, position = range_.topic_partition, range_.start
     while position < range_.end:
         now = broker.offsets([tp])[tp]
@@ -114,12 +114,12 @@ def _fetches(broker: Broker, range_: OffsetRange, fail: bool) -> Iterator[Fetche
 
 
 def _pinned_fetches(broker: Broker, range_: OffsetRange, pin: PinName) -> Iterator[Fetched]:
-    """What the range's pin has in it. Raises UnknownPin."""
+    """Yield fetches of the range by its pin. Raise UnknownPin."""
     clock, position, due, pins = SystemClock(), range_.start, 0.0, there(broker.pins)
     while position < range_.end:
         if clock.monotonic() >= due:
             pins.use(pin)
-            due = clock.monotonic() + USE_SECONDS
+            due = clock.monotonic() + PIN_USE_INTERVAL_S
         tp = range_.topic_partition
         fetched = pins.fetch(pin, tp, position, max_bytes=FETCH_BYTES)
         yield fetched
@@ -136,7 +136,7 @@ def _inside(fetched: Fetched, range_: OffsetRange) -> Iterator[Batch]:
 def _lost(range_: OffsetRange, position: int, now: PartitionOffsets) -> list[str]:
     what = f"{range_.topic}-{range_.partition} from offset {position} to {range_.end} is to be read"
     if now.topic_id != range_.topic_id:
-        return [f"{what}, but its topic has been deleted and made anew"]
+        return [f"{what}, but its topic has been deleted and created again"]
     if now.log_start > position:
         return [f"{what}, but the log begins at {now.log_start}"]
     if now.last_stable_offset < range_.end:

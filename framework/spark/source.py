@@ -1,8 +1,8 @@
-"""`format("strandline")`: what Spark calls to find a schema, and to read in batches.
+"""`format("strandline")`: the objects that Spark calls to find a schema and to read in batches.
 
-Spark makes these objects in processes of its own (one to plan, one to follow a stream, one for
-each task) and pickles them on the way, so they hold options and no connections; a process that
-needs the log opens it. Everything that is decided is decided in `planning`.
+Spark creates these objects in processes of its own (one to plan, one to follow a stream, one for
+each task) and pickles them in between. They therefore hold options and no connections; a process
+that needs the log opens it. All decisions are made in `planning`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pyspark.sql.types import StructType
 
 from strandline.changelog.errors import InvalidConfig
 from strandline.framework.spark import pinning, planning, reading, tables, versions
-from strandline.framework.spark.columns import to_rows, together, topics_schema
+from strandline.framework.spark.columns import to_rows, to_sized_batches, topics_schema
 from strandline.framework.spark.options import SourceOptions
 from strandline.framework.spark.planning import OffsetRange
 
 BATCH_ROWS = 32_768
-"""Smaller batches of the log are put together for Spark."""
+"""Minimum number of rows of a batch for Spark; smaller batches of the log are combined."""
 
 
 class StrandlineSource(DataSource):
-    """A log as a source for Spark; `framework.spark.options` has the options."""
+    """A log as a source for Spark; `framework.spark.options` lists the options."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -69,20 +69,20 @@ class StrandlineSource(DataSource):
 
 @dataclass
 class RangePartition(InputPartition):
-    """What one task reads: records, or what they leave behind."""
+    """Range that one task reads: of records, or of a store's changelog."""
 
     range: OffsetRange
 
 
 class RecordReader:
-    """Reads the records of a range; what batches and streams have in common."""
+    """Reader of the records of a range, for batches and streams."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._target = versions.to_arrow(schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of a range. Spark asks for a partition even if none was planned."""
+        """Yield the records of a range. Spark requests a partition even if none was planned."""
         if not isinstance(partition, RangePartition):
             return
         options = self._options
@@ -90,11 +90,13 @@ class RecordReader:
             batches = reading.read_range(
                 log.broker, partition.range, fail_on_data_loss=options.fail_on_data_loss
             )
-            yield from together((to_rows(batch, self._target) for batch in batches), BATCH_ROWS)
+            yield from to_sized_batches(
+                (to_rows(batch, self._target) for batch in batches), BATCH_ROWS
+            )
 
 
 class BatchReader(RecordReader, DataSourceReader):
-    """One read of what is there now, or of what `startingOffsets` and `endingOffsets` say."""
+    """One read of the current records, or between `startingOffsets` and `endingOffsets`."""
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
@@ -112,7 +114,7 @@ class BatchReader(RecordReader, DataSourceReader):
 
 
 class StoreReader(DataSourceReader):
-    """The latest state of a store or a compacted topic."""
+    """Reader of the latest state of a store or a compacted topic."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -125,7 +127,7 @@ class StoreReader(DataSourceReader):
         return [RangePartition(each) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The latest value of each key of one partition, as of the moment of planning."""
+        """Yield the latest value of each key of one partition, as of the time of planning."""
         if not isinstance(partition, RangePartition):
             return
         with reading.open_log(self._options.path) as log:

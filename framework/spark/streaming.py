@@ -1,7 +1,8 @@
 """`readStream`: following topics, micro-batch by micro-batch.
 
-A micro-batch is a pair of offsets that Spark keeps in its checkpoint before it reads between
-them; the same pair gives the same records, since they are pinned, so a batch that is tried again has the same.
+A micro-batch is a pair of offsets that Spark writes to its checkpoint before it reads the records
+between them. The records are pinned, so the same pair always gives the same records, even in a
+repeated batch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
-    """Follows topics. One instance lives as long as its query; tasks read with copies of another."""
+    """Follows topics. One instance lives as long as its query; tasks use copies of another."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -38,25 +39,28 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         self._reached: Positions | None = None
         self._last: Positions | None = None
         self._initial: Positions | None = None
-        """Where the query's first batch begins, if this is its first run."""
+        """Start of the query's first batch, if this is its first run."""
         self._holder = pinning.new_holder()
-        """In whose name it pins, unless the checkpoint says."""
+        """Name under which the query pins, unless the checkpoint has one."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins."""
+        """Return the start of a new query."""
         start = self._options.start_of_stream()
         self._initial = planning.resolve(start, self._ends(), "startingOffsets")
         self._reached = self._initial
-        return to_json(QueryProgress(self._reached, self._holder if versions.TELLS_START else ""))
+        return to_json(
+            QueryProgress(self._reached, self._holder if versions.HAS_ADMISSION_CONTROL else "")
+        )
 
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """How far the next micro-batch reads. What it reads is pinned before Spark notes it.
+        """Return the end of the next micro-batch. Its records are pinned before Spark stores it.
 
-        Spark 4.1 gives neither argument. The reader then goes by where it got to itself, which it does not
-        know before the first batch of a run: that one has no limit. And it cannot say in the checkpoint
-        who pins: batches are pinned when they are planned, and a later run does not find these pins.
+        Spark 4.1 passes neither argument. The reader then uses its own position, which it does not
+        know before the first batch of a run, so that batch has no limit. It cannot store the holder
+        of its pins in the checkpoint either: batches are pinned when they are planned, and a later
+        run does not find these pins.
         """
         if start is None or limit is None:
             before, self._reached = (
@@ -76,19 +80,19 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         return to_json(until)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What `maxOffsetsPerTrigger` says."""
+        """Return the limit of `maxOffsetsPerTrigger`."""
         return versions.read_limit(self._options.max_offsets)
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The end of the log, for the query's progress."""
+        """Return the end of the log, for the query's progress."""
         return to_json(QueryProgress(planning.latest(self._ends())))
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on, the query ends where the log ends at this moment."""
+        """End the query at the current end of the log."""
         self._last = planning.latest(self._ends())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """One task for each partition with something between `start` and `end`."""
+        """Return one task for each partition with records between `start` and `end`."""
         until = from_json(end)
         before = from_json(start).positions if until.since is None else until.since
         self._reached = until.positions
@@ -103,7 +107,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         return [RangePartition(each) for each in ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark will not ask for what lies before `end` again."""
+        """Release the pin of the batch that ends at `end`, because Spark will not read it again."""
         until = from_json(end)
         self._reached = until.positions
         if self._pins:
@@ -111,7 +115,7 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
             there(self._broker.pins).release(holder, pinning.position_name(until.positions))
 
     def stop(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -121,16 +125,16 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
         return self._options.stream_pin_ms > 0 and self._broker.pins is not None
 
     def _since(self, before: Positions | None) -> Positions | None:
-        """Where the query's first batch begins, if that is the one that begins here."""
+        """Return the start of the query's first batch, if that is the one that begins here."""
         return before if before is not None and before == self._initial else None
 
     def _pin(self, before: Positions, until: QueryProgress) -> PinName:
-        """The pin of a micro-batch, the same whenever it is planned."""
+        """Return the pin name of a micro-batch, the same each time it is planned."""
         ends = pinning.position_name(before), pinning.position_name(until.positions)
         return PinName(until.holder or self._holder, *ends)
 
     def _planned(self, before: Positions, until: QueryProgress) -> list[OffsetRange]:
-        """What lies between, pinned."""
+        """Return the ranges between two positions, pinned."""
 
         def look() -> planning.ReadPlan:
             return planning.plan(before, until.positions, self._ends())
@@ -166,6 +170,6 @@ class StreamReader(RecordReader, DataSourceStreamReader, versions.AvailableNow):
 
 def _gone(name: PinName) -> str:
     return (
-        f"what a batch was to read was pinned ({name}), and the pin is gone: it was not used for "
+        f"the records of a batch were pinned ({name}), but the pin is gone: it was not used for "
         "pinTimeoutMs, or removed, and records may have been compacted or deleted since"
     )

@@ -1,18 +1,20 @@
-"""The latest state of a store, or of any compacted topic, as a table.
+"""Latest state of a store, or of any compacted topic, as a table.
 
-A compacted topic is a table written as changes: the last record of a key is its value, and a
-null value deletes it. One task reads one partition, up to an end that planning captures, and
-drops what is superseded as it goes, so that it holds about as much as the table has, not the log.
+A compacted topic is a table written as changes: the last record of a key is its value, and a null
+value deletes it. One task reads one partition, up to an end that planning captures. It drops
+superseded records as it reads, so its memory is bounded by the size of the table, not of the log.
 
-It reads what planning has pinned (`pinning`), so the table is of that moment, at every attempt. Without a
-pin, cleaning goes on meanwhile: what it removes because of records behind the end is missing before it. There
-the task reads on to those records, and begins anew where it may have missed a deletion: what it gives
-is all of one moment, that of planning or a later one, and attempts of one task may differ in it.
+It reads records that planning has pinned (`pinning`), so the table is that of the time of planning,
+at every attempt. Without a pin, the cleaner may run meanwhile, and may remove records before the
+end because of newer ones after it. The task then reads on to those newer records, and starts over
+if it may have missed a deletion. The result is the state at one moment, that of planning or a later
+one, and attempts of one task may differ.
 
-A store has the columns `key` and `value`, of the types that its newest records show (`decoding`), and
-`partition`: several partitions may have a key, each with a part, if the store is not keyed as its input.
-`.schema(…)` given to Spark is taken instead of looking, and `.option("decode", "false")` leaves
-keys and values binary. A compacted topic that is not a store's has its columns as they are, `key` before them.
+A store has the columns `key` and `value`, of the types of its newest records (`decoding`), and
+`partition`, because several partitions may hold parts of a key if the store is not keyed as its
+input is. A `.schema(…)` given to Spark replaces the types found, and `.option("decode", "false")`
+leaves keys and values binary. A compacted topic that is not a store's has `key` and its own
+columns.
 """
 
 from __future__ import annotations
@@ -47,36 +49,39 @@ from strandline.framework.spark.reading import ends_of, read_pinned, read_range,
 from strandline.statestore.recorded import DeclarationLog
 
 SAMPLE_OFFSETS = 1000
-"""How many of the newest offsets of each partition show the types of a store."""
+"""Number of the newest offsets of each partition from which the types of a store are inferred."""
 
 COMPACT_ROWS = 1 << 20
-"""How many rows may pile up before superseded ones are dropped."""
+"""Number of rows after which superseded ones are dropped."""
 
 BATCH_ROWS = 1 << 16
+"""Maximum number of rows of a batch for Spark."""
 
 _log = logging.getLogger(__name__)
 
 PARTITION = pa.field("partition", METADATA["partition"])
+"""Column of the partition that holds a key."""
 
 BINARY = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
+"""Columns of undecoded keys and values."""
 
 
 def table_topic(broker: Broker, options: SourceOptions) -> TopicInfo:
-    """The topic that the option `store` means.
+    """Return the topic of the option `store`.
 
     Raises UnknownTopic, and InvalidConfig for a topic that is not compacted.
     """
     topic = broker.topic(options.table)
     if not topic.effective.compact:
         raise InvalidConfig(
-            f"topic {topic.name!r} is not compacted, so it is no table; read its records with "
+            f"topic {topic.name!r} is not compacted, so it cannot be read as a table; read its records with "
             f".option('subscribe', {topic.name!r}), or set its cleanup.policy to compact"
         )
     return topic
 
 
 def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
-    """The columns of a store. Raises InvalidRecord if its values are of no one type."""
+    """Return the columns of a store. Raise InvalidRecord if its values are not of one type."""
     topic = table_topic(broker, options)
     if topic.schema is not None:
         columns = topic_schema(topic, metadata=False, headers=False)
@@ -90,10 +95,10 @@ def store_schema(broker: Broker, options: SourceOptions) -> pa.Schema:
 
 
 def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> None:
-    """Raise InvalidConfig if rows could be parts of a key's value, and do not say of which partition.
+    """Raise InvalidConfig if rows could be parts of a key's value without naming their partition.
 
-    That is so if a schema was given without the column `partition`, for a store of which it is
-    not known that each key is in one partition.
+    This is so if a schema without the column `partition` is given for a store that may have a key
+    in several partitions.
     """
     if not options.is_app_store or PARTITION.name in target.names or options.partition is not None:
         return
@@ -108,7 +113,7 @@ def check_columns(broker: Broker, options: SourceOptions, target: pa.Schema) -> 
 
 
 def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
-    """One range for each partition of the store: everything up to now, pinned."""
+    """Return one range for each partition of the store: everything up to now, pinned."""
     topic, timeout = table_topic(broker, options), options.batch_pin_ms
 
     def look() -> ReadPlan:
@@ -119,7 +124,8 @@ def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
     while True:
         name = pin_of_read()
         ranges = planned(broker, options, name, timeout, look)
-        # Asked after planning: values are rewritten only after that was recorded.
+        # Read the declaration after planning. A rewrite of values is recorded before it begins, so
+        # a plan that contains rewritten values is followed by a read that sees the record.
         stored = _stored_values(broker, topic, options)
         ranges = [replace(each, stored=stored) for each in ranges]
         if not any(each.pin for each in ranges) or _are_whole(broker, ranges):
@@ -128,7 +134,7 @@ def plan_store(broker: Broker, options: SourceOptions) -> list[OffsetRange]:
 
 
 def _are_whole(broker: Broker, ranges: list[OffsetRange]) -> bool:
-    """Whether nothing in them was removed for a record behind them, between planning and pinning."""
+    """Return True if no record was removed for a newer one after the end before the pin existed."""
     now = broker.offsets([each.topic_partition for each in ranges])
     return all(now[each.topic_partition].superseding_end <= each.end for each in ranges)
 
@@ -136,7 +142,7 @@ def _are_whole(broker: Broker, ranges: list[OffsetRange]) -> bool:
 def read_store(
     broker: Broker, range_: OffsetRange, target: pa.Schema, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
-    """The latest value of each key in one partition."""
+    """Yield the latest value of each key in one partition."""
     table = _table(broker, range_, fail_on_data_loss=options.fail_on_data_loss)
     now, stored = SystemClock().now_ms(), range_.stored or decoding.UNRECORDED
     for batch in table.to_batches(max_chunksize=BATCH_ROWS) if table else ():
@@ -152,7 +158,7 @@ def read_store(
 
 
 def _table(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) -> pa.Table | None:
-    """The latest state; without a pin read again if a deletion may have been missed meanwhile."""
+    """Return the latest state; without a pin, read again if a deletion may have been missed."""
     if range_.pin is not None:
         try:
             return latest_by_key(read_pinned(broker, range_, range_.pin))
@@ -174,7 +180,7 @@ def _table(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) -> p
 
 
 def _changes(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[Batch]:
-    """The records of the range, and those behind it that have replaced some of it."""
+    """Yield the records of the range, and those after it that have superseded some of it."""
     tp = range_.topic_partition
     position, end = range_.start, range_.end
     while position < end:
@@ -184,7 +190,7 @@ def _changes(broker: Broker, range_: OffsetRange, *, fail_on_data_loss: bool) ->
 
 
 def latest_by_key(batches: Iterable[Batch]) -> pa.Table | None:
-    """The last record of each key, without tombstones; None if there are no records."""
+    """Return the last record of each key, without tombstones; None if there are no records."""
     kept: pa.Table | None = None
     waiting: list[pa.RecordBatch] = []
     rows = 0
@@ -202,15 +208,15 @@ def _last_of_each(kept: pa.Table | None, newer: list[pa.RecordBatch]) -> pa.Tabl
     whole = pa.Table.from_batches(newer)
     if kept is not None:
         whole = pa.concat_tables([kept, whole])
-    # Not group_by: its engine complains of every buffer that came over a socket unaligned.
+    # group_by would warn about every buffer that arrived over a socket unaligned.
     codes = whole["key"].combine_chunks().dictionary_encode().indices.to_numpy()
     last = np.empty(codes.max() + 1, np.int64)
-    last[codes] = np.arange(len(codes))  # of repeated indices the last assignment stands
+    last[codes] = np.arange(len(codes))  # the last assignment to a repeated index wins
     return whole.take(pa.array(last))
 
 
 def _stored_values(broker: Broker, topic: TopicInfo, options: SourceOptions) -> StoredValues | None:
-    """How the values of an app's store are written, if that is recorded.
+    """Return the encoding of an app's store, if it is recorded.
 
     Raises InvalidConfig while values are still to be rewritten for a changed declaration.
     """
@@ -233,7 +239,7 @@ def _sample(broker: Broker, topic: TopicInfo, stored: StoredValues) -> list[tupl
     for tp, end in ends_of(broker, [topic]).items():
         last = end.last_stable_offset
         newest = OffsetRange(*tp, end.topic_id, max(end.log_start, last - SAMPLE_OFFSETS), last)
-        # Only what nothing later has replaced: values of an older declaration may be in the log still.
+        # Superseded values are left out, because they may be of an older declaration.
         table = latest_by_key(read_range(broker, newest, fail_on_data_loss=False))
         for batch in table.to_batches() if table else ():
             shown = decoding.without_expired(batch, now=0, stored=stored)
@@ -248,7 +254,7 @@ def _without_partition(target: pa.Schema) -> pa.Schema:
 def _with_partition(
     batch: pa.RecordBatch, target: pa.Schema, range_: OffsetRange
 ) -> pa.RecordBatch:
-    """A batch in the columns of `target`, with the partition in that of its name."""
+    """Return a batch in the columns of `target`, with the partition in the column of that name."""
     number = pa.repeat(pa.scalar(range_.partition, PARTITION.type), len(batch))
     where = f"{range_.topic}-{range_.partition}"
     arrays = [

@@ -1,7 +1,7 @@
-"""Where Spark 4.1, 4.2 and 4.3 differ, so that the source itself need not know.
+"""Differences between Spark 4.1, 4.2 and 4.3, kept out of the source itself.
 
-4.2 added admission control: `latestOffset` learns where a query stands and how much it may
-read, and a source can fix its end for `Trigger.AvailableNow`. 4.1 calls it without arguments,
+Spark 4.2 added admission control: `latestOffset` receives the query's position and how much it may
+read, and a source can fix its end for `Trigger.AvailableNow`. Spark 4.1 calls it without arguments,
 and makes one batch of everything for `Trigger.AvailableNow`.
 """
 
@@ -24,29 +24,36 @@ else:
     except ImportError:
         AvailableNow = object
 
-__all__ = ["TELLS_START", "AvailableNow", "read_limit", "rows_allowed", "to_arrow", "to_spark"]
+__all__ = [
+    "HAS_ADMISSION_CONTROL",
+    "AvailableNow",
+    "read_limit",
+    "rows_allowed",
+    "to_arrow",
+    "to_spark",
+]
 
-TELLS_START = AvailableNow is not object
-"""Whether Spark says from where on it asks for more."""
+HAS_ADMISSION_CONTROL = AvailableNow is not object
+"""True if Spark passes the query's position to `latestOffset` (from 4.2 on)."""
 
 
 def read_limit(max_rows: int | None) -> ReadLimit:
-    """Spark's form of a limit for each micro-batch (asked for from 4.2 on)."""
+    """Return Spark's form of a limit for each micro-batch (from 4.2 on)."""
     return ReadAllAvailable() if max_rows is None else ReadMaxRows(max_rows)
 
 
 def rows_allowed(limit: ReadLimit) -> int | None:
-    """How many rows Spark allows; None for all."""
+    """Return the number of rows that Spark allows; None for all."""
     return getattr(limit, "max_rows", None)
 
 
 def to_spark(schema: pa.Schema) -> StructType:
-    """An Arrow schema, of `columns.spark_type`s, as Spark's."""
+    """Return an Arrow schema of `columns.spark_type`s as Spark's."""
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 def to_arrow(schema: StructType) -> pa.Schema:
-    """The Arrow schema in which Spark wants batches of `schema`, exactly."""
+    """Return the exact Arrow schema in which Spark expects batches of `schema`."""
     options: dict[str, Any] = {}
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         options["timezone"] = "UTC"

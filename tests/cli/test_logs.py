@@ -180,7 +180,7 @@ def test_a_format_that_is_none_is_a_wrong_command_line(
 
 
 def test_what_fails_in_an_unexpected_way_is_told_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_, logs.told_as("json"):
+    with pytest.raises(SystemExit) as exit_, logs.reporting_as("json"):
         raise ZeroDivisionError("never thought of")
     [told] = messages(capsys.readouterr().err)
     assert (exit_.value.code, told["level"], told["error"]) == (1, "CRITICAL", "ZeroDivisionError")
@@ -194,7 +194,7 @@ def test_after_the_command_logging_is_as_it_was(capsys: pytest.CaptureFixture[st
         return list(root.handlers), root.level, ours.level, warnings.showwarning, said
 
     before = state()
-    with logs.told_as("json"):
+    with logs.reporting_as("json"):
         assert state() != before
         logging.getLogger("strandline").info("now", extra={"app": "shop"})
     assert state() == before

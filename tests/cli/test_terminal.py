@@ -14,7 +14,7 @@ import strandline as sl
 from strandline.changelog.errors import InvalidRequest
 from strandline.changelog.log import Log
 from strandline.framework.cli import output
-from strandline.framework.cli.application import explained
+from strandline.framework.cli.application import reporting_errors
 from strandline.framework.container.restore import RestoreBar, RestoreProgress
 from strandline.framework.terminal import printable
 from tests.cli.conftest import Command
@@ -93,7 +93,7 @@ def test_every_way_to_say_something_is_safe(
     output.document({EVIL: EVIL})
     output.line(EVIL)
     output.note(EVIL)
-    with pytest.raises(Exception, match="1"), explained():
+    with pytest.raises(Exception, match="1"), reporting_errors():
         raise InvalidRequest(EVIL)
     said = capsys.readouterr()
     assert said.out.count("[red]") + said.err.count("[red]") >= 5  # a narrow table folds some
@@ -113,7 +113,7 @@ def test_a_warning_says_nothing_to_the_terminal(
             records.append(self.format(record))
 
     monkeypatch.setattr(logging, "lastResort", Kept())
-    with logs.told_as("text"):
+    with logs.reporting_as("text"):
         logging.getLogger("strandline.nobody").propagate = False
         logging.getLogger("strandline.nobody").warning("key %s", EVIL)
     assert records

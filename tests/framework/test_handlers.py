@@ -91,7 +91,7 @@ def test_a_handler_with_yield_is_refused(handler: Any) -> None:
 @pytest.mark.parametrize("handler", [5, None, object()])
 def test_what_cannot_be_called_is_refused(handler: Any) -> None:
     app = sl.App("app")
-    with pytest.raises(sl.InvalidConfig, match="no function"):
+    with pytest.raises(sl.InvalidConfig, match="cannot be called"):
         app.task(app.topic("in"), name="t")(handler)
 
 

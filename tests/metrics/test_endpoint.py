@@ -182,7 +182,7 @@ def dial(url: str) -> socket.socket:
 def test_clients_that_say_nothing_hold_up_nobody_and_not_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(endpoints, "PATIENCE_SECONDS", 3_600.0)
+    monkeypatch.setattr(endpoints, "CLIENT_TIMEOUT_S", 3_600.0)
     with contextlib.ExitStack() as held:
         with endpoints.served(ANY, list) as url:
             for _ in range(endpoints.MAX_CLIENTS_EACH - 1):
@@ -195,7 +195,7 @@ def test_clients_that_say_nothing_hold_up_nobody_and_not_the_end(
 def test_a_client_that_sends_a_byte_now_and_then_is_sent_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(endpoints, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(endpoints, "CLIENT_TIMEOUT_S", 0.3)
     pause = threading.Event()
     with endpoints.served(ANY, list) as url, dial(url) as client:
         for _ in range(1_000):

@@ -230,7 +230,7 @@ def test_values_that_are_no_columns_are_dicts() -> None:
     assert read(made, datum(MAP, value), None) == [value, None]
     with pytest.raises(sl.InvalidRecord, match="is not of the Avro schema"):
         made.item({"counts": 1})
-    with pytest.raises(sl.InvalidRecord, match="bytes behind"):
+    with pytest.raises(sl.InvalidRecord, match="bytes after"):
         read(made, datum(MAP, value) + b"x")
 
 
@@ -295,11 +295,11 @@ def test_a_writer_whose_fields_are_no_columns_is_read_as_well() -> None:
     ("kind", "match"),
     [
         ("com.shop.Elsewhere", "UnknownType"),
-        ({"type": "array", "items": "null"}, "arrays of what takes no bytes"),
-        ({"type": "map", "values": {"type": "array", "items": {"type": "null"}}}, "no bytes"),
+        ({"type": "array", "items": "null"}, "an array of items without bytes"),
+        ({"type": "map", "values": {"type": "array", "items": {"type": "null"}}}, "items without bytes"),
         (
             {"type": "array", "items": {"type": "record", "name": "E", "fields": []}},
-            "arrays of what takes no bytes",
+            "an array of items without bytes",
         ),
     ],
 )
@@ -320,7 +320,7 @@ def test_a_long_array_is_read_as_well() -> None:
         items: list[int]
 
     made = codec(Long, "avro")
-    for length in (avro_columns.LONGEST, avro_columns.LONGEST + 1):
+    for length in (avro_columns.MAX_COLUMNAR_ITEMS, avro_columns.MAX_COLUMNAR_ITEMS + 1):
         value = Long(list(range(length)))
         assert read(made, *written(made, value, value)) == [value, value]
 

@@ -9,7 +9,13 @@ import pytest
 
 from strandline.changelog.errors import InvalidConfig, SchemaMismatch
 from strandline.changelog.records import HEADERS_TYPE, Batch, TopicInfo, columns_schema
-from strandline.framework.spark.columns import INSTANT, spark_type, to_rows, together, topics_schema
+from strandline.framework.spark.columns import (
+    INSTANT,
+    spark_type,
+    to_rows,
+    to_sized_batches,
+    topics_schema,
+)
 
 FLIGHT = pa.schema([("carrier", pa.large_string()), ("delay", pa.float32())])
 
@@ -154,6 +160,6 @@ def test_a_type_that_spark_has_not_is_refused_by_name() -> None:
 
 def test_small_batches_are_put_together_and_large_ones_left_alone() -> None:
     parts = [pa.record_batch({"n": list(range(size))}) for size in (2, 3, 9, 1, 1)]
-    found = list(together(parts, rows=4))
+    found = list(to_sized_batches(parts, rows=4))
     assert [part.num_rows for part in found] == [5, 9, 2]
     assert found[1] is parts[2]

@@ -27,7 +27,12 @@ pytest.importorskip("pyspark")
 
 from strandline.framework.spark.source import BatchReader, StoreReader
 from strandline.framework.spark.streaming import StreamReader
-from strandline.framework.spark.versions import TELLS_START, read_limit, to_arrow, to_spark
+from strandline.framework.spark.versions import (
+    HAS_ADMISSION_CONTROL,
+    read_limit,
+    to_arrow,
+    to_spark,
+)
 
 T = TopicPartition("t", 0)
 SMALL = {
@@ -39,7 +44,9 @@ HOUR = 3_600_000
 BINARY = to_spark(pa.schema([("key", pa.binary()), ("value", pa.binary())]))
 Json = dict[str, Any]
 
-tells_start = pytest.mark.skipif(not TELLS_START, reason="this Spark does not say where it stands")
+tells_start = pytest.mark.skipif(
+    not HAS_ADMISSION_CONTROL, reason="this Spark does not say where it stands"
+)
 
 
 class OpenLog:
@@ -135,13 +142,13 @@ def test_the_first_batch_begins_where_it_began_though_the_log_has_another_end_no
     first = stream(startingOffsets="latest")
     start = first.initialOffset()
     write(log, 10, 20)
-    end = latest(first, start) if TELLS_START else first.latestOffset()
+    end = latest(first, start) if HAS_ADMISSION_CONTROL else first.latestOffset()
     write(log, 20, 30)
     second = stream(startingOffsets="latest")
     moved = second.initialOffset()  # Spark asks again, as long as the batch is not committed
     assert rows(second, second.partitions(moved, end)) == numbers(10, 20)
     second.commit(end)
-    following = latest(second, end) if TELLS_START else second.latestOffset()
+    following = latest(second, end) if HAS_ADMISSION_CONTROL else second.latestOffset()
     assert rows(second, second.partitions(end, following)) == numbers(20, 30)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("pyspark")
 
-from strandline.framework.spark.versions import TELLS_START
+from strandline.framework.spark.versions import HAS_ADMISSION_CONTROL
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -66,7 +66,9 @@ def kill_jvm_of(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-@pytest.mark.skipif(not TELLS_START, reason="needs a Spark that says where a query stands")
+@pytest.mark.skipif(
+    not HAS_ADMISSION_CONTROL, reason="needs a Spark that says where a query stands"
+)
 def test_a_batch_of_a_driver_that_was_killed_is_read_again_the_same(
     log: Log, owner: Owner, spark: SparkSession, tmp_path: Path, repository: Path
 ) -> None:

@@ -124,7 +124,7 @@ def test_records_deleted_before_they_were_read_are_a_loss() -> None:
 def test_a_topic_made_anew_is_a_loss_and_then_read_from_its_beginning() -> None:
     now = {A: ends(0, 30, topic_id="new")}
     assert lost_since({A: at(10)}, now) == [
-        "a-0 was at offset 10, but its topic has been deleted and made anew since"
+        "a-0 was at offset 10, but its topic has been deleted and created again since"
     ]
     found = plan({A: at(10)}, {A: at(30, topic_id="new")}, now)
     assert found.ranges == [OffsetRange("a", 0, "new", 0, 30)]

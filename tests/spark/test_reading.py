@@ -98,7 +98,7 @@ def test_another_topic_of_the_same_name_is_not_read(log: Owner) -> None:
     Writer(log).write([(None, b"new")])
     stale = OffsetRange("t", 0, old, 0, 1)
     assert list(read_range(log, stale, fail_on_data_loss=False)) == []
-    with pytest.raises(OffsetOutOfRange, match="made anew"):
+    with pytest.raises(OffsetOutOfRange, match="created again"):
         list(read_range(log, stale, fail_on_data_loss=True))
 
 

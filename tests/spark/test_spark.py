@@ -279,7 +279,7 @@ def test_a_topic_made_anew_stops_the_query_or_is_read_from_its_beginning(
     log.broker.delete_topic("t")
     log.broker.create_topic("t", 1)
     Writer(log.broker).write(numbers(50, 58))
-    with pytest.raises(Exception, match="deleted and made anew"):
+    with pytest.raises(Exception, match="deleted and created again"):
         stream.run()
     stream.run(failOnDataLoss="false")
     assert stream.seen() == [*range(5), *range(50, 58)]

@@ -1,9 +1,9 @@
-"""Flights as they come, live totals, and workers that you may kill: `make wow`.
+"""Live flights and totals, with workers that you may kill: `make wow`.
 
-show.py      the loop: keys, blows, frames
-stage.py     the log, the pump that produces flights, the workers
-witness.py   holds every output against the flights themselves
-screen.py    what is drawn
+show.py      main loop: keys, failures, frames
+stage.py     the log, the thread that produces flights, the workers
+witness.py   comparison of every output with the flights themselves
+screen.py    drawing
 worker.py    a worker's process
-cast.py      a recording, as asciinema plays it
+cast.py      a recording in asciinema's format
 """

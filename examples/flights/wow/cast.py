@@ -1,4 +1,4 @@
-"""A recording of a terminal in asciinema's format (v2): `asciinema play FILE` shows it again."""
+"""Recording of a terminal in asciinema's format (v2); `asciinema play FILE` plays it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 class Recorder(io.StringIO):
-    """Passes on what is written, and keeps it with its time."""
+    """Stream that forwards what is written and records it with its time."""
 
     def __init__(self, onto: TextIO, *, width: int, height: int, title: str) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Recorder(io.StringIO):
         return self._onto.isatty()
 
     def save(self, path: Path) -> None:
-        """One JSON document a line: the header, then what was written when."""
+        """Write one JSON document per line: the header, then each output with its time."""
         lines = [json.dumps(self._header)]
         lines += [json.dumps([round(at, 3), "o", text]) for at, text in self._events]
         path.write_text("\n".join(lines) + "\n")

@@ -1,4 +1,4 @@
-"""What is drawn: totals per carrier, the workers, the witness's line, and the news."""
+"""Drawing of the screen: totals per carrier, workers, verdict, and news."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from examples.flights.wow.stage import Stage
 
 KEYS = "k kill -9   z freeze / thaw   d at_least_once / exactly_once   q quit"
 CARRIERS = 16
+"""Number of carriers in the data."""
 
 
 def drawn(stage: Stage) -> RenderableType:
-    """One frame."""
+    """Return one frame."""
     return Group(
         Text("Strandline · flights from New York, as they leave", style="bold"),
         _carriers(stage),

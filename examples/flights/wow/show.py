@@ -1,7 +1,7 @@
 """`python -m examples.flights.wow.show`: watch, and press k, z, d or q.
 
-With `--script` the keys come by themselves: "3 k 4 z 5 z 3 d 3 k 4 q" waits 3 s, presses k, and so
-on. `--cast FILE` records what is on the screen, `--picture FILE.svg` the last of it.
+With `--script` the keys are pressed automatically: "3 k 4 z 5 z 3 d 3 k 4 q" waits 3 s, presses k,
+and so on. `--cast FILE` records the screen, `--picture FILE.svg` saves its last frame.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from examples.flights.wow.stage import Stage
 FRAME_SECONDS = 0.3
 WIDTH, HEIGHT = 100, 26
 SETTLE_SECONDS = 20.0
+"""Maximum seconds to wait for pending outputs after q."""
 
 Press = Callable[[], str]
-"""The key that was pressed since the last call; empty if none was."""
+"""Function that returns the key pressed since its last call; empty if none was."""
 
 
 def main() -> int:
-    """Show it; 1 if with exactly_once a flight was lost or doubled."""
+    """Run the show; return 1 if a flight was lost or doubled with exactly_once."""
     given = _arguments()
     recorder = Recorder(sys.stdout, width=WIDTH, height=HEIGHT, title="Strandline: make wow")
     console = Console(
@@ -60,7 +61,10 @@ def main() -> int:
 
 
 def _watch(stage: Stage, press: Press, live: Live) -> bool:
-    """Until q is pressed, and what was on its way has arrived; whether it was exactly_once throughout."""
+    """Run until q is pressed and pending outputs have arrived.
+
+    Return True if the guarantee was exactly_once throughout.
+    """
     always_exact, until = True, 0.0
     blows = {"k": stage.kill, "z": stage.freeze_or_thaw, "d": stage.switch}
     while not until or time.monotonic() < until:
@@ -80,7 +84,7 @@ def _watch(stage: Stage, press: Press, live: Live) -> bool:
 
 @contextlib.contextmanager
 def _keys(script: str | None) -> Iterator[Press]:
-    """Keys as they are pressed, or as a script says; each call waits for a frame."""
+    """Yield a function that returns keys as pressed or scripted; each call waits for a frame."""
     if script is not None:
         yield _played(script)
         return

@@ -1,4 +1,4 @@
-"""The log, which this process owns; the pump that produces flights; and the workers."""
+"""The log, which this process owns; the thread that produces flights; and the workers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from examples.flights.worker import ROOT
 from examples.flights.wow.witness import Witness
 from strandline import changelog
 
-A_SECOND = 3_000
-"""Flights."""
+FLIGHTS_PER_SECOND = 3_000
+"""Flights produced per second."""
 TICK_SECONDS = 0.1
-NEWS = 6
-"""Lines of news that are kept."""
+NEWS_LINES = 6
+"""Number of news lines that are kept."""
 BACK = re.compile(r"has (\d+) store partitions back: (\d+) records replayed in ([\d.]+) s")
+"""Message of a worker that has restored its stores."""
 
 
 class Worker:
-    """A process, and what it says."""
+    """A worker's process, and a thread that reads its messages."""
 
     def __init__(self, number: int, folder: Path, guarantee: str, news: deque[str]) -> None:
         self.number = number
@@ -58,7 +59,7 @@ class Worker:
             self._process.send_signal(signal_number)
 
     def end(self) -> None:
-        """In order."""
+        """End the process in an orderly way; kill it after 10 seconds."""
         self.send(signal.SIGCONT)
         self.send(signal.SIGTERM)
         try:
@@ -80,10 +81,10 @@ class Worker:
 
 
 class Stage:
-    """Everything that runs, from `with` to its end."""
+    """Everything that runs, within a `with` block."""
 
     def __init__(self, folder: Path) -> None:
-        self.news: deque[str] = deque(maxlen=NEWS)
+        self.news: deque[str] = deque(maxlen=NEWS_LINES)
         self.guarantee = "exactly_once"
         self.produced = 0
         self._folder = folder
@@ -109,18 +110,18 @@ class Stage:
         self.log.close()
 
     def members(self) -> dict[int, int]:
-        """By process id, how many partitions a worker holds."""
+        """Return the number of partitions of each worker, by process id."""
         info = self.log.broker.describe_group(app.name)
         return {int(m.client.rpartition("-")[2]): len(m.held) for m in info.members}
 
     def stop_producing(self) -> None:
-        """No more flights come."""
+        """Stop producing flights."""
         self._stop.set()
 
-    # What a viewer does ---------------------------------------------------------------
+    # Actions of the viewer ------------------------------------------------------------
 
     def kill(self) -> None:
-        """kill -9 of a worker; with at_least_once at the worst moment."""
+        """Kill a worker with kill -9; with at_least_once at the worst moment."""
         held = self.members()
         worker = next((w for w in self.workers if held.get(w.pid) and not w.frozen), None)
         if worker is not None:
@@ -128,7 +129,7 @@ class Stage:
             worker.send(signal.SIGUSR1)
 
     def freeze_or_thaw(self) -> None:
-        """SIGSTOP of a worker, or SIGCONT if one is stopped."""
+        """Stop a worker with SIGSTOP, or continue a stopped one with SIGCONT."""
         frozen = next((w for w in self.workers if w.frozen), None)
         if frozen is not None:
             frozen.frozen = False
@@ -143,16 +144,16 @@ class Stage:
             self.news.append(f"worker {worker.number}: frozen; its session is 2 s long")
 
     def switch(self) -> None:
-        """To at_least_once, and back: workers end in order and start anew."""
+        """Switch to at_least_once and back; the workers end in order and are started again."""
         other = "at_least_once" if self.guarantee == "exactly_once" else "exactly_once"
         self.guarantee = other
-        self.news.append(f"workers start anew with {other}")
+        self.news.append(f"workers restart with {other}")
         for worker in self.workers:
             worker.frozen = False
             worker.end()
 
     def tend(self) -> None:
-        """Workers that are gone are there again."""
+        """Start workers again that have ended."""
         for at, worker in enumerate(self.workers):
             if not worker.is_running:
                 self.workers[at] = self._worker(worker.number)
@@ -161,8 +162,8 @@ class Stage:
         return Worker(number, self._folder, self.guarantee, self.news)
 
     def _produce(self) -> None:
-        """Flights at an even rate, the year over and over."""
-        size, at = round(A_SECOND * TICK_SECONDS), 0
+        """Produce flights at an even rate, repeating the year."""
+        size, at = round(FLIGHTS_PER_SECOND * TICK_SECONDS), 0
         while not self._stop.wait(TICK_SECONDS):
             piece = self._flights.slice(at, size)
             self.produced += flights.append(piece)

@@ -1,7 +1,7 @@
-"""Holds every output against the flights themselves, as both are committed.
+"""Comparison of every output with the flights themselves, as both are committed.
 
-Flights of a carrier are in one partition, so the n-th output of a carrier must be what its first n
-flights make. The fold of the flights is made here, from the raw flights, by nobody of the app.
+Flights of a carrier are in one partition, so the n-th output of a carrier must be the statistics of
+its first n flights. These are computed here from the raw flights, independently of the app.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from strandline.framework.container.decoding import decode
 
 
 class Witness:
-    """Reads on a thread of its own, until it is stopped."""
+    """Reader on a thread of its own, until it is stopped."""
 
     def __init__(self, broker: Broker) -> None:
         self.totals: dict[str, Delays] = {}
-        """By carrier, its latest output."""
+        """Latest output, by carrier."""
         self.flown: dict[str, Delays] = defaultdict(Delays)
-        """By carrier, what its flights make."""
+        """Statistics of the flights so far, by carrier."""
         self.outputs = self.lost = self.differing = 0
         self._expected: dict[str, dict[int, Delays]] = defaultdict(dict)
         self._broker = broker
@@ -40,7 +40,7 @@ class Witness:
 
     @property
     def doubled(self) -> int:
-        """Flights that were counted more than once."""
+        """Number of flights that were counted more than once."""
         return sum(
             max(0, total.n - self.flown[carrier].n)
             for carrier, total in sorted(self.totals.items())
@@ -48,7 +48,7 @@ class Witness:
 
     @property
     def waiting(self) -> int:
-        """Flights that nothing has come of yet."""
+        """Number of flights without an output so far."""
         return sum(
             max(0, flown.n - self.totals.get(carrier, Delays()).n)
             for carrier, flown in sorted(self.flown.items())
@@ -65,7 +65,8 @@ class Witness:
             except StrandlineError:
                 self._stop.wait(0.1)
                 continue
-            # Outputs of a fetch were made of flights that are in it, or were before.
+            # Flights first: outputs of a fetch were computed from flights of the same fetch or
+            # earlier ones.
             for topic in (flights, carrier_delays):
                 for tp, found in fetched.items():
                     if tp.topic == topic.name:

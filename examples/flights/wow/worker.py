@@ -1,8 +1,7 @@
 """A worker's process: `python -m examples.flights.wow.worker DIR GUARANTEE`.
 
-Told to by SIGUSR1, it dies at the worst moment that there is: at its next commit, when the outputs
-are in the log and the offsets are not. With exactly_once there is no such moment, so it dies
-there and then.
+After SIGUSR1 it dies at the worst possible moment: at its next commit, when the outputs are in the
+log and the offsets are not. With exactly_once there is no such moment, so it dies at once.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ from strandline.framework.options import Guarantee
 
 
 class Deadly:
-    """The log, at whose hands a process dies that has been told to."""
+    """Broker that kills its process after a signal."""
 
     def __init__(self, broker: Broker, *, at_offsets: bool) -> None:
         self._broker = broker
         self._at_offsets = at_offsets
-        self._told = False
-        signal.signal(signal.SIGUSR1, self._told_to)
+        self._dies_at_offsets = False
+        signal.signal(signal.SIGUSR1, self._on_signal)
 
     def commit_offsets(self, *arguments: Any, **options: Any) -> None:
-        """The offsets come last with at_least_once."""
-        if self._told:
+        """Commit offsets, or die after a signal: with at_least_once they are committed last."""
+        if self._dies_at_offsets:
             _die()
         self._broker.commit_offsets(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._broker, name)
 
-    def _told_to(self, *_: object) -> None:
-        self._told = True
+    def _on_signal(self, *_: object) -> None:
+        self._dies_at_offsets = True
         if not self._at_offsets:
             _die()
 
 
 def main() -> None:
-    """Work until the process is killed, or told to end."""
+    """Work until the process is killed or ended by a signal."""
     folder, guarantee = sys.argv[1:]
     assert guarantee in get_args(Guarantee)
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
