@@ -123,7 +123,7 @@ def _check_free(goal: Path) -> None:
 
 
 def _begin(parent: Storage, path: Path) -> tuple[LocalStorage, Lock]:
-    """Create and lock an empty folder beside the target; remove one left by an interrupted restore."""
+    """Create and lock an empty folder; remove one left by an interrupted restore."""
     if parent.exists(path.name):
         leftover = LocalStorage(path, follow=False)
         if leftover.list_dir("") and not leftover.exists(MARK):
