@@ -226,8 +226,8 @@ class _Move:
         if present.partitions < topic.partitions:
             present = broker.alter_topic(topic.name, partitions=topic.partitions)
         if not self._journal.state.topics[topic.topic_id].target_id:
-            made = TargetCreated(topic.topic_id, present.topic_id, settings.rules(present))
-            self._journal.record(producer, made)
+            created = TargetCreated(topic.topic_id, present.topic_id, settings.rules(present))
+            self._journal.record(producer, created)
         return TopicCopy(topic, present, form)
 
     def _moved_copy(self, topic: TopicInfo) -> TopicCopy:
@@ -247,7 +247,7 @@ class _Move:
         """Copy all topics, in passes until the source does not grow any more."""
         for _ in range(PASSES):
             ends = self._ends([work.source for work in works])
-            remaining = {work.source.name: self._left(work, ends) for work in works}
+            remaining = {work.source.name: self._remaining_offsets(work, ends) for work in works}
             unfinished = [work for work in works if remaining[work.source.name]]
             if not unfinished:
                 return
@@ -263,7 +263,7 @@ class _Move:
             f"the writers, then run this again"
         )
 
-    def _left(self, work: TopicCopy, ends: Ends) -> int:
+    def _remaining_offsets(self, work: TopicCopy, ends: Ends) -> int:
         """Return the number of offsets still to be read."""
         state = self._state(work)
         return sum(

@@ -69,7 +69,8 @@ class RecordRuns(NamedTuple):
     def decode(cls, data: bytes) -> RecordRuns:
         """Decode the result of `encode`. Raises CorruptLog.
 
-        >>> RecordRuns.decode(RecordRuns.of(np.array([3, 4, 9]), np.array([0, 1, 2])).encode()).at(5)
+        >>> runs = RecordRuns.of(np.array([3, 4, 9]), np.array([0, 1, 2]))
+        >>> RecordRuns.decode(runs.encode()).at(5)
         2
         """
         size = int.from_bytes(data[:8], "little")

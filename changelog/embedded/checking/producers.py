@@ -31,14 +31,14 @@ class SegmentAges:
 
     def __init__(self, entries: Sequence[SegmentEntry], now_ms: int) -> None:
         self._bases = [entry.base_offset for entry in entries]
-        self._made = [entry.created_ms for entry in entries]
+        self._created_ms = [entry.created_ms for entry in entries]
         self._now_ms = now_ms
 
     def may_be_forgotten(self, last: int, by: int) -> bool:
         """Return True if a producer last seen at `last` may have expired before offset `by`."""
-        earliest = self._made[max(0, bisect_right(self._bases, last) - 1)]
+        earliest = self._created_ms[max(0, bisect_right(self._bases, last) - 1)]
         after = bisect_right(self._bases, by)
-        latest = self._made[after] if after < len(self._made) else self._now_ms
+        latest = self._created_ms[after] if after < len(self._created_ms) else self._now_ms
         return latest - earliest > PRODUCER_ID_EXPIRATION_MS
 
 

@@ -257,8 +257,8 @@ def _with_keys(keys: pa.BinaryArray, numbers: Offsets) -> tuple[_Keyed, Offsets]
     """Return the non-null keys with their numbers, and the numbers of records without a key."""
     if not keys.null_count:
         return (keys, numbers), numbers[:0]
-    there = keys.is_valid().to_numpy(zero_copy_only=False)
-    return (keys.drop_null(), numbers[there]), numbers[~there]
+    valid = keys.is_valid().to_numpy(zero_copy_only=False)
+    return (keys.drop_null(), numbers[valid]), numbers[~valid]
 
 
 def _pieces(frames: Iterable[_Keyed]) -> Iterator[_Keyed]:

@@ -144,11 +144,11 @@ class OffsetMap:
         for part in self._parts:
             self._sort(part)
             length, self._lengths[part] = self._lengths[part], 0
-            here = slice(part * self._space, part * self._space + length)
-            there = slice(end, end + length)
-            self._first[there] = self._first[here]
-            self._second[there] = self._second[here]
-            self._offsets[there] = self._offsets[here]
+            source = slice(part * self._space, part * self._space + length)
+            target = slice(end, end + length)
+            self._first[target] = self._first[source]
+            self._second[target] = self._second[source]
+            self._offsets[target] = self._offsets[source]
             end += length
         return HashedKeys(self._first[:end], self._second[:end], self._offsets[:end])
 
@@ -182,8 +182,8 @@ class OffsetMap:
                 ):
                     self._grow()
                 if count > self._room(part):
-                    left_out = int(np.sort(offsets[start:end])[self._room(part)])
-                    first = left_out if first is None else min(first, left_out)
+                    first_left_out = int(np.sort(offsets[start:end])[self._room(part)])
+                    first = first_left_out if first is None else min(first, first_left_out)
         return first
 
     def _room(self, part: int) -> int:
@@ -215,10 +215,12 @@ class OffsetMap:
     def _sort(self, part: int) -> None:
         """Sort a part by hash and keep only the last entry of each key."""
         at = part * self._space
-        here = slice(at, at + self._lengths[part])
-        last = last_entries(HashedKeys(self._first[here], self._second[here], self._offsets[here]))
-        there = slice(at, at + len(last.first))
-        self._first[there], self._second[there], self._offsets[there] = last
+        source = slice(at, at + self._lengths[part])
+        last = last_entries(
+            HashedKeys(self._first[source], self._second[source], self._offsets[source])
+        )
+        target = slice(at, at + len(last.first))
+        self._first[target], self._second[target], self._offsets[target] = last
         self._lengths[part] = len(last.first)
         self._hashes.pause()
 
@@ -266,14 +268,15 @@ class LatestOffsets:
         return answer
 
     def _look_up(self, first: _Hashes, second: _Hashes, indices: _Order, answer: Offsets) -> None:
+        """Look up keys by both hashes; write their offsets into `answer` at `indices`."""
         starts = self._starts.take((first >> self._shift).view(np.int64))
         places = np.minimum(starts, self.keys - 1)
         while len(places):
-            there = self._first.take(places)
-            near = np.flatnonzero(there == first)
-            mine = near[self._second.take(places[near]) == second[near]]
-            answer[indices[mine]] = self._offsets.take(places[mine]) + np.int64(self._base)
-            rest = np.flatnonzero((there <= first) & (places < self.keys - 1))
+            candidates = self._first.take(places)
+            near = np.flatnonzero(candidates == first)
+            matches = near[self._second.take(places[near]) == second[near]]
+            answer[indices[matches]] = self._offsets.take(places[matches]) + np.int64(self._base)
+            rest = np.flatnonzero((candidates <= first) & (places < self.keys - 1))
             places = places.take(rest) + 1
             first, second, indices = first.take(rest), second.take(rest), indices.take(rest)
         self._hashes.pause()
@@ -285,7 +288,7 @@ def key_memory(memory: int) -> int:
 
 
 def last_entries(entries: HashedKeys) -> HashedKeys:
-    """Return the last entry of each key, in input order, sorted by hash."""
+    """Return each key's last entry (the last one in input order), sorted by hash."""
     first, second, numbers = entries
     order = _ascending(first)
     sorted_first, sorted_second = first.take(order), second.take(order)

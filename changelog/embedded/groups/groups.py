@@ -63,7 +63,7 @@ class GroupCoordinator:
         member: GroupMember,
         call: int,
         seen: int,
-        holds: Collection[TopicPartition],
+        owned: Collection[TopicPartition],
         timeout: float,
     ) -> Assignment:
         """Process a heartbeat and wait up to `timeout` seconds for a new assignment.
@@ -73,14 +73,14 @@ class GroupCoordinator:
         deadline = self._clock.monotonic() + timeout
         with self._changed:
             now = self._clock.monotonic()
-            self._group(member.group).heartbeat(member.member_id, call, seen, holds, now)
+            self._group(member.group).heartbeat(member.member_id, call, seen, owned, now)
             self._changed.notify_all()
             while True:
                 assignment = self._group(member.group).assignment(member.member_id)
-                left = deadline - self._clock.monotonic()
-                if assignment.number > seen or left <= 0:
+                remaining = deadline - self._clock.monotonic()
+                if assignment.number > seen or remaining <= 0:
                     return assignment
-                self._changed.wait(left)
+                self._changed.wait(remaining)
 
     def leave(self, member: GroupMember) -> None:
         """Remove a member; does nothing if it was removed already."""

@@ -191,7 +191,7 @@ class _Operation:
                 while pending and pending[0][0] < header.base_offset:
                     self._write_marker(target, *pending.pop(0))
                 data = frame.data[frame.position : frame.position + header.length]
-                target.append(header, [data], _INDEX_INTERVAL)
+                target.append(header, [data], _NO_INDEX)
                 self._durable_end = header.durable_end
         for offset, marker in pending:
             self._write_marker(target, offset, marker)
@@ -215,7 +215,7 @@ class _Operation:
             durable_end=min(self._durable_end, offset),
             place=target.place,
         )
-        target.append(header, parts, _INDEX_INTERVAL)
+        target.append(header, parts, _NO_INDEX)
 
     def _with_new_active(self, entries: list[SegmentEntry]) -> list[SegmentEntry]:
         """Create a new active segment in a new leader epoch, with the markers and records."""
@@ -237,7 +237,7 @@ class _Operation:
         name, folder = entry.name, self._folder
         segment = Segment.open(self._storage, folder, name, entry.created_ms, writable=False)
         for frame in segment.frames(0, CHUNK, end=segment.file.size()):
-            segment.noted(frame.header, _INDEX_INTERVAL)
+            segment.noted(frame.header, _NO_INDEX)
         if segment.size == 0:
             return []
         return [self._entry(segment, entry.generation, entry.created_ms, last=False)]
@@ -272,5 +272,5 @@ class _Operation:
         remove(self._storage, [f"{self._folder}/{name}" for name in unlisted])
 
 
-_INDEX_INTERVAL = 1 << 62
+_NO_INDEX = 1 << 62
 """Bytes between index entries: none, because opening the log creates the indexes of new files."""
