@@ -48,7 +48,10 @@ def little_memory(memory: int) -> Iterator[None]:
     def clean(partition: Partition, **given: Any) -> PassResult:
         return cleaner.clean(partition, **{**given, "memory": memory})
 
-    with mock.patch.object(schedule, "clean", clean), mock.patch.object(look, "MARKS", 100):
+    with (
+        mock.patch.object(schedule, "clean", clean),
+        mock.patch.object(look, "MAX_BITS_PER_BYTE", 100),
+    ):
         yield
 
 

@@ -1,13 +1,13 @@
-"""Backups of a log in a folder, made while it is in use, and logs made of backups.
+"""Backups of the log in a folder, also while it is in use, and new logs restored from them.
 
-    store.py       the folder of the backups: blocks by their hash, and a list of files for each backup
-    making.py      from a snapshot of the log to a backup
-    restoring.py   from a backup to a new log
-    report.py      what is said of both
+    store.py       the backup folder: blocks by their hash, and a list of files for each backup
+    making.py      creates a backup from a snapshot of the log
+    restoring.py   restores a backup to a new log
+    report.py      the results of both
 
-A block is stored once, whatever backups have it, so each backup after the first copies only what is
-new. Nothing in the folder of the backups is a link to a file of the log: a disk that fails, or a
-program that writes where it should not, takes one of the two.
+A block is stored once, however many backups have it. Each backup after the first therefore copies
+only new blocks. The backup folder has no hard links to files of the log, so that a failing disk or
+a misbehaving program damages only one of the two.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Making a backup: a snapshot by the log's owner, of whose files blocks are copied that are new."""
+"""Create a backup: the log's owner takes a snapshot, and new blocks of its files are copied."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from strandline.changelog.flight import attach
 from strandline.changelog.snapshots import in_folder
 from strandline.changelog.storage import LocalStorage, Storage
 
-Closed = dict[str, BackupFile]
-"""By path, the files of the last backup whose content never changes."""
+ClosedFiles = dict[str, BackupFile]
+"""Files of the last backup whose content never changes, by path."""
 
 
 def backup(
@@ -30,120 +30,127 @@ def backup(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> BackupReport:
-    """Back up the log in the folder `log` into the folder `to`, while it is in use or not.
+    """Back up the log in the folder `log` to the folder `to`; the log may be in use.
 
-    The backup shows the whole log at one moment: records, transactions, committed offsets, settings.
-    State folders and pins are no part of it. What `to` has already is verified and not copied again.
+    The backup has the whole log at one moment: records, transactions, committed offsets, settings.
+    It does not include state folders and pins. Blocks that `to` has already are verified and not
+    copied again.
 
     Args:
-        log: Folder of the log. Without an owner one is started in the background.
-        to: Folder of the backups, made if need be; it takes any number of backups.
+        log: Folder of the log. If the log has no owner, one is started in the background.
+        to: Backup folder, created if it does not exist; it can have any number of backups.
         clock: Clock of the process; the system's by default.
-        progress: Called with how many bytes of how many are done.
+        progress: Called with the bytes done and the total bytes.
 
     Returns:
-        The backup's name and moment, and how much was copied.
+        The backup's name, its moment, and the bytes copied.
 
     Raises:
-        InvalidConfig: `log` is no folder with a log (a cluster or a served log has no files here), or
-            `to` is a folder with something else in it, or one of the two is inside of the other.
-        LogLocked: Another process works in `to`.
-        DiskFull: There is no room in `to`; what was copied is used by the next attempt.
-        StorageFailed: A disk failed, or the owner of the log ended meanwhile.
+        InvalidConfig: `log` is not the folder of a log (a cluster or a served log has no files
+            here), `to` has other files, or one folder is inside the other.
+        LogLocked: Another process uses `to`.
+        DiskFull: The disk of `to` is full; the next attempt uses the blocks copied so far.
+        StorageFailed: A disk failed, or the owner of the log ended during the backup.
     """
     source, target = _folders(log, to)
     broker = attach.attach_or_own(source, role="attach_or_spawn", clock=clock)
     with contextlib.closing(broker):
         snapshots = in_folder(broker.snapshots)
         storage = LocalStorage(source)
-        goal = LocalStorage(target)
-        goal.make_dir("")
-        store = BackupStore(goal)
+        backup_storage = LocalStorage(target)
+        backup_storage.make_dir("")
+        store = BackupStore(backup_storage)
         with store.locked(lock_note("backup")):
             name = snapshots.take()
             try:
                 return _copy(storage, name, store, progress)
             finally:
-                with contextlib.suppress(StrandlineError):  # the owner removes it in its own time
+                with contextlib.suppress(StrandlineError):  # the owner removes it when it expires
                     snapshots.release(name)
 
 
 def _folders(log: str | os.PathLike[str], to: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Return the absolute paths of both folders. Raises InvalidConfig."""
     for given in (log, to):
         if location.is_url(given):
             raise InvalidConfig(
-                f"{location.shown(os.fspath(given))} is no folder: a backup is made where the files of the "
-                "log are, into a folder. A Kafka cluster keeps replicas of its own; `strandline move` "
-                "copies its topics to a folder"
+                f"{location.shown(os.fspath(given))} is not a folder: a backup is made on the machine "
+                "with the log's files, to a folder. A Kafka cluster has its own replicas; `strandline "
+                "move` copies its topics to a folder"
             )
         location.check_folder(given)
     source, target = Path(os.path.abspath(log)), Path(os.path.abspath(to))
     if not any((source / name).exists() for name in (FOLDER_META, CATALOG)):
         raise InvalidConfig(f"{source} holds no log; give the folder of one")
-    real, goal = Path(os.path.realpath(source)), Path(os.path.realpath(target))
-    if real == goal or real in goal.parents or goal in real.parents:
-        raise InvalidConfig(f"{target} and {source} are inside of each other; give another folder")
+    real, real_target = Path(os.path.realpath(source)), Path(os.path.realpath(target))
+    if real == real_target or real in real_target.parents or real_target in real.parents:
+        raise InvalidConfig(
+            f"{target} and {source} are the same or one is inside the other; give another folder"
+        )
     return source, target
 
 
 def _copy(
     storage: Storage, name: str, store: BackupStore, progress: Progress | None
 ) -> BackupReport:
+    """Copy the files of a snapshot to a backup."""
     try:
         snapshot = Snapshot.load(storage, name)
         store.begin(snapshot.log.log_id)
-        known = _closed_files(store)
+        closed = _closed_files(store)
         total = sum(file.size for file in snapshot.files)
         done, files = 0, []
         for file in snapshot.files:
-            files.append(_kept(storage, snapshot_folder(name), file, store, known))
+            files.append(_store_file(storage, snapshot_folder(name), file, store, closed))
             done += file.size
             if progress is not None:
                 progress(done, total)
     except FileNotFoundError as error:
         raise StorageFailed(
-            f"the snapshot {name} is gone ({error}): the owner of the log has ended, or it took longer "
-            "than a day; back up again, which goes on with what was copied"
+            f"the snapshot {name} was removed ({error}): the owner of the log ended, or the backup took "
+            "longer than a day; back up again, which reuses the blocks copied so far"
         ) from error
-    made = Backup(taken_ms=snapshot.taken_ms, log=snapshot.log, files=files)
-    saved = store.save(made)
+    new_backup = Backup(taken_ms=snapshot.taken_ms, log=snapshot.log, files=files)
+    saved = store.save(new_backup)
     return BackupReport(
         saved,
-        made.log.log_id,
-        made.taken_ms,
+        new_backup.log.log_id,
+        new_backup.taken_ms,
         len(files),
-        made.bytes,
+        new_backup.bytes,
         store.written_bytes,
         store.repaired_blocks,
     )
 
 
-def _closed_files(store: BackupStore) -> Closed:
+def _closed_files(store: BackupStore) -> ClosedFiles:
+    """Return the unchangeable files of the last readable backup."""
     for name in reversed(store.names()):
         with contextlib.suppress(CorruptLog):
             return {file.path: file for file in store.load(name).files if file.closed}
     return {}
 
 
-def _kept(
-    storage: Storage, folder: str, file: SnapshotFile, store: BackupStore, known: Closed
+def _store_file(
+    storage: Storage, folder: str, file: SnapshotFile, store: BackupStore, closed: ClosedFiles
 ) -> BackupFile:
-    """A file whose blocks are all in the store."""
+    """Store a file's blocks; reuse those of the last backup if it cannot have changed."""
     if not file.link:
         return BackupFile(path=file.path, size=len(file.content), content=file.content)
-    before = known.get(file.path)
-    unchanged = file.closed and before is not None and before.size == file.size
-    if unchanged and before is not None and all(store.has(digest) for digest in before.blocks):
-        return before
-    blocks = [store.put(data) for data in _pieces(storage, f"{folder}/{file.link}", file.size)]
+    previous = closed.get(file.path)
+    unchanged = file.closed and previous is not None and previous.size == file.size
+    if unchanged and previous is not None and all(store.has(digest) for digest in previous.blocks):
+        return previous
+    blocks = [store.put(data) for data in _blocks(storage, f"{folder}/{file.link}", file.size)]
     return BackupFile(path=file.path, size=file.size, closed=file.closed, blocks=blocks)
 
 
-def _pieces(storage: Storage, path: str, size: int) -> Iterator[bytes]:
+def _blocks(storage: Storage, path: str, size: int) -> Iterator[bytes]:
+    """Read the first `size` bytes of a file in blocks. Raises CorruptLog if there are fewer."""
     with contextlib.closing(storage.open(path)) as file:
         for position in range(0, size, BLOCK_BYTES):
             wanted = min(BLOCK_BYTES, size - position)
             data = bytes(file.read(position, wanted))
             if len(data) != wanted:
-                raise CorruptLog(f"{path}: has {position + len(data)} bytes, {size} were expected")
+                raise CorruptLog(f"{path}: has {position + len(data)} bytes, expected {size}")
             yield data

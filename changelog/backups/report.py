@@ -1,4 +1,4 @@
-"""What a backup and a restore say of what they have done."""
+"""The results of a backup and of a restore."""
 
 from __future__ import annotations
 
@@ -6,35 +6,42 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Progress = Callable[[int, int], None]
-"""Called with how many bytes of how many are done."""
+"""Called with the bytes done and the total bytes."""
 
 
 @dataclass(frozen=True)
 class BackupReport:
-    """A backup that was made."""
+    """The result of a backup."""
 
     name: str
+    """Name of the backup, for `restore`."""
     log_id: str
+    """Id of the log."""
     taken_ms: int
-    """The moment that it shows, in ms since 1970."""
+    """Moment of the backup, in milliseconds since the epoch."""
     files: int
+    """Number of files."""
     bytes: int
-    """Bytes of all its files."""
+    """Total bytes of all files."""
     copied_bytes: int
-    """Bytes that were written; the rest was there already, and was verified."""
+    """Bytes written; the other blocks were in the folder already, and were verified."""
     repaired_blocks: int
-    """Blocks of earlier backups that were damaged and have been written again."""
+    """Number of damaged blocks of earlier backups that were written again."""
 
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """A log that was made of a backup."""
+    """The result of a restore."""
 
     backup: str
+    """Name of the backup."""
     log_id: str
-    """The new log's own."""
+    """Id of the new log."""
     original_log_id: str
+    """Id of the log that was backed up."""
     taken_ms: int
-    """The moment that it shows, in ms since 1970."""
+    """Moment of the backup, in milliseconds since the epoch."""
     files: int
+    """Number of files."""
     bytes: int
+    """Total bytes of all files."""

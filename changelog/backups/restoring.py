@@ -1,4 +1,4 @@
-"""A log made of a backup: beside its place, verified, and then put there in one step."""
+"""Restore a backup: create the log in a folder beside the target, verify it, and rename it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from strandline.changelog.errors import CorruptLog, InvalidConfig, StorageFailed
 from strandline.changelog.storage import LocalStorage, Lock, Storage
 
 MARK = "restoring"
-"""A file in the folder beside: it is none of somebody else's."""
+"""File that marks a folder as created by a restore, which the next restore may remove."""
 _SEGMENT = r"\d{20}-\d{8}\.(?:log|index|aborted)"
 _PATH = re.compile(
     f"{re.escape(CATALOG)}|{re.escape(LOG_CONFIG)}|topics/{TOPIC_ID}/topic\\.meta|"
     rf"topics/{TOPIC_ID}/\d{{1,9}}/(?:manifest\.meta|{_SEGMENT}|\d{{20}}\.producers)"
 )
-"""Files that a backup may have, besides `strandline.meta`, which is made anew."""
+"""Pattern of the files in a backup, except `strandline.meta`, which is written with a new id."""
 
 
 def restore(
@@ -40,31 +40,32 @@ def restore(
     clock: Clock | None = None,
     progress: Progress | None = None,
 ) -> RestoreReport:
-    """Make a log in the folder `to`, of a backup in the folder `backups`.
+    """Restore a backup in the folder `backups` to a new log in the folder `to`.
 
-    The log is the one that was backed up, as a kill at that moment would have left it, under an id of
-    its own: open transactions are aborted when it is opened, prepared ones completed. Stores are restored from their
-    changelogs. Every block is verified by its hash, and the log is checked, before it is in its place.
+    The new log has the state that a kill at the moment of the backup would have left, and a new id.
+    Opening it aborts open transactions and completes prepared ones. Stores are restored from their
+    changelogs. Before the log appears at `to`, every block is verified by its hash, and the whole
+    log is checked.
 
     Args:
-        backups: Folder of backups.
-        to: Folder of the new log, which does not exist yet or is empty.
-        name: The backup, as `backup` reported it; the last one by default.
+        backups: Backup folder.
+        to: Folder of the new log; it must not exist or be empty.
+        name: Name of the backup, as reported by `backup`; the last one by default.
         clock: Clock of the process; the system's by default.
-        progress: Called with how many bytes of how many are done.
+        progress: Called with the bytes done and the total bytes.
 
     Returns:
-        Ids of the new log and of the one that was backed up, and the moment.
+        The ids of the new log and of the backed-up one, and the moment of the backup.
 
     Raises:
-        InvalidConfig: `backups` has no such backup, or there is something at `to`.
-        CorruptLog: A block or the log is damaged; there is nothing at `to` then.
-        LogLocked: Another process restores to the same place.
-        StorageFailed: A disk failed or is full; there is nothing at `to` then.
+        InvalidConfig: `backups` has no such backup, or `to` is not empty.
+        CorruptLog: A block or the log is damaged; `to` is not created.
+        LogLocked: Another process is restoring to the same folder.
+        StorageFailed: A disk failed or is full; `to` is not created.
     """
     for given in (backups, to):
         if location.is_url(given):
-            raise InvalidConfig(f"{location.shown(os.fspath(given))} is no folder; give one")
+            raise InvalidConfig(f"{location.shown(os.fspath(given))} is not a folder; give one")
         location.check_folder(given)
     goal = Path(os.path.abspath(to))
     check_local(goal)
@@ -72,60 +73,65 @@ def restore(
     store.check()
     chosen = name or next(reversed(store.names()), None)
     if chosen is None:
-        raise InvalidConfig(f"{os.fspath(backups)} has no backup that was finished")
-    return _restored(store, chosen, goal, clock or SystemClock(), progress)
+        raise InvalidConfig(f"{os.fspath(backups)} has no complete backup")
+    return _restore_to(store, chosen, goal, clock or SystemClock(), progress)
 
 
-def _restored(
+def _restore_to(
     store: BackupStore, name: str, goal: Path, clock: Clock, progress: Progress | None
 ) -> RestoreReport:
-    found = store.load(name)
-    _check_paths(found, name)
+    """Restore a backup beside `goal`, then rename it."""
+    backup = store.load(name)
+    _check_paths(backup, name)
     _check_free(goal)
     parent = LocalStorage(goal.parent)
     parent.make_dir("")
-    beside = f".{goal.name}.restoring"
-    storage, lock = _begin(parent, goal.parent / beside)
+    temporary = f".{goal.name}.restoring"
+    storage, lock = _begin(parent, goal.parent / temporary)
     try:
-        meta = _fill(storage, store, found, clock, progress)
+        meta = _fill(storage, store, backup, clock, progress)
         storage.sync_dir("")
         _check_free(goal)
-        parent.rename(beside, goal.name)
+        parent.rename(temporary, goal.name)
         parent.sync_dir("")
     except BaseException:
         with contextlib.suppress(StorageFailed):
-            parent.remove_tree(beside)
+            parent.remove_tree(temporary)
         raise
     finally:
         lock.release()
-    LocalStorage(goal).unlink(MARK)  # last: until the log is in its place it marks what is ours
+    # Last, because a folder without it would not be removed after a crash before the rename.
+    LocalStorage(goal).unlink(MARK)
     return RestoreReport(
-        name, meta.log_id, found.log.log_id, found.taken_ms, len(found.files), found.bytes
+        name, meta.log_id, backup.log.log_id, backup.taken_ms, len(backup.files), backup.bytes
     )
 
 
 def _check_paths(backup: Backup, name: str) -> None:
+    """Raise CorruptLog if a path in the backup could lie outside of the log."""
     for file in backup.files:
         if file.path != FOLDER_META and _PATH.fullmatch(file.path) is None:
-            raise CorruptLog(f"backup {name}: {file.path!r} is no file of a log")
+            raise CorruptLog(f"backup {name}: {file.path!r} is not a file of a log")
 
 
 def _check_free(goal: Path) -> None:
+    """Raise InvalidConfig unless the target does not exist or is an empty folder."""
     if os.path.lexists(goal) and (goal.is_symlink() or not goal.is_dir() or any(goal.iterdir())):
         raise InvalidConfig(
-            f"there is something at {goal}: a log is restored to a place of its own; give another"
+            f"{goal} exists and is not an empty folder; give another folder to restore to"
         )
 
 
 def _begin(parent: Storage, path: Path) -> tuple[LocalStorage, Lock]:
-    """An empty folder of our own beside the place, locked, without what an interrupted restore left."""
+    """Create and lock an empty folder; remove one left by an interrupted restore."""
     if parent.exists(path.name):
-        left = LocalStorage(path, follow=False)
-        if left.list_dir("") and not left.exists(MARK):
+        leftover = LocalStorage(path, follow=False)
+        if leftover.list_dir("") and not leftover.exists(MARK):
             raise InvalidConfig(
                 f"{path} is in the way, and was not left by an interrupted restore; move it away"
             )
-        left.lock(LOCK, lock_note("restore"), whole=True).release()  # or a restore is under way
+        # Raises LogLocked if another restore is running there.
+        leftover.lock(LOCK, lock_note("restore"), whole=True).release()
         parent.remove_tree(path.name)
     storage = LocalStorage(path, follow=False)
     storage.make_dir("")
@@ -140,7 +146,7 @@ def _fill(
     clock: Clock,
     progress: Progress | None,
 ) -> FolderMeta:
-    """Write all files, durably, and check the log that they are."""
+    """Write all files durably, and check the resulting log."""
     folders, done = set[str](), 0
     for file in backup.files:
         if file.path != FOLDER_META:
@@ -160,13 +166,14 @@ def _fill(
     damage = check_log(storage, clock=clock).report.of(Severity.DAMAGE)
     if damage:
         raise CorruptLog(
-            f"the log of this backup is damaged, {damage[0].file}: {damage[0].what}; it was so when it "
-            "was backed up: restore an earlier backup"
+            f"the log of this backup is damaged, {damage[0].file}: {damage[0].what}; the damage is older "
+            "than the backup: restore an earlier one"
         )
     return meta
 
 
 def _write(storage: Storage, store: BackupStore, file: BackupFile) -> None:
+    """Write one file durably. Raises CorruptLog for a missing or damaged block."""
     with contextlib.closing(storage.create(file.path)) as target:
         if file.content:
             target.append(file.content)
@@ -179,6 +186,6 @@ def _write(storage: Storage, store: BackupStore, file: BackupFile) -> None:
                 ) from error
         if target.size() != file.size:
             raise CorruptLog(
-                f"{file.path}: its blocks have {target.size()} bytes, {file.size} were expected"
+                f"{file.path}: its blocks have {target.size()} bytes, expected {file.size}"
             )
         target.sync()

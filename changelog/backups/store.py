@@ -1,12 +1,12 @@
-"""The folder of the backups of a log.
+"""The backup folder of a log.
 
-    backups.meta                    document: what this folder is
-    lock                            flock of the process that works here
-    <time>-<number>.backup          document: a backup, that is the files of the log at one moment
-    blocks/<2 hex>/<64 hex>         up to 4 MiB of a file, named by its BLAKE2b hash of 256 bits
+    backups.meta                    document: identity of the folder
+    lock                            flock of the process that uses it
+    <time>-<number>.backup          document: a backup, that is, the log's files at one moment
+    blocks/<2 hex>/<64 hex>         up to 4 MiB of a file, named by its 256-bit BLAKE2b hash
 
-A block is written to a temporary file, synced and renamed; a backup's document is written when all of
-its blocks are durable. So a crash leaves at worst blocks that no backup has yet.
+A block is written to a temporary file, synced and renamed. A backup's document is written after all
+of its blocks are durable. A crash therefore leaves at most blocks that are in no backup yet.
 """
 
 from __future__ import annotations
@@ -35,44 +35,48 @@ BLOCKS = "blocks"
 BLOCK_BYTES = 4 << 20
 
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-"""It names a file."""
+"""Hash of a block in hexadecimal digits, which is also its file name."""
 
 
 class StoreMeta(msgspec.Struct):
-    """What the folder is."""
+    """Identity of a backup folder."""
 
     log_id: str
-    """Of the log that was first backed up here."""
+    """Id of the log that was first backed up here."""
 
 
 class BackupFile(msgspec.Struct, kw_only=True):
-    """A file of the log, as it was."""
+    """A file of the log at the moment of a backup."""
 
     path: str
+    """Path relative to the log folder."""
     size: Count
+    """Size in bytes."""
     closed: bool = False
-    """Whether no file of that path ever has another content."""
+    """True if the content of this path never changes."""
     content: bytes = b""
-    """All of a small file."""
+    """Content of a small file."""
     blocks: list[Digest] = []
-    """Those of a file that has no `content`, in order."""
+    """Hashes of the file's blocks, in order, if `content` is empty."""
 
 
 class Backup(msgspec.Struct, kw_only=True):
-    """The files of a log at one moment."""
+    """A backup: the files of a log at one moment."""
 
     taken_ms: int
+    """Moment of the backup, in milliseconds since the epoch."""
     log: FolderMeta
+    """Identity of the log."""
     files: list[BackupFile]
 
     @property
     def bytes(self) -> int:
-        """Bytes of all its files."""
+        """Total bytes of all files."""
         return sum(file.size for file in self.files)
 
 
 class BackupStore:
-    """The backups in `storage`, a folder of their own. Not for use by two processes: `locked`."""
+    """The backups in a folder; writers must hold `locked`, because only one process may write."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -83,7 +87,7 @@ class BackupStore:
 
     @contextlib.contextmanager
     def locked(self, note: str) -> Iterator[None]:
-        """Work here alone. Raises LogLocked."""
+        """Lock the folder against other processes. Raises LogLocked."""
         lock: Lock = self._storage.lock(LOCK, note, whole=True)
         try:
             yield
@@ -91,32 +95,32 @@ class BackupStore:
             lock.release()
 
     def begin(self, log_id: str) -> None:
-        """Make it a folder of backups if it is empty. Raises InvalidConfig if it is something else."""
+        """Initialize an empty folder. Raises InvalidConfig if the folder has other files."""
         self._storage.make_dir("")
         try:
             document.load(self._storage, META, KIND, StoreMeta)
         except FileNotFoundError:
             if set(self._storage.list_dir("")) - {LOCK, f"{META}.tmp"}:
                 raise InvalidConfig(
-                    "the folder for backups is neither empty nor one that has some; give another"
+                    "the folder for backups is neither empty nor a backup folder; give another"
                 ) from None
             document.save(self._storage, META, KIND, StoreMeta(log_id))
 
     def check(self) -> None:
-        """Raise InvalidConfig if there are no backups here."""
+        """Raise InvalidConfig if this is not a backup folder."""
         try:
             document.load(self._storage, META, KIND, StoreMeta)
         except FileNotFoundError:
-            raise InvalidConfig("this is no folder of backups: it has no backups.meta") from None
+            raise InvalidConfig("this is not a backup folder: it has no backups.meta") from None
 
     def names(self) -> list[str]:
-        """All backups, the earliest first."""
+        """Return the names of all backups, the earliest first."""
         found = self._storage.list_dir("")
         names = [name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX)]
         return sorted(names, key=_number)
 
     def load(self, name: str) -> Backup:
-        """A backup. Raises InvalidConfig if there is none of that name, CorruptLog."""
+        """Load a backup. Raises InvalidConfig if it does not exist, CorruptLog."""
         if name not in self.names():
             raise InvalidConfig(
                 f"there is no backup {name!r} here; there are {', '.join(self.names()) or 'none'}"
@@ -124,7 +128,8 @@ class BackupStore:
         return document.load(self._storage, name + SUFFIX, BACKUP_KIND, Backup)
 
     def save(self, backup: Backup) -> str:
-        """Add a backup whose blocks are here, durably; return its name."""
+        """Add a backup durably and return its name; its blocks must have been put before."""
+        # The names of new blocks must be durable before the document that refers to them.
         for folder in sorted(self._changed):
             self._storage.sync_dir(folder)
         self._changed.clear()
@@ -140,7 +145,7 @@ class BackupStore:
     # Blocks ---------------------------------------------------------------------------
 
     def put(self, data: bytes | memoryview) -> str:
-        """Keep a block, unless it is here and whole; return its digest. `save` makes it durable."""
+        """Store a block unless it exists undamaged; return its digest. `save` makes it durable."""
         digest = digest_of(data)
         if self.has(digest):
             return digest
@@ -159,28 +164,28 @@ class BackupStore:
         return digest
 
     def has(self, digest: str) -> bool:
-        """Whether a block is here and is what its name says; it is read for that once."""
+        """Return True if a block exists and matches its hash; it is read once to verify that."""
         if digest not in self._verified:
             with contextlib.suppress(FileNotFoundError, CorruptLog):
                 self.block(digest)
         return digest in self._verified
 
     def block(self, digest: str) -> bytes:
-        """A block, verified. Raises FileNotFoundError, CorruptLog."""
+        """Read and verify a block. Raises FileNotFoundError, CorruptLog."""
         path = _path(digest)
         with contextlib.closing(self._storage.open(path)) as file:
             data = bytes(file.read(0, BLOCK_BYTES + 1))
         if digest_of(data) != digest:
             raise CorruptLog(
-                f"{path}: the block is damaged; back up again (that writes it anew if the log still "
-                "has it), or restore another backup"
+                f"{path}: the block is damaged; back up again (which rewrites it if the log still has "
+                "it), or restore another backup"
             )
         self._verified.add(digest)
         return data
 
 
 def digest_of(data: bytes | memoryview) -> str:
-    """The name of a block."""
+    """Return the hash of a block, which names its file."""
     return blake2b(data, digest_size=32).hexdigest()
 
 
@@ -193,5 +198,6 @@ def _path(digest: str) -> str:
 
 
 def _number(name: str) -> int:
+    """Return the number in a backup's name; names are sorted by it, whatever the clock did."""
     found = re.search(r"-(\d{1,12})$", name)
     return int(found[1]) if found else 0

@@ -1,19 +1,19 @@
-"""Moving topics, and the groups that read them, from one log to another: a folder, a Kafka cluster.
+"""Move topics and committed offsets of groups between logs: folders and Kafka clusters.
 
-    mover.py       the steps, in their order
-    selection.py   what is moved
-    copying.py     records, in transactions with what the journal says of them
-    journal.py     what was done, kept in the target
-    runs.py        which offset became which
-    digest.py      a checksum of records in their order
-    verifying.py   the copy is what was read
-    settings.py    a topic's settings, while it is copied and afterwards
-    forms.py       in which form values are kept there
-    groups.py      committed positions, translated
-    reading.py     up to an end, in rounds
-    report.py      what is said of it
+    mover.py       the steps of a move, in order
+    selection.py   which topics and groups are moved
+    copying.py     copies records, in transactions that also write the journal
+    journal.py     the progress of a move, stored in the target
+    runs.py        the mapping of source offsets to target offsets
+    digest.py      a checksum of records in order
+    verifying.py   compares the copy with what was read
+    settings.py    the settings of a topic during and after copying
+    forms.py       the format of values in the target
+    groups.py      committed offsets, translated to the target
+    reading.py     reads partitions up to an end offset
+    report.py      the result of a move
 
-It knows both logs as a `changelog.broker.Broker` only.
+Both logs are accessed through `changelog.broker.Broker` only.
 """
 
 from __future__ import annotations

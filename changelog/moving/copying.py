@@ -1,4 +1,4 @@
-"""Copying the records of a topic, round by round: each a transaction that also says what it has copied."""
+"""Copy the records of a topic in rounds: transactions that also write the journal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from strandline.changelog.records import Batch, Fetched, TopicInfo, TopicPartiti
 
 @dataclass(frozen=True)
 class TopicCopy:
-    """A topic that is copied."""
+    """A topic being copied: the source, the target, and the conversion of its batches."""
 
     source: TopicInfo
     target: TopicInfo
@@ -29,7 +29,7 @@ class TopicCopy:
 
     @property
     def partitions(self) -> list[TopicPartition]:
-        """Its partitions, here and there."""
+        """Partitions of the source topic; the target has the same names and numbers."""
         return [TopicPartition(self.source.name, n) for n in range(self.source.partitions)]
 
 
@@ -41,22 +41,23 @@ def copy(
     journal: Journal,
     advance: Advance,
 ) -> dict[TopicPartition, int]:
-    """Copy what is left up to the last stable `ends`; where it has come to in the source.
+    """Copy the remaining records before the last stable offsets in `ends`.
 
-    Raises InvalidRequest if deletions were missed.
+    Returns the positions reached in the source. Raises InvalidRequest if tombstones that were not
+    copied yet have been removed from the source.
     """
     state = journal.state.topics[work.source.topic_id]
     positions = {
         tp: max(state.partition(tp.partition).position, ends[tp].log_start)
         for tp in work.partitions
     }
-    named = {tp: ends[tp].epoch_before(at).incarnation for tp, at in positions.items()}
+    incarnations = {tp: ends[tp].epoch_before(at).incarnation for tp, at in positions.items()}
     for fetched in fetches(source, positions, ends):
         for tp, got in fetched.items():
-            if not continues(got.epochs, positions[tp], named[tp]):
+            if not continues(got.epochs, positions[tp], incarnations[tp]):
                 raise diverged(tp, "the log was replaced by another copy while it was read")
             if got.epochs:
-                named[tp] = epoch_before(got.epochs, got.next_offset).incarnation
+                incarnations[tp] = epoch_before(got.epochs, got.next_offset).incarnation
         _check_complete(work, state, source, {tp: positions[tp] for tp in fetched})
         _copy_round(work, state, fetched, producer, journal)
         advance(sum(got.next_offset - positions[tp] for tp, got in fetched.items()))
@@ -65,10 +66,10 @@ def copy(
 
 
 def check_same_history(work: TopicCopy, state: TopicState, ends: Ends) -> None:
-    """Raise InvalidRequest if the source is not, any more, the log that was copied from.
+    """Raise InvalidRequest if the source has another history than the log that was copied from.
 
-    It was restored from a backup, or is another copy, and was written to since: the copy has records
-    that the source does not have.
+    This happens if the source was restored from a backup, or replaced by another copy, and then
+    written to: the target has records that the source does not have.
     """
     for tp in work.partitions:
         copied = state.partition(tp.partition)
@@ -79,28 +80,31 @@ def check_same_history(work: TopicCopy, state: TopicState, ends: Ends) -> None:
 
 
 def diverged(tp: TopicPartition, problem: str) -> InvalidRequest:
-    """The error for a source with another history than the one that was copied."""
+    """Return the error for a source with another history than the one that was copied."""
     return InvalidRequest(
-        f"{tp}: what was copied is not what the source has now: {problem}. Delete topic {tp.topic!r} "
-        f"in the target, with all that was done there since, and run this again"
+        f"{tp}: the copied records differ from those of the source now: {problem}. Delete topic "
+        f"{tp.topic!r} in the target, with all changes made there since, and run this again"
     )
 
 
 def _check_complete(
     work: TopicCopy, state: TopicState, source: Broker, fetched_from: Mapping[TopicPartition, int]
 ) -> None:
-    """Whether the copy lacks no deletion: then it would keep for ever what is deleted in the source."""
+    """Raise InvalidRequest if the copy misses a tombstone that was removed from the source.
+
+    Without the tombstone the target would keep a record forever that is deleted in the source.
+    """
     if not work.source.effective.compact:
         return
-    settled = state.begun.settled
+    settled_ends = state.begun.settled
     for tp, now in source.offsets(list(fetched_from)).items():
-        known = settled[tp.partition] if tp.partition < len(settled) else 0
+        known = settled_ends[tp.partition] if tp.partition < len(settled_ends) else 0
         if now.must_start_over(fetched_from[tp], known):
             raise InvalidRequest(
-                f"{tp}: deletions up to offset {now.purged_end} were removed from the source when its "
-                f"copy had come to offset {fetched_from[tp]}, so the copy has to begin anew: delete "
+                f"{tp}: tombstones up to offset {now.purged_end} were removed from the source when the "
+                f"copy had reached offset {fetched_from[tp]}, so the copy has to start over: delete "
                 f"topic {tp.topic!r} in the target and run this again (delete.retention.ms of the topic "
-                f"should be longer than it takes)"
+                f"should be longer than the copy takes)"
             )
 
 
@@ -111,6 +115,7 @@ def _copy_round(
     producer: Producer,
     journal: Journal,
 ) -> None:
+    """Append one fetch to the target and its journal entries to the journal, in one transaction."""
     found = {tp: [batch for batch in got.batches if len(batch)] for tp, got in fetched.items()}
     merged = {tp: _merged(work, batches) for tp, batches in found.items() if batches}
     if not merged:
@@ -122,25 +127,25 @@ def _copy_round(
             _copied(
                 *(work, state.partition(tp.partition), tp.partition, fetched[tp].next_offset),
                 *(columns, found[tp], [one for one in written if one.partition == tp.partition]),
-                _epoch_behind(fetched[tp]),
+                _epoch_after(fetched[tp]),
             )
             for tp, columns in merged.items()
         ]
         journal.write(producer, entries)
-    journal.settle(entries)
+    journal.apply_committed(entries)
 
 
 def _merged(work: TopicCopy, batches: Sequence[Batch]) -> pa.RecordBatch:
-    """All in one, in its new form: small ones, of which logs of apps are full, are slow to append."""
+    """Convert batches and merge them into one, because many small batches are slow to append."""
     tables = [pa.Table.from_batches([work.form.written(batch.columns)]) for batch in batches]
     for batch, table in zip(batches, tables, strict=True):
         if table.schema.field("value").type != work.form.type:
             raise SchemaMismatch(
                 f"{batch.topic}-{batch.partition}: records from offset {batch.base_offset} on have "
-                f"other columns than the copy that was begun; delete topic {batch.topic!r} in the "
-                f"target and run this again"
+                f"other columns than the target topic; delete topic {batch.topic!r} in the target "
+                f"and run this again"
             )
-    # Not all have headers.
+    # Promotion adds null headers to batches without any.
     whole = pa.concat_tables(tables, promote_options="default").combine_chunks()
     (merged,) = whole.to_batches()
     return merged
@@ -148,7 +153,7 @@ def _merged(work: TopicCopy, batches: Sequence[Batch]) -> pa.RecordBatch:
 
 def _copied(
     work: TopicCopy,
-    before: PartitionState,
+    previous: PartitionState,
     partition: int,
     position: int,
     columns: pa.RecordBatch,
@@ -156,7 +161,8 @@ def _copied(
     written: Sequence[BatchMetadata],
     epoch: HistoryEpoch,
 ) -> RecordsCopied:
-    digest = before.digest.over(columns)
+    """Return the journal entry for the records of one partition in a round."""
+    digest = previous.digest.over(columns)
     source = np.concatenate([batch.offsets.to_numpy() for batch in batches])
     target = following([(piece.base_offset, piece.last_offset) for piece in written])
     return RecordsCopied(
@@ -164,7 +170,7 @@ def _copied(
         partition,
         position,
         int(target[-1]) + 1,
-        before.whole.over(columns) if before.verified else digest,
+        previous.whole.over(columns) if previous.verified else digest,
         digest,
         RecordRuns.of(source, target).encode(),
         epoch.number,
@@ -172,8 +178,8 @@ def _copied(
     )
 
 
-def _epoch_behind(fetched: Fetched) -> HistoryEpoch:
-    """The epoch that names the position behind what was fetched; on Kafka only its number is known."""
+def _epoch_after(fetched: Fetched) -> HistoryEpoch:
+    """Return the epoch of the position after a fetch; unknown without epochs (Kafka)."""
     if fetched.epochs:
         return epoch_before(fetched.epochs, fetched.next_offset)
     return HistoryEpoch(UNKNOWN_EPOCH, 0)

@@ -1,8 +1,9 @@
-"""A checksum of records in their order, the same however they are cut into batches.
+"""A checksum of records in order that does not depend on the batches.
 
-Each property of a record (its time, the length of its key, the key's bytes, …) is a stream of bytes of
-its own, and a CRC-32C runs along each. So it goes over columns without touching single records, two
-readers that fetch differently come to the same, and it can be put down and taken up again.
+Each property of a record (its timestamp, the length of its key, the key's bytes, …) is a separate
+stream of bytes with a running CRC-32C. The checksum is computed from columns, without touching
+single records. Readers that fetch different batches get the same value. It can be saved and
+continued.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NO_HEADERS = pa.array([], HEADERS_TYPE.value_type)
 
 
 class StreamDigest(msgspec.Struct, frozen=True, array_like=True):
-    """How many records, and the checksums of their streams so far.
+    """Number of records and the checksums of their streams so far.
 
     >>> from strandline.changelog.records import columns_schema
     >>> rows = [{"timestamp": n, "key": None, "value": b"v" * n} for n in range(5)]
@@ -36,32 +37,38 @@ class StreamDigest(msgspec.Struct, frozen=True, array_like=True):
     """
 
     count: int = 0
+    """Number of records."""
     sums: tuple[int, ...] = ()
+    """CRC-32C of each stream; empty before the first record."""
 
     def over(self, columns: pa.RecordBatch) -> StreamDigest:
-        """With a batch (columns of `changelog.records`) at its end; one with values of the same type."""
+        """Return the digest continued over a batch with columns of `changelog.records`.
+
+        All batches must have values of the same type.
+        """
         if columns.num_rows == 0:
             return self
         streams = list(_streams_of(columns))
-        before = self.sums or (0,) * len(streams)
-        sums = (crc32c(data, crc) for data, crc in zip(streams, before, strict=True))
+        previous = self.sums or (0,) * len(streams)
+        sums = (crc32c(data, crc) for data, crc in zip(streams, previous, strict=True))
         return StreamDigest(self.count + columns.num_rows, tuple(sums))
 
     @property
     def text(self) -> str:
-        """All in one, for people: 16 hexadecimal digits."""
+        """Digest of count and checksums for display: 16 hexadecimal digits."""
         packed = struct.pack(f"<q{len(self.sums)}I", self.count, *self.sums)
         return hashlib.blake2b(packed, digest_size=8).hexdigest()
 
 
 def _streams_of(columns: pa.RecordBatch) -> Iterator[memoryview]:
+    """Yield the streams of a batch of records."""
     for name in ("timestamp", "key", "value"):
         yield from _streams(columns.column(name))
     yield from _of_headers(columns)
 
 
 def _of_headers(columns: pa.RecordBatch) -> Iterator[memoryview]:
-    """Of each record how many headers, and all of them; none are as good as an empty list."""
+    """Yield the number of headers per record and all headers; null counts as an empty list."""
     if columns.schema.get_field_index("headers") < 0:
         counts, pairs = pa.repeat(pa.scalar(0, pa.int32()), columns.num_rows), _NO_HEADERS
     else:
@@ -72,7 +79,7 @@ def _of_headers(columns: pa.RecordBatch) -> Iterator[memoryview]:
 
 
 def _streams(array: pa.Array) -> Iterator[memoryview]:
-    """What an array holds, whatever lies behind its nulls, or in front of its slice."""
+    """Yield the streams of an array; bytes under nulls or outside of its slice do not count."""
     kind = array.type
     yield _bytes_of(pc.is_valid(array).cast(pa.int8()))
     if _is_binary(kind):
@@ -104,14 +111,14 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def _bytes_of(array: pa.Array) -> memoryview:
-    """The values of an array of a fixed width, none of them null."""
+    """Return the values of a fixed-width array without nulls as bytes."""
     width = array.type.bit_width // 8
     data = _bytes_in(array.buffers()[1])
     return data[array.offset * width : (array.offset + len(array)) * width]
 
 
 def _content(array: pa.Array) -> memoryview:
-    """The bytes of an array of large_binary, one value after the other."""
+    """Return the concatenated values of a large_binary array."""
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, np.int64)[[array.offset, array.offset + len(array)]]
     return _bytes_in(data)[ends[0] : ends[1]]

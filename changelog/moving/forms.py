@@ -1,7 +1,8 @@
-"""In which form the values of a topic are kept in the target. Decided here, and nowhere else.
+"""Decide the format of a topic's values in the target.
 
-Bytes stay bytes, and columns columns. Where the target has no columns, or is to get some again, values are
-converted; how, the caller says, since forms are no matter of the log.
+Bytes stay bytes and columns stay columns if the target supports them. Otherwise, or if bytes are to
+become columns again, values are converted. The caller provides the conversion, because the log does
+not know formats such as JSON.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from strandline.changelog.schema import upgrade, value_type
 
 @dataclass(frozen=True)
 class BatchConversion:
-    """How batches of a topic become those of its copy."""
+    """The conversion of a topic's batches to those of its copy."""
 
     source: TopicInfo
     conversion: Conversion | None = None
 
     @property
     def schema(self) -> pa.Schema | None:
-        """Of the topic in the target."""
+        """Schema of the target topic; None for bytes."""
         return self.source.schema if self.conversion is None else self.conversion.schema
 
     @property
     def type(self) -> pa.DataType:
-        """Of the column `value` there."""
+        """Type of the column `value` in the target."""
         return value_type(self.schema)
 
     def written(self, columns: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch of the source as it is appended there; fields that older records lack are null."""
+        """Convert a batch of the source; fields missing in older records become null."""
         latest = upgrade(columns, value_type(self.source.schema))
         if self.conversion is None:
             return latest
@@ -42,17 +43,17 @@ class BatchConversion:
         return latest.set_column(2, pa.field("value", self.type), values)
 
     def read_back(self, columns: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch of the target, to be compared with that."""
+        """Return a batch of the target in the latest schema, for comparison."""
         return upgrade(columns, self.type)
 
 
 def form_of(topic: TopicInfo, target: MovedLog, conversions: Conversions) -> BatchConversion:
-    """The form of a topic's values in the target. Raises InvalidTopic if there is none."""
+    """Return the conversion for a topic. Raises InvalidTopic if the target cannot store it."""
     conversion = conversions(topic, target.has_columns)
     if conversion is None and topic.schema is not None and not target.has_columns:
         raise InvalidTopic(
-            f"topic {topic.name!r} is typed (columns {', '.join(topic.schema.names)}), and "
-            f"{target.name} has topics of bytes only; choose others with --topics, or write its "
-            f"values to a topic of bytes and move that"
+            f"topic {topic.name!r} is typed (columns {', '.join(topic.schema.names)}), but "
+            f"{target.name} has topics of bytes only; choose other topics with --topics, or write "
+            f"its values to a topic of bytes and move that"
         )
     return BatchConversion(topic, conversion)

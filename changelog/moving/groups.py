@@ -1,4 +1,4 @@
-"""What groups have committed, with the offsets of the target."""
+"""The committed offsets of groups, translated to the target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ def translated(
     target: Broker,
     metadata: Metadata,
 ) -> GroupOffsets:
-    """The same positions in the target: before the first record there that they are before here."""
+    """Translate committed offsets to the target.
+
+    A translated offset points to the copy of the first record at or after the source offset, or to
+    the end if there is none.
+    """
     ids = {info.name: info.topic_id for info in topics}
     wanted = _positions(offsets, metadata)
     found = journal.translated({(ids[tp.topic], tp.partition): at for tp, at in wanted.items()})
@@ -28,7 +32,7 @@ def translated(
     known = {tp: found[ids[tp.topic], tp.partition] for tp in wanted}
     return {
         group: {
-            tp: _moved(offset, known[tp], ends[tp].last_stable_offset, metadata)
+            tp: _translate_one(offset, known[tp], ends[tp].last_stable_offset, metadata)
             for tp, offset in of_group.items()
         }
         for group, of_group in offsets.items()
@@ -36,7 +40,7 @@ def translated(
 
 
 def commit(offsets: GroupOffsets, producer: Producer, journal: Journal) -> None:
-    """Commit them in the target, all in one transaction."""
+    """Commit offsets in the target, all in one transaction with their journal entries."""
     if not offsets:
         return
     entries = [
@@ -49,46 +53,53 @@ def commit(offsets: GroupOffsets, producer: Producer, journal: Journal) -> None:
         for group, of_group in offsets.items():
             producer.send_offsets_to_transaction(of_group, group)
         journal.write(producer, entries)
-    journal.settle(entries)
+    journal.apply_committed(entries)
 
 
 def check_untouched(found: GroupOffsets, journal: Journal, wanted: GroupOffsets) -> None:
-    """Raise InvalidRequest if a group has committed anything else in the target than the move has."""
+    """Raise InvalidRequest if a group has committed offsets in the target itself.
+
+    Offsets in the journal, and those in `wanted`, are the move's own.
+    """
     for group, of_group in found.items():
-        by_us = journal.state.groups.get(group, {})
+        by_move = journal.state.groups.get(group, {})
         for tp, offset in of_group.items():
-            ours = [by_us.get(tp), wanted.get(group, {}).get(tp)]
-            if _plain(offset) not in [_plain(one) for one in ours if one is not None]:
+            expected = [by_move.get(tp), wanted.get(group, {}).get(tp)]
+            if _comparable(offset) not in [_comparable(one) for one in expected if one is not None]:
                 raise InvalidRequest(
-                    f"group {group!r} has gone on in the target: it has committed offset "
-                    f"{offset.offset} in {tp}, which the move did not; it is left as it is. To move "
-                    f"again delete the topic in the target, with all that was done there since"
+                    f"group {group!r} has continued in the target: it has committed offset "
+                    f"{offset.offset} in {tp}, which the move did not; nothing is changed. To move "
+                    f"again delete the topic in the target, with all changes made there since"
                 )
 
 
 def _positions(offsets: GroupOffsets, metadata: Metadata) -> dict[TopicPartition, set[int]]:
+    """Return all source offsets to translate: committed ones and those within metadata."""
     wanted: dict[TopicPartition, set[int]] = {}
     for of_group in offsets.values():
         for tp, offset in of_group.items():
             seen = wanted.setdefault(tp, set())
             seen.add(offset.offset)
 
-            def note(position: int, seen: set[int] = seen) -> int:
+            def collect(position: int, seen: set[int] = seen) -> int:
                 seen.add(position)
                 return position
 
-            metadata(offset.metadata, note)
+            metadata(offset.metadata, collect)
     return wanted
 
 
-def _moved(
+def _translate_one(
     offset: CommittedOffset, known: Mapping[int, int], end: int, metadata: Metadata
 ) -> CommittedOffset:
-    def there(position: int) -> int:
+    """Translate one committed offset and the positions in its metadata."""
+
+    def in_target(position: int) -> int:
         return known.get(position, end)
 
-    return CommittedOffset(there(offset.offset), metadata(offset.metadata, there))
+    return CommittedOffset(in_target(offset.offset), metadata(offset.metadata, in_target))
 
 
-def _plain(offset: CommittedOffset) -> tuple[int, str]:
+def _comparable(offset: CommittedOffset) -> tuple[int, str]:
+    """Return what is compared of a committed offset: offset and metadata."""
     return offset.offset, offset.metadata

@@ -1,16 +1,17 @@
-"""What a move has done, kept in the target log: a topic, `__strandline_moves`.
+"""The progress of a move, stored in the topic `__strandline_moves` of the target log.
 
-What it says of copied records is written in the transaction that copies them. So after a crash the two
-agree, whatever became of that transaction: each record is in the target once, and is known to be.
+The entry for copied records is written in the transaction that copies them. After a crash the
+journal therefore agrees with the target, whether that transaction was committed or aborted: each
+record is in the target exactly once.
 
-    Begun      a topic is going to be made in the target for one of the source
-    Made       it is there, and has this id
-    Copied     records of a partition, with their offsets here and there, and the checksum up to them
-    Verified   what was copied was read back, and is what was read
-    Positions  what a group has committed in the target
+    MoveBegun         the target topic for a source topic will be created
+    TargetCreated     the target topic exists and has this id
+    RecordsCopied     records of a partition: source and target offsets, the checksum so far
+    TopicVerified     the copied records were read back and are equal to the source's
+    OffsetsCommitted  the offsets that the move has committed for a group
 
-Entries are MessagePack, in one partition, in their order. All but offsets is small enough to be held; those
-are looked up by reading the topic again.
+Entries are MessagePack, in one partition, in order. The state is kept in memory except for the
+mapping of offsets, which is looked up by reading the topic again.
 """
 
 from __future__ import annotations
@@ -34,115 +35,125 @@ from strandline.changelog.records import CommittedOffset, ReadPosition, TopicPar
 
 TOPIC = "__strandline_moves"
 CONFIG = {"retention.ms": "-1", "max.message.bytes": str(64 << 20)}
-_WHERE = TopicPartition(TOPIC, 0)
+_PARTITION = TopicPartition(TOPIC, 0)
 
 
 class MoveBegun(msgspec.Struct, tag="begun", array_like=True, frozen=True):
-    """Whatever was said before of this source's topic holds no more."""
+    """The move of a topic begins; earlier entries of the same source topic are void."""
 
     source_id: str
+    """Topic id in the source."""
     topic: str
+    """Name of the topic."""
     schema_id: int
+    """Latest schema id of the source topic."""
     settled: tuple[int, ...]
     """`PartitionOffsets.settled_end` of each partition of the source."""
 
 
 class TargetCreated(msgspec.Struct, tag="made", array_like=True, frozen=True):
-    """The topic in the target."""
+    """The target topic was created."""
 
     source_id: str
+    """Topic id in the source."""
     target_id: str
+    """Topic id in the target."""
     defaults: dict[str, str]
-    """What counts for it where nothing is set; a cluster says so only as long as nothing is."""
+    """Default settings in the target; a cluster reports them only while nothing else is set."""
 
 
 class RecordsCopied(msgspec.Struct, tag="copied", array_like=True, frozen=True):
-    """Records of one partition."""
+    """Records of one partition were copied."""
 
     source_id: str
+    """Topic id in the source."""
     partition: int
     position: int
-    """Where the source is to be read on."""
+    """Next offset to read in the source."""
     end: int
-    """Offset in the target behind the last record."""
+    """Offset in the target after the last copied record."""
     whole: StreamDigest
-    """Of all records that were copied."""
+    """Checksum of all copied records."""
     digest: StreamDigest
-    """Of those that were not verified yet."""
+    """Checksum of the copied records that are not verified yet."""
     runs: bytes
+    """Encoded `RecordRuns` of these records."""
     leader_epoch: int = UNKNOWN_EPOCH
-    """With `incarnation`, the history of the source that `position` is of (`changelog.history`)."""
+    """Leader epoch of `position` in the source (`changelog.history`)."""
     incarnation: str = ""
+    """Incarnation of `leader_epoch`."""
 
 
 class TopicVerified(msgspec.Struct, tag="verified", array_like=True, frozen=True):
-    """The whole topic."""
+    """All copied records of a topic were verified."""
 
     source_id: str
+    """Topic id in the source."""
 
 
 class OffsetsCommitted(msgspec.Struct, tag="positions", array_like=True, frozen=True):
-    """What the move has committed for a group."""
+    """The move has committed offsets for a group."""
 
     group: str
     offsets: tuple[tuple[str, int, int, str], ...]
-    """Topic, partition, offset, metadata."""
+    """Tuples of topic, partition, offset and metadata."""
 
 
 Entry = MoveBegun | TargetCreated | RecordsCopied | TopicVerified | OffsetsCommitted
 
 
 class PartitionState(NamedTuple):
-    """How far a partition was copied."""
+    """The progress of a partition; see `RecordsCopied` for the fields of the same name."""
 
     position: int = 0
     end: int = 0
     whole: StreamDigest = StreamDigest()
     digest: StreamDigest = StreamDigest()
     verified: int = 0
-    """Up to this offset of the target it was read back and compared."""
+    """Offset in the target before which all records were read back and compared."""
     leader_epoch: int = UNKNOWN_EPOCH
     incarnation: str = ""
-    """With `leader_epoch`, the history of the source that `position` is of."""
 
     def in_source(self, topic_id: str) -> ReadPosition:
-        """Where the source is to be read on, with the name of its history."""
+        """Return the next position to read in the source, with its leader epoch."""
         return ReadPosition(self.position, topic_id, self.leader_epoch, self.incarnation)
 
 
 @dataclass
 class TopicState:
-    """How far a topic was copied."""
+    """The progress of a topic."""
 
     begun: MoveBegun
     target_id: str = ""
-    """Empty as long as it is not known to be made."""
+    """Topic id in the target; empty until the creation is in the journal."""
     defaults: Mapping[str, str] = field(default_factory=dict)
+    """Default settings in the target."""
     partitions: dict[int, PartitionState] = field(default_factory=dict)
+    """Progress by partition; partitions without copied records are missing."""
     verified: bool = False
-    """Whether all that was copied is verified."""
+    """True if all copied records are verified."""
 
     def partition(self, number: int) -> PartitionState:
-        """How far one of its partitions was copied."""
+        """Return the progress of a partition."""
         return self.partitions.get(number, PartitionState())
 
 
 @dataclass
 class JournalState:
-    """What a journal says, but for the offsets."""
+    """The state after all entries of a journal, without the mapping of offsets."""
 
     topics: dict[str, TopicState] = field(default_factory=dict)
-    """By the id in the source."""
+    """Progress of each topic, by its id in the source."""
     groups: dict[str, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
-    """What was committed for each, by the move."""
+    """Offsets committed by the move, by group."""
 
     def apply(self, entry: Entry) -> None:
-        """Take note of the next entry."""
+        """Update the state by the next entry."""
         if isinstance(entry, MoveBegun):
             self.topics[entry.source_id] = TopicState(entry)
         elif isinstance(entry, TargetCreated):
-            made = self.topics[entry.source_id]
-            made.target_id, made.defaults = entry.target_id, entry.defaults
+            topic_state = self.topics[entry.source_id]
+            topic_state.target_id, topic_state.defaults = entry.target_id, entry.defaults
         elif isinstance(entry, RecordsCopied):
             self._copied(self.topics[entry.source_id], entry)
         elif isinstance(entry, TopicVerified):
@@ -159,16 +170,16 @@ class JournalState:
             )
 
     def _copied(self, topic: TopicState, entry: RecordsCopied) -> None:
-        before = topic.partition(entry.partition)
+        previous = topic.partition(entry.partition)
         topic.verified = False
         topic.partitions[entry.partition] = PartitionState(
-            *(entry.position, entry.end, entry.whole, entry.digest, before.verified),
+            *(entry.position, entry.end, entry.whole, entry.digest, previous.verified),
             *(entry.leader_epoch, entry.incarnation),
         )
 
 
 class Journal:
-    """That of one target log. `state` is what it says."""
+    """The journal of one target log. `state` is its current state."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
@@ -177,8 +188,8 @@ class Journal:
         for entry in self._entries():
             self.state.apply(entry)
 
-    def make(self) -> None:
-        """See that there is a topic for it."""
+    def create_topic_if_missing(self) -> None:
+        """Create the topic of the journal unless it exists."""
         try:
             self._broker.topic(TOPIC)
         except UnknownTopic:
@@ -188,60 +199,65 @@ class Journal:
                 return
 
     def write(self, producer: Producer, entries: Iterable[Entry]) -> Sequence[Entry]:
-        """Write entries in the producer's transaction; they count when that is committed: `settle` them."""
-        given = list(entries)
+        """Append entries in the producer's transaction; return them.
+
+        Call `apply_committed` with them after the transaction was committed.
+        """
+        written = list(entries)
         now = self._clock.now_ms()
-        keys = [entry.__struct_config__.tag for entry in given]
+        keys = [entry.__struct_config__.tag for entry in written]
         producer.append_columns(
             TOPIC,
             [str(key).encode() for key in keys],
-            [msgspec.msgpack.encode(entry) for entry in given],
-            [now] * len(given),
+            [msgspec.msgpack.encode(entry) for entry in written],
+            [now] * len(written),
             partition=0,
         )
-        return given
+        return written
 
-    def settle(self, entries: Iterable[Entry]) -> None:
-        """They are committed."""
+    def apply_committed(self, entries: Iterable[Entry]) -> None:
+        """Update the state by entries whose transaction was committed."""
         for entry in entries:
             self.state.apply(entry)
 
     def record(self, producer: Producer, *entries: Entry) -> None:
-        """Write entries in a transaction of their own."""
+        """Append entries in a separate transaction, and update the state."""
         with producer.transaction():
             self.write(producer, entries)
-        self.settle(entries)
+        self.apply_committed(entries)
 
     def translated(
         self, wanted: Mapping[tuple[str, int], Iterable[int]]
     ) -> dict[tuple[str, int], dict[int, int]]:
-        """Where positions of the source are in the target; one behind all that was copied is left out.
+        """Translate source offsets to target offsets.
 
-        Both are by (id of the topic in the source, partition).
+        Offsets after all copied records are left out. Argument and result are keyed by (topic id in
+        the source, partition).
         """
-        found: dict[tuple[str, int], dict[int, int]] = {which: {} for which in wanted}
+        found: dict[tuple[str, int], dict[int, int]] = {key: {} for key in wanted}
         for entry in self._entries():
             if isinstance(entry, MoveBegun):
-                for which in [which for which in found if which[0] == entry.source_id]:
-                    found[which] = {}
+                for key in [key for key in found if key[0] == entry.source_id]:
+                    found[key] = {}
             elif isinstance(entry, RecordsCopied) and (entry.source_id, entry.partition) in found:
-                which = (entry.source_id, entry.partition)
-                open_ = [at for at in wanted[which] if at < entry.position]
-                missing = [at for at in open_ if at not in found[which]]
+                key = (entry.source_id, entry.partition)
+                copied = [at for at in wanted[key] if at < entry.position]
+                missing = [at for at in copied if at not in found[key]]
                 runs = RecordRuns.decode(entry.runs) if missing else None
                 for at in missing:
                     target = runs.at(at) if runs is not None else None
                     if target is not None:
-                        found[which][at] = target
+                        found[key][at] = target
         return found
 
     def _entries(self) -> Iterator[Entry]:
+        """Read all entries; none if the topic does not exist."""
         try:
             self._broker.topic(TOPIC)
         except UnknownTopic:
             return
-        ends = settled_ends(self._broker, [_WHERE], self._clock)
-        for _, fetched in rounds(self._broker, {_WHERE: ends[_WHERE].log_start}, ends):
+        ends = settled_ends(self._broker, [_PARTITION], self._clock)
+        for _, fetched in rounds(self._broker, {_PARTITION: ends[_PARTITION].log_start}, ends):
             for batch in fetched.batches:
                 for record in batch.records():
                     yield _decoded(record.value, record.offset)
@@ -255,6 +271,6 @@ def _decoded(value: bytes, offset: int) -> Entry:
         return _decode(value)
     except UNREADABLE as error:
         raise CorruptLog(
-            f"{TOPIC} at offset {offset}: no entry of a move: {error}; something else writes to it. "
-            f"Delete that topic, and those that were being copied, and move again"
+            f"{TOPIC} at offset {offset}: not an entry of a move: {error}; something else writes to "
+            f"the topic. Delete it and the topics that were being copied, and move again"
         ) from error

@@ -1,4 +1,4 @@
-"""What a move says of what it has done."""
+"""The result of a move."""
 
 from __future__ import annotations
 
@@ -9,44 +9,48 @@ from strandline.changelog.moving.reading import GroupOffsets
 from strandline.changelog.moving.settings import LeftOut
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, and of how many offsets how many are done."""
+"""Called with the current step, the offsets done, and the total offsets."""
 
 
 @dataclass(frozen=True)
 class MovedPartition:
-    """One partition of a topic that was moved."""
+    """One partition of a moved topic."""
 
     partition: int
+    """Number of the partition."""
     records: int
+    """Number of copied records."""
     checksum: str
-    """Of all of them in their order: time, key, value, headers."""
+    """Checksum of all copied records in order: timestamp, key, value, headers."""
     end: int
-    """Offset in the target behind the last one."""
+    """Offset in the target after the last copied record."""
 
 
 @dataclass(frozen=True)
 class MovedTopic:
-    """A topic that was moved."""
+    """A moved topic."""
 
     name: str
     partitions: Sequence[MovedPartition]
     compared: bool = True
-    """False if the target has compacted it, or let records go, since it was moved."""
+    """False if compaction or retention has removed records in the target since the move."""
     left_out: LeftOut = field(default_factory=dict)
+    """Reason for each setting that the target does not accept."""
 
     @property
     def records(self) -> int:
-        """In all partitions."""
+        """Number of copied records in all partitions."""
         return sum(partition.records for partition in self.partitions)
 
 
 @dataclass(frozen=True)
 class MoveReport:
-    """What there is in the target after a move."""
+    """The result of a move."""
 
     topics: Sequence[MovedTopic]
     groups: GroupOffsets
-    """What they have committed there."""
+    """Committed offsets in the target."""
     copied: int
-    """Records that this run has copied; the others were there already."""
+    """Number of records copied by this run; earlier runs copied the rest."""
     seconds: float
+    """Duration of this run."""

@@ -1,9 +1,9 @@
-"""Which offset in the source became which in the target.
+"""The mapping of source offsets to target offsets.
 
-Offsets of a copy are others: what compaction or aborted transactions have left out in the source is
-not there in the target, and the markers of the copy's own transactions take some there. Between such
-gaps they run beside each other, so runs of them are enough: (first in the source, first in the target,
-how many).
+The offsets of a copy differ from the source's. Offsets missing in the source, because of compaction
+and aborted transactions, are not missing in the target, and transaction markers of the copy take
+offsets there. Between such gaps both ascend by one. The mapping is therefore stored as runs: first
+offset in the source, first offset in the target, number of records.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ _CODEC = "zstd"
 
 
 class RecordRuns(NamedTuple):
-    """Of some records of one partition, in their order."""
+    """The mapping of offsets for some records of one partition, in order."""
 
     source: Offsets
+    """First source offset of each run."""
     target: Offsets
+    """First target offset of each run."""
     length: Offsets
+    """Number of records in each run."""
 
     @classmethod
     def of(cls, source: Offsets, target: Offsets) -> RecordRuns:
-        """From the two offsets of each record, of which there are some.
+        """Return the runs for the source and target offsets of records, of at least one.
 
         >>> runs = RecordRuns.of(np.array([3, 4, 7, 8]), np.array([0, 1, 2, 9]))
         >>> [column.tolist() for column in runs]
@@ -42,7 +45,9 @@ class RecordRuns(NamedTuple):
         return cls(source[starts], target[starts], lengths)
 
     def at(self, position: int) -> int | None:
-        """Offset in the target of the first record from `position` of the source on; None behind all.
+        """Return the target offset of the first record at or after source offset `position`.
+
+        None if all records are before it.
 
         >>> runs = RecordRuns.of(np.array([3, 4, 7, 8]), np.array([0, 1, 2, 9]))
         >>> [runs.at(position) for position in (0, 4, 5, 7, 8, 9)]
@@ -54,7 +59,7 @@ class RecordRuns(NamedTuple):
         return int(self.target[index] + max(0, position - self.source[index]))
 
     def encode(self) -> bytes:
-        """As bytes: a few for regular runs, about one a run for irregular ones."""
+        """Encode the runs: a few bytes if they are regular, else about one byte a run."""
         columns = np.stack(self).astype("<i8")
         raw = np.diff(columns, axis=1, prepend=0).tobytes()
         packed: bytes = pa.compress(raw, codec=_CODEC, asbytes=True)
@@ -62,9 +67,10 @@ class RecordRuns(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> RecordRuns:
-        """What `encode` made. Raises CorruptLog.
+        """Decode the result of `encode`. Raises CorruptLog.
 
-        >>> RecordRuns.decode(RecordRuns.of(np.array([3, 4, 9]), np.array([0, 1, 2])).encode()).at(5)
+        >>> runs = RecordRuns.of(np.array([3, 4, 9]), np.array([0, 1, 2]))
+        >>> RecordRuns.decode(runs.encode()).at(5)
         2
         """
         size = int.from_bytes(data[:8], "little")
@@ -77,7 +83,7 @@ class RecordRuns(NamedTuple):
 
 
 def following(pieces: Sequence[tuple[int, int]]) -> Offsets:
-    """The offsets of records that were written in pieces, each (first, last).
+    """Return the offsets of records written in pieces, each given as (first, last) offset.
 
     >>> following([(4, 5), (9, 9)]).tolist()
     [4, 5, 9]

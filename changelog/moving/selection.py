@@ -1,4 +1,4 @@
-"""What is moved: topics of the source, and the groups that read them."""
+"""The topics and groups that are moved."""
 
 from __future__ import annotations
 
@@ -15,47 +15,49 @@ from strandline.changelog.location import is_kafka
 from strandline.changelog.records import TopicInfo
 
 Metadata = Callable[[str, Callable[[int], int]], str]
-"""The metadata of a committed offset with the positions that it holds, if any, translated by the function."""
+"""Translates the positions in the metadata of a committed offset, given the metadata and the
+translation of one position."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """Values of a topic in another form."""
+    """The conversion of a topic's values to another format."""
 
     schema: pa.Schema | None
-    """What they become: columns, or None for bytes."""
+    """Schema of the converted values; None for bytes."""
     convert: Callable[[pa.Array], pa.Array]
-    """A column of values, with nulls where there are tombstones. Raises InvalidRecord."""
+    """Converts a column of values, in which tombstones are null. Raises InvalidRecord."""
 
 
 Conversions = Callable[[TopicInfo, bool], Conversion | None]
-"""Of a topic, to a target that has columns or not; None where values stay as they are."""
+"""Returns the conversion for a topic, given whether the target has columns; None for none."""
 
 
 @dataclass(frozen=True)
 class MovedLog:
-    """A log that is moved from, or to."""
+    """The source or target of a move."""
 
     url: str
-    """A folder, or a URL."""
+    """Path of a folder, or URL."""
     broker: Broker
+    """Open connection to the log."""
 
     @property
     def name(self) -> str:
-        """The URL without its properties, some of which are secret: for messages."""
+        """URL for messages: without properties, because some of them are secret."""
         return parse_url(self.url).name if is_kafka(self.url) else self.url.partition("?")[0]
 
     @property
     def has_columns(self) -> bool:
-        """Whether its topics may be typed."""
+        """True if the log supports typed topics."""
         return bool(getattr(self.broker, "holds_columns", True))
 
     def groups(self) -> list[str]:
-        """Its consumer groups."""
+        """Return the names of the log's consumer groups."""
         return self.broker.groups()
 
     def topics(self) -> list[TopicInfo]:
-        """Its topics, without those in which the system keeps its own."""
+        """Return the log's topics, without internal ones."""
         of_members = (
             {members_topic(group) for group in self.groups()} if is_kafka(self.url) else set()
         )
@@ -68,16 +70,27 @@ class MovedLog:
 
 @dataclass(frozen=True)
 class Selection:
-    """What is chosen of a log; None: all there is."""
+    """The topics and groups to move, and how."""
 
     topics: Collection[str] | None = None
+    """Names of topics; None for all."""
     groups: Collection[str] | None = None
-    """Of these groups what they have committed in the topics."""
+    """Groups whose committed offsets in these topics are moved; None for all."""
     metadata: Metadata = lambda metadata, _: metadata
+    """Translation of the metadata of committed offsets; unchanged by default."""
     conversions: Conversions = lambda _topic, _columns: None
+    """Conversion of the values of each topic; none by default."""
 
     def topics_in(self, source: MovedLog) -> list[TopicInfo]:
-        """The topics, by name. Raises UnknownTopic, InvalidRequest if there are none."""
+        """Return the selected topics, sorted by name.
+
+        Args:
+            source: The log to move from.
+
+        Raises:
+            UnknownTopic: The log does not have a selected topic.
+            InvalidRequest: No topic is selected.
+        """
         present = {info.name: info for info in source.topics()}
         wanted = sorted(present if self.topics is None else set(self.topics))
         if unknown := [name for name in wanted if name not in present]:
@@ -86,11 +99,11 @@ class Selection:
                 f"{source.name} has no topic {', '.join(unknown)} to move; there are: {known}"
             )
         if not wanted:
-            raise InvalidRequest(f"{source.name} has no topics, so there is nothing to move")
+            raise InvalidRequest(f"{source.name} has no topics: there is nothing to move")
         return [present[name] for name in wanted]
 
     def groups_in(self, source: MovedLog) -> list[str]:
-        """The groups."""
+        """Return the names of the selected groups, sorted."""
         return sorted(source.groups() if self.groups is None else set(self.groups))
 
 
@@ -101,6 +114,6 @@ def check_at_rest(place: MovedLog, groups: Iterable[str]) -> None:
         if members:
             who = ", ".join(sorted(member.client or member.member_id for member in members))
             raise InvalidRequest(
-                f"group {group!r} is at work in {place.name} ({who}); stop it, then move. A member "
-                f"that was killed is gone at once in a folder, on Kafka after its session timeout"
+                f"group {group!r} has members in {place.name} ({who}); stop it, then move. A member "
+                f"that was killed is removed at once in a folder, on Kafka after its session timeout"
             )

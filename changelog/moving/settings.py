@@ -1,11 +1,12 @@
-"""The settings of a topic that is moved: while it is copied, and afterwards.
+"""The settings of a target topic, during copying and afterwards.
 
-While it is copied it keeps and admits everything, with the times that records have: retention or compaction
-would take away what is still to be compared. Only what is verified gets the settings that the topic had.
+During copying a topic keeps and accepts all records with their timestamps, because retention or
+compaction would remove records that are still to be compared. After verification it gets the
+settings of the source topic.
 
-What decides which records a topic keeps and admits is to count in the target as it did in the source, also
-where nobody had set it: defaults differ. How it is laid out (segments, compression) is the target's affair,
-unless it was set.
+Settings that decide which records are kept and accepted get the effective value of the source, even
+if it is a default, because defaults differ between logs. Layout settings (segments, compression)
+are copied only if they were set.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ KEEPING_ALL = {
     "message.timestamp.before.max.ms": str(LONG_MAX),
     "message.timestamp.after.max.ms": str(LONG_MAX),
 }
-"""As long as it is copied."""
+"""Settings during copying."""
 LARGEST = {"max.message.bytes": str(1000 << 20)}
-"""Likewise, if the target lets it: managed clusters have their own limit."""
+"""Settings during copying if the target accepts them: managed clusters have limits of their own."""
 RULES = (
     *KEEPING_ALL,
     *LARGEST,
@@ -35,14 +36,14 @@ RULES = (
     "min.compaction.lag.ms",
     "max.compaction.lag.ms",
 )
-"""What decides which records are kept, and admitted."""
+"""Settings that decide which records are kept and accepted."""
 
 LeftOut = dict[str, str]
-"""Settings that the target does not take, and why."""
+"""Reason for each setting that the target does not accept."""
 
 
 def hold(target: Broker, source: TopicInfo, present: TopicInfo) -> LeftOut:
-    """Let the topic keep all, and be laid out as it is in the source."""
+    """Set the target topic to keep all records, with the layout settings of the source."""
     layout = {name: value for name, value in source.config.items() if name not in RULES}
     _apply(target, present, KEEPING_ALL, must=True)
     left_out = _apply(target, target.topic(present.name), {**LARGEST, **layout})
@@ -52,7 +53,7 @@ def hold(target: Broker, source: TopicInfo, present: TopicInfo) -> LeftOut:
 def release(
     target: Broker, source: TopicInfo, present: TopicInfo, defaults: Mapping[str, str]
 ) -> LeftOut:
-    """Let it keep and admit what it did in the source; `defaults` are `rules` of it as it was made."""
+    """Give the target topic the `RULES` of the source; `defaults` are its `rules` at creation."""
     had = rules(source)
     wanted: dict[str, str | None] = {
         name: None if name not in source.config and had[name] == defaults.get(name) else had[name]
@@ -62,7 +63,7 @@ def release(
 
 
 def rules(topic: TopicInfo) -> dict[str, str]:
-    """What decides now which records a topic keeps and admits."""
+    """Return the effective values of the `RULES` of a topic."""
     everything = topic.effective.as_strings()
     return {name: everything[name] for name in RULES}
 
@@ -70,7 +71,10 @@ def rules(topic: TopicInfo) -> dict[str, str]:
 def _apply(
     target: Broker, present: TopicInfo, wanted: Mapping[str, str | None], *, must: bool = False
 ) -> LeftOut:
-    """Change what is not so yet; all at once, or else one by one what is possible."""
+    """Change settings that differ: all at once, or one by one if the target refuses some.
+
+    With `must` a refusal raises InvalidConfig.
+    """
     changes = {name: value for name, value in wanted.items() if present.config.get(name) != value}
     if not changes:
         return {}
@@ -84,6 +88,7 @@ def _apply(
 
 
 def _one_by_one(target: Broker, name: str, changes: Mapping[str, str | None]) -> LeftOut:
+    """Change settings one by one; return the refused ones."""
     left_out: LeftOut = {}
     for setting, value in changes.items():
         try:

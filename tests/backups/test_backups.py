@@ -269,7 +269,7 @@ def test_a_backup_from_somebody_else_writes_no_other_file(path: str, tmp_path: P
     store.begin("0")
     file = BackupFile(path=path, size=1, content=b"x")
     store.save(Backup(taken_ms=0, log=FolderMeta("0", 0), files=[file]))
-    with pytest.raises(CorruptLog, match="no file of a log"):
+    with pytest.raises(CorruptLog, match="not a file of a log"):
         changelog.restore(tmp_path / "to", tmp_path / "again")
     assert [path.name for path in tmp_path.iterdir()] == ["to"]
 
@@ -281,12 +281,12 @@ def test_only_folders_with_a_log_are_backed_up(tmp_path: Path, log: Log) -> None
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").touch()
     for source, target, why in (
-        ("kafka://localhost:9092", "to", "Kafka cluster keeps replicas"),
-        ("strandline://localhost:7361", "to", "where the files of the log are"),
+        ("kafka://localhost:9092", "to", "Kafka cluster has its own replicas"),
+        ("strandline://localhost:7361", "to", "machine with the log.s files"),
         (tmp_path / "nothing", "to", "holds no log"),
-        (tmp_path / "data", "kafka://localhost:9092", "is no folder"),
-        (tmp_path / "data", tmp_path / "data/backups", "inside of each other"),
-        (tmp_path / "data", tmp_path, "inside of each other"),
+        (tmp_path / "data", "kafka://localhost:9092", "is not a folder"),
+        (tmp_path / "data", tmp_path / "data/backups", "one is inside the other"),
+        (tmp_path / "data", tmp_path, "one is inside the other"),
         (tmp_path / "data", tmp_path / "other", "neither empty nor"),
     ):
         with pytest.raises(InvalidConfig, match=why):
@@ -298,12 +298,12 @@ def test_only_folders_with_a_log_are_backed_up(tmp_path: Path, log: Log) -> None
 def test_a_restore_goes_where_nothing_is(tmp_path: Path, log: Log, load: Load) -> None:
     load.once()
     to = tmp_path / "to"
-    with pytest.raises(InvalidConfig, match="no folder of backups"):
+    with pytest.raises(InvalidConfig, match="not a backup folder"):
         changelog.restore(tmp_path / "data", tmp_path / "again")
     changelog.backup(tmp_path / "data", to)
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for place in (tmp_path / "data", to, tmp_path / "link"):
-        with pytest.raises(InvalidConfig, match="there is something"):
+        with pytest.raises(InvalidConfig, match="is not an empty folder"):
             changelog.restore(to, place)
     with pytest.raises(InvalidConfig, match="no backup 'x'"):
         changelog.restore(to, tmp_path / "again", name="x")

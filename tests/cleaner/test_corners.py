@@ -356,7 +356,7 @@ def test_one_that_is_less_dirty_does_not_wait_for_ever(
 
     def begin(cleaners: Cleaners, topic: OpenTopic, partition: Partition, _: object) -> None:
         chosen.append(topic.meta.name)
-        cleaners._courses[partition].due_ms = None
+        cleaners._progresses[partition].due_ms = None
         cleaners._busy = 1
 
     monkeypatch.setattr(Cleaners, "_begin", begin)
@@ -372,8 +372,8 @@ def test_what_is_written_goes_to_the_disk_bit_by_bit(
     world: PowerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the end of a segment would keep the disk busy, and every commit waiting."""
-    monkeypatch.setattr(rewriting, "PIECE", 1_000)
-    monkeypatch.setattr(rewriting, "PIECES", 3)
+    monkeypatch.setattr(rewriting, "WRITE_BACK_BYTES", 1_000)
+    monkeypatch.setattr(rewriting, "MAX_WRITE_BACKS", 3)
     monkeypatch.setattr(rewriting, "MERGED_BYTES", 400)
     world.owner.alter_topic("t", {"segment.bytes": "1000000"})
     client = Client(world)

@@ -146,12 +146,12 @@ class CleaningMachine(RuleBasedStateMachine):
         marks: int,
     ) -> None:
         self.patches = ExitStack()
-        self.patches.enter_context(patch.object(look, "MARKS", marks))
+        self.patches.enter_context(patch.object(look, "MAX_BITS_PER_BYTE", marks))
         self.patches.enter_context(patch.object(marking, "FRAME_BITS", 1))
         self.patches.enter_context(patch.object(schedule, "clean", self._watched(schedule.clean)))
         self.patches.enter_context(patch.object(schedule._log, "warning"))
         self.patches.enter_context(patch.object(LogContext, "in_parallel", taking_turns))
-        self.patches.enter_context(patch.object(rewriting, "LARGE", large))
+        self.patches.enter_context(patch.object(rewriting, "LARGE_BYTES", large))
         self.patches.enter_context(patch.object(rewriting, "MERGED_BYTES", 2 * large))
         self.memory, self.retention, self.policy = memory, retention, policy
         self.passes, self.schema_id = 0, min(1, len(self.schemas))

@@ -105,7 +105,7 @@ def test_one_that_is_full_takes_nothing_more() -> None:
 
 def test_offsets_that_are_too_far_apart_wait_for_the_next_pass() -> None:
     known = OffsetMap(4 << 20, base=BASE, seed=SEED)
-    far = np.array([BASE, BASE + offset_map.SPAN - 1, BASE + offset_map.SPAN])
+    far = np.array([BASE, BASE + offset_map.MAX_OFFSETS - 1, BASE + offset_map.MAX_OFFSETS])
     assert known.put(pa.array([b"a", b"b", b"c"]), far) == 2
     latest = known.latest()
     assert latest.of(pa.array([b"a", b"b", b"c"])).tolist() == [far[0], far[1], ABSENT]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.changelog.embedded.cleaning.marks import Marks
-from strandline.changelog.embedded.cleaning.offset_map import HashedKeys, last_ones
+from strandline.changelog.embedded.cleaning.offset_map import HashedKeys, last_entries
 from strandline.changelog.embedded.cleaning.runs import SortedRuns
 from strandline.changelog.errors import StorageFailed
 from strandline.changelog.storage import MemoryStorage
@@ -29,7 +29,7 @@ def entries_of(keys: list[int], first_number: int, hashing: Hashing) -> HashedKe
     """What a map holds that was given these keys."""
     pairs = np.array([hashing(key) for key in keys], np.uint64).reshape(-1, 2)
     numbers = np.arange(first_number, first_number + len(keys), dtype=np.uint32)
-    return last_ones(HashedKeys(pairs[:, 0].copy(), pairs[:, 1].copy(), numbers))
+    return last_entries(HashedKeys(pairs[:, 0].copy(), pairs[:, 1].copy(), numbers))
 
 
 def runs_of(
@@ -37,7 +37,7 @@ def runs_of(
 ) -> tuple[SortedRuns, MemoryStorage, list[int]]:
     """Runs of these keys, numbered from 100 on; and what their file's pace was told of."""
     storage, paced = MemoryStorage(), list[int]()
-    runs = SortedRuns(storage, PATH, most=MOST, in_memory=in_memory, pace=paced.append)
+    runs = SortedRuns(storage, PATH, max_entries=MOST, in_memory=in_memory, pace=paced.append)
     for number, keys in reversed(list(enumerate(some))):  # later ones may come first
         before = sum(len(earlier) for earlier in some[:number])
         runs.add(entries_of(keys, before, hashing), 100)
@@ -54,7 +54,7 @@ def test_the_last_number_of_every_key_is_found(
     hashing: Hashing, some: list[list[int]], in_memory: int
 ) -> None:
     runs, _, paced = runs_of(some, hashing, in_memory)
-    found = [last_ones(entries) for entries in runs.ranges()]
+    found = [last_entries(entries) for entries in runs.ranges()]
     numbers = [number for entries in found for number in entries.numbers.tolist()]
     sent = [key for keys in some for key in keys]
     assert sorted(numbers) == sorted({key: 100 + n for n, key in enumerate(sent)}.values())
@@ -76,7 +76,7 @@ def test_ranges_are_small_where_memory_is() -> None:
 def test_a_bit_that_comes_back_wrong_is_noticed(at: int, bit: int) -> None:
     runs, storage, _ = runs_of([list(range(30)), list(range(20, 50))])
     storage._files[PATH][at] ^= 1 << bit
-    with pytest.raises(StorageFailed, match=r"keys\.tmp came back other than it was written"):
+    with pytest.raises(StorageFailed, match=r"keys\.tmp was read back differently"):
         for entries in runs.ranges():
             assert entries.numbers.max() < 160  # or a bit would be looked for that is not there
 
@@ -91,7 +91,7 @@ def test_a_file_that_is_cut_off_is_noticed() -> None:
 def test_the_file_is_made_anew_and_removed() -> None:
     storage = MemoryStorage()
     storage.create(PATH).append(b"of a pass that could not remove it")
-    runs = SortedRuns(storage, PATH, most=MOST, in_memory=100, pace=lambda _: None)
+    runs = SortedRuns(storage, PATH, max_entries=MOST, in_memory=100, pace=lambda _: None)
     assert runs.bytes == 0
     for _ in range(2):
         runs.close()

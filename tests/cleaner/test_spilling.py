@@ -37,7 +37,7 @@ ALL = 1 << 20
 CAPACITY = OffsetMap(MEMORY, base=0, seed=0).capacity
 ROOM = MEMORY // 2 // ENTRY_BYTES
 """So many may just fit in, if they come at once."""
-BITS = look.MARKS * MEMORY // 2
+BITS = look.MAX_BITS_PER_BYTE * MEMORY // 2
 ENTRY = 20
 """Bytes of a key in the file."""
 
@@ -153,7 +153,7 @@ SECTIONS = st.lists(
 def test_what_stays_is_the_last_record_of_every_key(sections: list[list[int]], memory: int) -> None:
     world = world_of()
     client, sent = Client(world), list[int]()
-    with patch.object(look, "MARKS", 20):
+    with patch.object(look, "MAX_BITS_PER_BYTE", 20):
         for keys in sections:  # and what is clean already takes part in the next pass
             for at in range(0, len(keys), 50):
                 send(client, keys[at : at + 50])
@@ -180,7 +180,7 @@ def test_equal_keys_in_what_counts_as_clean_are_both_superseded(world: PowerWorl
 def test_a_frame_that_is_clean_in_part_keeps_what_is_last_of_both_parts(
     world: PowerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look, "MARKS", 20)
+    monkeypatch.setattr(look, "MAX_BITS_PER_BYTE", 20)
     client = Client(world)
     first = [*range(30), 5, 6, 7]
     send(client, first)
@@ -217,8 +217,12 @@ def test_the_keys_of_the_dirty_section_are_counted(world: PowerWorld) -> None:
     send(client, 2 * list(range(3 * CAPACITY)))
     partition = close_segment(world)
     bounds = bounds_of(partition, world.clock.now_ms())
-    known = look.look(partition, bounds, MEMORY, lambda _: None, PassResult())
-    assert (known.latest.keys, known.latest.use, known.end) == (3 * CAPACITY, 1.0, bounds.end)
+    known = look.find_latest(partition, bounds, MEMORY, lambda _: None, PassResult())
+    assert (known.latest.keys, known.latest.use, known.end) == (
+        3 * CAPACITY,
+        1.0,
+        bounds.first_uncleanable,
+    )
 
 
 # Where a pass ends --------------------------------------------------------------------
@@ -398,7 +402,7 @@ def memory_of_a_pass(folder: Path, clean_ones: int, dirty_ones: int) -> int:
             pass_of(world, 1 << 28)
         send(client, list(range(first, first + 10_000)))
     close_segment(world)
-    with patch.object(look, "MARKS", 10):
+    with patch.object(look, "MAX_BITS_PER_BYTE", 10):
         tracemalloc.start()
         try:
             done = pass_of(world, 1 << 20)

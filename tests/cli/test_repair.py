@@ -41,7 +41,7 @@ def test_it_says_what_it_would_do_and_does_nothing_unless_told_so(
 ) -> None:
     outcome = strandline("repair", str(damaged))
     assert outcome.code == 2
-    assert "write 00000000000000000000-00000001.log anew" in outcome.out
+    assert "rewrite 00000000000000000000-00000001.log" in outcome.out
     assert "t-0: the records from offset 1 to offset 1" in outcome.out
     assert "--yes" in outcome.err
     assert not (damaged / "repaired").exists()

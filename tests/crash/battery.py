@@ -185,8 +185,8 @@ def alone() -> Iterator[None]:
             mock.patch.object(LogContext, "in_parallel", taking_turns),
             mock.patch.object(outage, "PATIENCE_SECONDS", 0.0),
             little_memory(TWO_KEYS),
-            mock.patch.object(rewriting, "PIECE", 1),
-            mock.patch.object(rewriting, "PIECES", 1),
+            mock.patch.object(rewriting, "WRITE_BACK_BYTES", 1),
+            mock.patch.object(rewriting, "MAX_WRITE_BACKS", 1),
         ):
             yield
     finally:

@@ -19,7 +19,7 @@ from strandline.changelog.clock import ManualClock
 from strandline.changelog.embedded.checking.findings import Severity
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.names import CLEAN, MANIFEST
-from strandline.changelog.embedded.repairing.folder import LEFT, plan_of
+from strandline.changelog.embedded.repairing.folder import NOT_REPAIRABLE, plan_of
 from strandline.changelog.embedded.repairing.plan import carry_out
 from strandline.changelog.errors import CorruptLog, FutureFormat, StrandlineError
 from strandline.changelog.storage import MemoryStorage
@@ -162,7 +162,7 @@ def _repaired(material: Material, case: Case, storage: MemoryStorage) -> str:
 
 
 def _is_wrong(finding: Any) -> bool:
-    return finding.severity > Severity.NOTE and finding.kind not in LEFT
+    return finding.severity > Severity.NOTE and finding.kind not in NOT_REPAIRABLE
 
 
 def _essence(answers: Answers) -> Answers:

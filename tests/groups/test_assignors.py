@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.changelog.embedded.groups.assignors import ASSIGNORS, Counts, Shares, sticky
+from strandline.changelog.embedded.groups.assignors import (
+    ASSIGNORS,
+    PartitionCounts,
+    PartitionsByMember,
+    sticky,
+)
 from strandline.changelog.records import TopicPartition
 
 TOPICS = ("t", "u", "v")
@@ -17,7 +22,7 @@ wanted_by = st.dictionaries(
 counted = st.fixed_dictionaries({topic: st.integers(0, 9) for topic in TOPICS})
 
 
-def every(counts: Counts) -> set[TopicPartition]:
+def every(counts: PartitionCounts) -> set[TopicPartition]:
     return {TopicPartition(topic, n) for topic, count in counts.items() for n in range(count)}
 
 
@@ -97,6 +102,6 @@ def test_range_gives_the_same_numbers_of_all_topics_to_the_same_member() -> None
 
 
 def test_two_who_say_they_had_the_same_do_not_both_keep_it() -> None:
-    both: Shares = {"a": {TopicPartition("t", 0)}, "b": {TopicPartition("t", 0)}}
+    both: PartitionsByMember = {"a": {TopicPartition("t", 0)}, "b": {TopicPartition("t", 0)}}
     shares = sticky({"a": ["t"], "b": ["t"]}, {"t": 2}, both)
     assert sorted(map(len, shares.values())) == [1, 1]

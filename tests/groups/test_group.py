@@ -68,8 +68,8 @@ class World:
         if call[0] in self.gone:
             return
         client, number, seen, holds = call
-        self.group.beat(client.member_id, number, seen, holds, self.now)
-        answer = self.group.answer(client.member_id)
+        self.group.heartbeat(client.member_id, number, seen, holds, self.now)
+        answer = self.group.assignment(client.member_id)
         if answered and answer.number >= client.grant.number:
             client.grant = answer
 
@@ -95,7 +95,7 @@ class World:
 
     def count(self, topic: str, count: int) -> None:
         self.counts[topic] = count
-        self.group.look_for_changes()
+        self.group.check_topics()
 
     def check(self) -> None:
         """One that is out may believe it holds something: the owner refuses its commits."""
@@ -168,11 +168,11 @@ def group_of(*members: str, **subscription: Any) -> Group:
 
 def test_a_silent_member_is_out_and_its_partitions_go_to_the_others() -> None:
     group = group_of("a", "b")
-    group.beat("a", 1, 0, [], now=9.0)
+    group.heartbeat("a", 1, 0, [], now=9.0)
     assert group.expire(now=10.5) == ["b"]
-    assert len(group.answer("a").partitions) == 4
+    assert len(group.assignment("a").partitions) == 4
     with pytest.raises(MemberFenced, match=r"not \(or no longer\) a member .* join again"):
-        group.beat("b", 1, 0, [], now=10.6)
+        group.heartbeat("b", 1, 0, [], now=10.6)
 
 
 def test_a_static_member_that_comes_back_has_what_it_had_and_nobody_elses_moves() -> None:
@@ -182,7 +182,7 @@ def test_a_static_member_that_comes_back_has_what_it_had_and_nobody_elses_moves(
     group.join("a2", Subscription(("t",), instance="a"), now=1.0)
     assert group.member("a2").target == had
     assert group.member("b").target == others
-    with pytest.raises(MemberFenced, match="another took its place"):
+    with pytest.raises(MemberFenced, match="another instance replaced it"):
         group.check_commit("a1", had)
 
 
@@ -196,9 +196,9 @@ def test_members_share_out_in_one_way() -> None:
 
 def test_offsets_are_committed_in_the_name_of_who_holds_the_partition() -> None:
     group = group_of("a")
-    [tp, *_] = group.answer("a").partitions
+    [tp, *_] = group.assignment("a").partitions
     group.check_commit("a", [tp])
-    with pytest.raises(MemberFenced, match="does not hold t-9 any more"):
+    with pytest.raises(MemberFenced, match="does not own t-9 any more"):
         group.check_commit("a", [tp, TopicPartition("t", 9)])
     with pytest.raises(MemberFenced, match="commit with the consumer that subscribed"):
         group.check_commit("", [tp])

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.changelog.embedded import document
-from strandline.changelog.embedded.checking.findings import AT_MOST, Severity
+from strandline.changelog.embedded.checking.findings import MAX_PER_KIND, Severity
 from strandline.changelog.embedded.checking.folder import check_log
 from strandline.changelog.embedded.folder import CLEAN_KIND, CONFIG_KIND
 from strandline.changelog.embedded.frame import encode, encode_marker, frame_parts
@@ -297,11 +297,11 @@ def test_of_many_findings_of_one_kind_in_a_file_the_first_are_listed_and_the_res
     world = World()
     world.owner.create_topic("t")
     Client(world).append(b"a")
-    for n in range(AT_MOST + 7):
+    for n in range(MAX_PER_KIND + 7):
         append_frame(world, b"b", base_offset=n + 1, leader_epoch=9, durable_end=1)
     said = report(world)
     wrong = [one for one in said.findings if one.file == paths(world, ".log")[0]]
-    assert len(wrong) == AT_MOST
+    assert len(wrong) == MAX_PER_KIND
     assert said.left_out == 7
 
 

@@ -460,7 +460,7 @@ def test_check_looks_at_pins_and_takes_none_for_damage(world: World) -> None:
     links = [n for n in world.storage.list_dir(pin_folder(torn)) if n.endswith(".log")]
     world.storage.unlink(f"{pin_folder(torn)}/{links[0]}")
     (_, first), (_, second) = found_by_check(world)
-    assert "not finished" in first
+    assert "incomplete" in first
     assert f"{links[0]} is missing" in second
     world.open()
     world.owner.close()

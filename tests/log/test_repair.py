@@ -267,7 +267,7 @@ def test_a_missing_active_segment_never_gives_an_offset_again() -> None:
     ends = world.owner.offsets([T0])[T0]
     del files(world)[paths(world, ".log")[-1]]
     made = repair(world)
-    assert any("go on at offset" in step.what for step in made.steps)
+    assert any("continue at offset" in step.what for step in made.steps)
     after = world.owner.offsets([T0])[T0]
     assert after.leader_epoch > ends.leader_epoch
     assert Client(world).append(b"new").base_offset > 1 << 20
@@ -354,7 +354,7 @@ def test_a_prepare_that_reaches_further_no_longer_keeps_the_log_from_opening() -
     assert isinstance(world.storage, MemoryStorage)
     world.storage.crash()
     made = repair(world)
-    assert "t-1: what was between offset 0 and 1" in made.losses[0]
+    assert "t-1: the records between offset 0 and 1" in made.losses[0]
     assert "'tx'" in made.losses[0]
     assert world.values() == [b"a"]
     assert world.values(partition=1) == []
@@ -427,7 +427,7 @@ def test_where_the_transaction_log_is_damaged_other_partitions_say_how_it_ended(
             data[position + 5] ^= 1
         made = repair(world)
         assert world.values() == before
-        assert not any("not known" in loss for loss in made.losses)
+        assert not any("is unknown" in loss for loss in made.losses)
 
 
 def test_where_nothing_says_how_it_ended_it_counts_as_aborted_and_is_named() -> None:
@@ -438,7 +438,7 @@ def test_where_nothing_says_how_it_ended_it_counts_as_aborted_and_is_named() -> 
     for position in positions(data)[:-1]:
         data[position + 5] ^= 1
     made = repair(world)
-    named = [loss for loss in made.losses if "not known" in loss]
+    named = [loss for loss in made.losses if "is unknown" in loss]
     assert [loss.partition(":")[0] for loss in named] == ["t-0", "t-1"]
     assert world.values() == [b"b", b"plain", b"plain"]
 

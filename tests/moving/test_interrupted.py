@@ -65,8 +65,8 @@ def owners() -> Iterator[list[Owner]]:
 def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch of each of two partitions at a time."""
     monkeypatch.setattr(reading, "ROUND_BYTES", 1)
-    monkeypatch.setattr(reading, "LEAST_BYTES", 1)
-    monkeypatch.setattr(reading, "TOGETHER", 2)
+    monkeypatch.setattr(reading, "MIN_PARTITION_BYTES", 1)
+    monkeypatch.setattr(reading, "MAX_PARTITIONS", 2)
 
 
 def opened(owners: list[Owner]) -> Owner:

@@ -103,14 +103,14 @@ def test_a_deletion_that_is_gone_before_it_was_copied_is_not_missed(
 ) -> None:
     """The copy has the value by then, and nothing there would ever delete it."""
     monkeypatch.setattr(reading, "ROUND_BYTES", 1)
-    monkeypatch.setattr(reading, "LEAST_BYTES", 1)
+    monkeypatch.setattr(reading, "MIN_PARTITION_BYTES", 1)
     changelog = Segments()
     changelog.change("stays", 1)
     changelog.change("goes", 2)
     moved(changelog.owner, target)  # so much is copied now
     changelog.delete_and_purge("goes")
     topic = changelog.partition.topic
-    with pytest.raises(InvalidRequest, match="has to begin anew"):
+    with pytest.raises(InvalidRequest, match="has to start over"):
         moved(changelog.owner, target)
     target.delete_topic(topic)
     moved(changelog.owner, target)
@@ -288,7 +288,7 @@ def test_what_retention_takes_away_meanwhile_is_passed_over(
     owner: Owner, target: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "ROUND_BYTES", 1)
-    monkeypatch.setattr(reading, "LEAST_BYTES", 1)
+    monkeypatch.setattr(reading, "MIN_PARTITION_BYTES", 1)
     log = Log(owner)
     log.create_topic("t")
     for n in range(5):
@@ -359,7 +359,7 @@ def _spoilt(append: Append) -> Append:
 def test_transactions_that_stay_open_are_named(
     owner: Owner, target: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(reading, "MAX_WAIT_S", 0.0)
     log = Log(owner)
     log.create_topic("t")
     with log.producer(transactional_id="p") as producer:
@@ -382,7 +382,7 @@ def test_a_topic_of_that_name_made_by_another_after_a_deletion_is_left_alone(
     moved(owner, target)
     target.delete_topic("t")
     target.create_topic("t")
-    with pytest.raises(InvalidRequest, match="is no copy of the one"):
+    with pytest.raises(InvalidRequest, match="is not a copy of the one"):
         moved(owner, target)
 
 

@@ -1,4 +1,4 @@
-"""What a check says: findings, each with its severity and its way out, and how much was read."""
+"""The report of a check: findings, each with its severity and a way out, and the amounts read."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from enum import IntEnum
 
 from strandline.changelog.records import TopicPartition
 
-AT_MOST = 100
-"""Findings of one kind in one file; more are counted only."""
+MAX_PER_KIND = 100
+"""Maximum number of findings of one kind in one file; further ones are only counted."""
 
 
 class Severity(IntEnum):
-    """How bad a finding is, and who puts it right."""
+    """Severity of a finding, which decides how it is repaired."""
 
     NOTE = 0
-    """A crash leaves such, and opening the log puts it right."""
+    """Normal after a crash; opening the log repairs it."""
     REPAIRABLE = 1
-    """No crash leaves such; `strandline repair` puts it right and nothing is lost."""
+    """Not caused by a crash; `strandline repair` repairs it without loss."""
     DAMAGE = 2
-    """Something that had been acknowledged cannot be read."""
+    """Acknowledged data cannot be read."""
 
 
 WAYS_OUT = {
-    Severity.NOTE: "opening the log puts it right",
+    Severity.NOTE: "opening the log repairs it",
     Severity.REPAIRABLE: "run `strandline repair`; nothing is lost",
     Severity.DAMAGE: "run `strandline repair`, which salvages the rest and names what is lost",
 }
@@ -32,26 +32,29 @@ WAYS_OUT = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something in a log folder that is not as it should be."""
+    """A problem in a log folder."""
 
     severity: Severity
     kind: str
-    """What it is in a word or two, for programs."""
+    """Kind of problem in one or two words, for programs."""
     file: str
-    """The file or folder, within the log folder."""
+    """Path of the file or folder, relative to the log folder."""
     what: str
-    """What is wrong there."""
+    """Description of the problem."""
     way_out: str
+    """Action that repairs it."""
     partition: TopicPartition | None = None
+    """Partition affected; None if the problem is not in one partition."""
     offsets: tuple[int, int] | None = None
-    """The first offset that it concerns, and the one behind the last."""
+    """First offset affected and end (exclusive); None if no offsets are affected."""
 
 
 @dataclass(slots=True)
 class CheckReport:
-    """What a check found, and how much it read."""
+    """Findings of a check, and the amounts read."""
 
     closed_in_order: bool = False
+    """True if the log was closed cleanly."""
     findings: list[Finding] = field(default_factory=list)
     topics: int = 0
     partitions: int = 0
@@ -61,16 +64,16 @@ class CheckReport:
     bytes: int = 0
     stores: int = 0
     left_out: int = 0
-    """Findings beyond the first AT_MOST of their kind in their file."""
+    """Number of findings beyond the first MAX_PER_KIND of their kind in their file."""
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter, repr=False)
 
     @property
     def worst(self) -> Severity | None:
-        """The highest severity; None if there is no finding."""
+        """Highest severity; None if there is no finding."""
         return max((finding.severity for finding in self.findings), default=None)
 
     def of(self, severity: Severity) -> list[Finding]:
-        """The findings of that severity."""
+        """Return the findings of one severity."""
         return [finding for finding in self.findings if finding.severity is severity]
 
     def add(
@@ -84,9 +87,9 @@ class CheckReport:
         partition: TopicPartition | None = None,
         offsets: tuple[int, int] | None = None,
     ) -> None:
-        """Note a finding; its way out is that of its severity if none is given."""
+        """Add a finding; without `way_out` it gets the default of its severity."""
         self._counts[kind, file] += 1
-        if self._counts[kind, file] > AT_MOST:
+        if self._counts[kind, file] > MAX_PER_KIND:
             self.left_out += 1
             return
         way_out = way_out or WAYS_OUT[severity]

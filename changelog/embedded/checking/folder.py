@@ -1,4 +1,4 @@
-"""A whole log folder: what it is, its catalog, its folders, and then every partition."""
+"""The check of a whole log folder: its identity, its catalog, its folders, and every partition."""
 
 from __future__ import annotations
 
@@ -53,30 +53,34 @@ from strandline.changelog.schema import decode_schemas
 from strandline.changelog.storage import Storage
 
 OnProgress = Callable[[int, int], None]
-"""Called with how many bytes of segments were read, and how many there are."""
+"""Called with the bytes of segments read so far, and the total bytes of segments."""
 
 
 @dataclass
 class CheckedLog:
-    """A log folder, checked: the report, and what repair goes by."""
+    """The result of a check: the report, and the state from which a repair is planned."""
 
     report: CheckReport
     metas: list[TopicMeta] = field(default_factory=list)
+    """Topics of the catalog, or of the rebuilt catalog."""
     partitions: dict[Place, ScannedPartition] = field(default_factory=dict)
     transactions: TransactionFacts = field(default_factory=TransactionFacts)
     groups: GroupFacts = field(default_factory=dict)
     reaches: dict[Place, PartitionReach] = field(default_factory=dict)
-    """How far partitions must go, as other files say."""
+    """Minimum end of each partition, according to other files."""
     meta_lost: bool = False
+    """True if the folder's identity is missing or cannot be read."""
     catalog: RebuiltCatalog | None = None
-    """How the catalog was made up, if it is lost."""
+    """Rebuilt catalog, if the catalog is missing or cannot be read."""
     clean_wrong: bool = False
+    """True if the record of a clean shutdown cannot be read or is wrong."""
     config_lost: bool = False
-    """Whether the settings of the log as a whole cannot be used."""
+    """True if the settings of the log are missing, cannot be read or contradict a topic's."""
     bad_copies: list[TopicMeta] = field(default_factory=list)
+    """Topics whose copy of the catalog entry cannot be read."""
 
     def named(self, topic: str, number: int = 0) -> ScannedPartition | None:
-        """A partition by its topic's name."""
+        """Return a partition by its topic's name; None if it does not exist."""
         for scanned in self.partitions.values():
             if (scanned.meta.name, scanned.number) == (topic, number):
                 return scanned
@@ -89,9 +93,19 @@ def check_log(
     clock: Clock | None = None,
     on_progress: OnProgress | None = None,
 ) -> CheckedLog:
-    """Read the whole log in a folder that nobody has open, and change nothing.
+    """Read and verify a whole log folder that no process has open; change nothing.
 
-    Raises FutureFormat for files of a later version, StorageFailed.
+    Args:
+        storage: The log folder.
+        clock: The current time, by which expired producers are recognized; the system's by default.
+        on_progress: Called with the bytes read so far and the total.
+
+    Returns:
+        The findings, and the state from which a repair is planned.
+
+    Raises:
+        FutureFormat: A file was written by a later version.
+        StorageFailed: The disk failed.
     """
     checked = CheckedLog(CheckReport())
     _check_meta(storage, checked)
@@ -108,15 +122,16 @@ def check_log(
         if on_progress is not None:
             on_progress(done, total)
 
-    scene = CheckContext(storage, clock or SystemClock(), checked.report, on_bytes, closed)
+    context = CheckContext(storage, clock or SystemClock(), checked.report, on_bytes, closed)
     for meta in checked.metas:
-        _check_topic(scene, checked, meta)
+        _check_topic(context, checked, meta)
     _check_across(checked)
     check_pins(storage, checked.report)
     return checked
 
 
 def _check_across(checked: CheckedLog) -> None:
+    """Compare partitions with the transaction log, with committed offsets, and with one another."""
     report, partitions = checked.report, checked.partitions
     checked.transactions = read_transactions(report, checked.named(TRANSACTION_STATE))
     check_transactions(report, partitions, checked.transactions)
@@ -131,11 +146,12 @@ def _check_across(checked: CheckedLog) -> None:
 
 
 def _check_meta(storage: Storage, checked: CheckedLog) -> None:
+    """Check the file with the folder's identity."""
     try:
         document.load(storage, FOLDER_META, FOLDER_KIND, FolderMeta)
     except FileNotFoundError:
         if not storage.exists(CATALOG) and not storage.list_dir(TOPICS):
-            return  # nothing was ever there
+            return  # the folder never held a log
         problem = "is missing"
     except FutureFormat:
         raise
@@ -144,17 +160,19 @@ def _check_meta(storage: Storage, checked: CheckedLog) -> None:
     else:
         return
     checked.meta_lost = True
-    checked.config_lost = not storage.exists(LOG_CONFIG)  # there may have been one
+    # The lost meta said whether the log has settings. Without it, a missing file may be a lost one.
+    checked.config_lost = not storage.exists(LOG_CONFIG)
     checked.report.add(
         Severity.REPAIRABLE,
         "folder",
         FOLDER_META,
         problem,
-        way_out="run `strandline repair`, which makes it anew with a new log id",
+        way_out="run `strandline repair`, which creates it with a new log id",
     )
 
 
 def _read_closed(storage: Storage, checked: CheckedLog) -> ClosedSizes | None:
+    """Return the sizes recorded by a clean shutdown; None if there was none."""
     try:
         closed = document.load(storage, CLEAN, CLEAN_KIND, ClosedSizes)
     except FileNotFoundError:
@@ -173,7 +191,7 @@ def _read_closed(storage: Storage, checked: CheckedLog) -> ClosedSizes | None:
 
 
 def _read_catalog(storage: Storage, checked: CheckedLog) -> list[TopicMeta]:
-    """The topics as the catalog has them, or as they can be made up without it."""
+    """Return the topics of the catalog, or of a rebuilt one if the catalog is lost."""
     try:
         metas = document.load(storage, CATALOG, CATALOG_KIND, list[TopicMeta])
         for meta in metas:
@@ -191,20 +209,20 @@ def _read_catalog(storage: Storage, checked: CheckedLog) -> list[TopicMeta]:
     except CorruptLog as error:
         problem = f"cannot be read: {cause(error)}"
     checked.catalog = rebuilt = rebuilt_catalog(storage)
-    lost = [meta.name for meta in rebuilt.made_up]
+    lost = [meta.name for meta in rebuilt.without_settings]
     checked.report.add(
-        Severity.DAMAGE if lost or rebuilt.left else Severity.REPAIRABLE,
+        Severity.DAMAGE if lost or rebuilt.unrestorable else Severity.REPAIRABLE,
         "catalog",
         CATALOG,
         problem + (f"; the settings of {', '.join(lost)} are lost" if lost else ""),
     )
-    for folder, why in rebuilt.left.items():
+    for folder, why in rebuilt.unrestorable.items():
         checked.report.add(Severity.DAMAGE, "topic", folder, f"cannot be in the catalog: {why}")
     return rebuilt.metas
 
 
 def _check_config(storage: Storage, checked: CheckedLog) -> None:
-    """The settings of the log as a whole, and that no topic's contradict them."""
+    """Check that the settings of the log can be read and do not contradict a topic's."""
     problem = _config_problem(storage, checked.metas)
     if problem is None:
         return
@@ -214,6 +232,7 @@ def _check_config(storage: Storage, checked: CheckedLog) -> None:
 
 
 def _config_problem(storage: Storage, metas: Sequence[TopicMeta]) -> str | None:
+    """Describe the problem with the settings of the log; None if there is none."""
     try:
         config = log_config(storage)
     except FutureFormat:
@@ -229,67 +248,73 @@ def _config_problem(storage: Storage, metas: Sequence[TopicMeta]) -> str | None:
 
 
 def _check_folders(storage: Storage, checked: CheckedLog, closed: ClosedSizes | None) -> None:
+    """Check that folders and the sizes recorded by a clean shutdown belong to listed topics."""
     report = checked.report
     known = {meta.topic_id for meta in checked.metas}
-    left = checked.catalog.left if checked.catalog is not None else {}
+    left = checked.catalog.unrestorable if checked.catalog is not None else {}
     for topic_id in storage.list_dir(TOPICS):
         folder = topic_folder(topic_id)
         if topic_id not in known and folder not in left:
             what = (
-                "is of no topic in the catalog: a deletion, or a creation, that a crash cut short"
+                "belongs to no topic in the catalog: a crash interrupted a deletion or a creation"
             )
             report.add(Severity.NOTE, "unlisted topic", folder, what)
     folders = {partition_folder(m.topic_id, n) for m in checked.metas for n in range(m.partitions)}
     unknown = sorted((closed or {}).keys() - folders)
     if unknown:
         checked.clean_wrong = True
-        what = f"has a size for {unknown[0]}, which is no partition"
+        what = f"has a size for {unknown[0]}, which is not a partition"
         report.add(Severity.REPAIRABLE, "clean", CLEAN, what)
 
 
-def _check_topic(scene: CheckContext, checked: CheckedLog, meta: TopicMeta) -> None:
-    scene.report.topics += 1
-    _check_copy(scene, checked, meta)
+def _check_topic(context: CheckContext, checked: CheckedLog, meta: TopicMeta) -> None:
+    """Check all partitions of a topic."""
+    context.report.topics += 1
+    _check_copy(context, checked, meta)
     schemas = decode_schemas(meta.schemas, f"topic {meta.name}")
     for number in range(meta.partitions):
-        scanned = check_partition(scene, meta, number, schemas)
+        scanned = check_partition(context, meta, number, schemas)
         checked.partitions[meta.topic_id, number] = scanned
         checked.clean_wrong |= _is_clean_wrong(scanned)
-    for number in partition_numbers(scene.storage, meta.topic_id):
+    for number in partition_numbers(context.storage, meta.topic_id):
         if number >= meta.partitions:
-            scene.report.add(
+            context.report.add(
                 Severity.DAMAGE,
                 "unlisted partition",
                 partition_folder(meta.topic_id, number),
                 f"is beyond the {meta.partitions} partitions of topic {meta.name!r} in the catalog",
-                way_out="put the catalog back that has it; `strandline repair` leaves it",
+                way_out="restore the catalog that lists it; `strandline repair` does not change it",
             )
 
 
 def _is_clean_wrong(scanned: ScannedPartition) -> bool:
-    """Whether an active segment has another size than was noted."""
+    """Return True if the active segment differs in size from the record of the clean shutdown."""
     active = scanned.segments[-1] if scanned.segments else None
     return scanned.closed and active is not None and active.file_size != active.expected_size
 
 
-def _check_copy(scene: CheckContext, checked: CheckedLog, meta: TopicMeta) -> None:
+def _check_copy(context: CheckContext, checked: CheckedLog, meta: TopicMeta) -> None:
+    """Compare a topic's copy of its catalog entry with the catalog."""
     path = topic_copy(meta.topic_id)
     try:
-        copy = TopicMeta.load_copy(scene.storage, meta.topic_id)
+        copy = TopicMeta.load_copy(context.storage, meta.topic_id)
     except FileNotFoundError:
-        scene.report.add(Severity.NOTE, "topic copy", path, "is missing")
+        context.report.add(Severity.NOTE, "topic copy", path, "is missing")
     except FutureFormat:
         raise
     except CorruptLog as error:
         checked.bad_copies.append(meta)
-        scene.report.add(Severity.REPAIRABLE, "topic copy", path, f"cannot be read: {cause(error)}")
+        context.report.add(
+            Severity.REPAIRABLE, "topic copy", path, f"cannot be read: {cause(error)}"
+        )
     else:
         if copy != meta:
-            what = "differs from the catalog: a crash came in the middle of a change"
-            scene.report.add(Severity.NOTE, "topic copy", path, what)
+            what = "differs from the catalog: a crash interrupted a change"
+            context.report.add(Severity.NOTE, "topic copy", path, what)
 
 
 def _log_bytes(storage: Storage, meta: TopicMeta) -> int:
+    """Return the total bytes of a topic's segment files."""
     total = 0
     for number in range(meta.partitions):
         folder = partition_folder(meta.topic_id, number)

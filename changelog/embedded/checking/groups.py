@@ -1,4 +1,4 @@
-"""The committed offsets of consumer groups, against the partitions that they are of."""
+"""The committed offsets of consumer groups, compared with the ends of their partitions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from strandline.changelog.embedded.checking.transactions import PartitionReach, 
 from strandline.changelog.embedded.offsets import Change, GroupPartition, parsed
 
 GroupFacts = dict[GroupPartition, Change]
-"""The last commit of each group and partition, deletions too."""
+"""Last commit of each group and partition, including deletions."""
 
 
 def read_groups(log: ScannedPartition | None) -> GroupFacts:
-    """What `__consumer_offsets` says."""
+    """Read the last commits from `__consumer_offsets`."""
     facts: GroupFacts = {}
     if log is not None:
         for batch in log.committed():
@@ -25,7 +25,10 @@ def read_groups(log: ScannedPartition | None) -> GroupFacts:
 def check_groups(
     report: CheckReport, partitions: Partitions, facts: GroupFacts
 ) -> dict[Place, PartitionReach]:
-    """Hold offsets against ends; how far partitions must go, since somebody has read that far."""
+    """Check committed offsets; return the minimum end of each partition that they imply.
+
+    A committed offset was read, hence the partition reached it, and it must not be assigned again.
+    """
     reaches: dict[Place, PartitionReach] = {}
     for (group, tp), (_, value) in facts.items():
         if value is None or (value.topic_id, tp.partition) not in partitions:
@@ -39,12 +42,12 @@ def check_groups(
                 Severity.REPAIRABLE,
                 "group offset",
                 partitions[place].folder,
-                f"group {group!r} goes on at offset {value.offset}, the partition ends at {end}: "
-                f"records were lost, or somebody has put the group there by hand",
+                f"group {group!r} continues at offset {value.offset}, but the partition ends at "
+                f"{end}: records were lost, or the group's offset was set by hand",
                 partition=tp,
                 offsets=(end, value.offset),
                 way_out="reset the group (`strandline groups reset`), or run `strandline repair`, "
-                "which lets the partition go on behind that offset",
+                "after which the partition continues above that offset",
             )
         elif value.incarnation and (
             problem := partitions[place].offsets().reading_divergence(value)
@@ -53,11 +56,11 @@ def check_groups(
                 Severity.REPAIRABLE,
                 "group offset",
                 partitions[place].folder,
-                f"group {group!r} goes on at offset {value.offset}, but {problem}: the partition, or "
-                f"the groups' offsets, were put back from a copy without the other",
+                f"group {group!r} continues at offset {value.offset}, but {problem}: the partition, or "
+                f"the groups' offsets, were restored from a copy without the other",
                 partition=tp,
                 offsets=(value.offset, value.offset),
-                way_out="put the whole log folder back from one copy, or reset the group "
+                way_out="restore the whole log folder from one copy, or reset the group "
                 "(`strandline groups reset`)",
             )
     return reaches

@@ -1,4 +1,4 @@
-"""One partition: its manifest, its files, and every frame."""
+"""The check of one partition: its manifest, its files, and every frame."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from strandline.changelog.embedded.checking.side_files import (
     StateFiles,
     load_index,
 )
-from strandline.changelog.embedded.checking.walking import judge_of, schema_is_missing, walk
+from strandline.changelog.embedded.checking.walking import schema_is_missing, validator_of, walk
 from strandline.changelog.embedded.format import FrameHeader
 from strandline.changelog.embedded.manifest import STILL_OPEN, Manifest
 from strandline.changelog.embedded.names import MANIFEST, segment_of, snapshot_offset
@@ -36,33 +36,33 @@ from strandline.changelog.schema import ValueSchemas
 from strandline.changelog.storage import Storage
 
 OnBytes = Callable[[int], None]
-"""Called with how many more bytes were read."""
+"""Called with the number of bytes just read."""
 
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What the check of every partition is given."""
+    """Objects shared by the checks of all partitions."""
 
     storage: Storage
     clock: Clock
     report: CheckReport
     on_bytes: OnBytes
     closed: dict[str, int] | None
-    """Size of every active segment by partition folder, if the log was closed in order."""
+    """Bytes of each active segment by partition folder; None without a clean shutdown."""
 
 
 def check_partition(
-    scene: CheckContext, meta: TopicMeta, number: int, schemas: ValueSchemas
+    context: CheckContext, meta: TopicMeta, number: int, schemas: ValueSchemas
 ) -> ScannedPartition:
-    """Read a partition from end to end. Raises FutureFormat, StorageFailed."""
+    """Read and verify a partition completely. Raises FutureFormat, StorageFailed."""
     scanned = ScannedPartition(meta, number, schemas, _fresh(meta, number))
-    scanned.closed = scene.closed is not None
-    scene.report.partitions += 1
-    names = scene.storage.list_dir(scanned.folder)
-    scanned.manifest = _manifest(scene, scanned)
+    scanned.closed = context.closed is not None
+    context.report.partitions += 1
+    names = context.storage.list_dir(scanned.folder)
+    scanned.manifest = _manifest(context, scanned)
     scanned.state_files = [name for name in names if name.endswith((".producers", ".aborted"))]
-    _note_strays(scene, scanned, names)
-    _FrameCheck(scene, scanned, names).run()
+    _note_strays(context, scanned, names)
+    _FrameCheck(context, scanned, names).run()
     return scanned
 
 
@@ -73,16 +73,16 @@ def _fresh(meta: TopicMeta, number: int) -> Manifest:
     return Manifest(topic=meta.name, topic_id=meta.topic_id, partition=number)
 
 
-def _manifest(scene: CheckContext, scanned: ScannedPartition) -> Manifest:
-    """The manifest of a partition, or one made up from its files."""
-    active_size = (scene.closed or {}).get(scanned.folder, 0)
+def _manifest(context: CheckContext, scanned: ScannedPartition) -> Manifest:
+    """Load the manifest of a partition, or rebuild it from the segment files."""
+    active_size = (context.closed or {}).get(scanned.folder, 0)
     try:
-        manifest = Manifest.load(scene.storage, scanned.folder)
+        manifest = Manifest.load(context.storage, scanned.folder)
         problem = _inconsistency(manifest, scanned)
         if problem is None:
             return manifest
     except FileNotFoundError:
-        if not active_size and not holds_records(scene.storage, scanned.folder):
+        if not active_size and not holds_records(context.storage, scanned.folder):
             return scanned.manifest
         problem = "is missing though there are records"
     except FutureFormat:
@@ -90,30 +90,31 @@ def _manifest(scene: CheckContext, scanned: ScannedPartition) -> Manifest:
     except CorruptLog as error:
         problem = f"cannot be read: {cause(error)}"
     scanned.rebuilt = True
-    scene.report.add(
+    context.report.add(
         Severity.REPAIRABLE,
         "manifest",
         f"{scanned.folder}/{MANIFEST}",
         problem,
         partition=scanned.topic_partition,
-        way_out="run `strandline repair`, which rebuilds it from the segment files; records that "
-        "had been deleted may be back",
+        way_out="run `strandline repair`, which rebuilds it from the segment files; deleted records "
+        "may reappear",
     )
-    return rebuilt_manifest(scene.storage, scanned.meta, scanned.number, active_size)
+    return rebuilt_manifest(context.storage, scanned.meta, scanned.number, active_size)
 
 
 def _inconsistency(manifest: Manifest, scanned: ScannedPartition) -> str | None:
-    """What in a manifest contradicts itself, or its place."""
+    """Describe a contradiction within a manifest, or with its folder; None if there is none."""
     place = (scanned.meta.name, scanned.meta.topic_id, scanned.number)
     if (manifest.topic, manifest.topic_id, manifest.partition) != place:
         return (
-            f"is of partition {manifest.partition} of topic {manifest.topic!r}, id "
-            f"{manifest.topic_id}, in the place of {place}"
+            f"belongs to partition {manifest.partition} of topic {manifest.topic!r}, id "
+            f"{manifest.topic_id}, but is in the folder of {place}"
         )
     return _epochs_inconsistency(manifest) or _segments_inconsistency(manifest)
 
 
 def _epochs_inconsistency(manifest: Manifest) -> str | None:
+    """Describe a contradiction within the leader epochs; None if there is none."""
     epochs = manifest.epochs
     if any(
         earlier.number >= later.number or earlier.start >= later.start
@@ -136,6 +137,7 @@ def _listed(epochs: Epochs) -> list[tuple[int, int, str]]:
 
 
 def _segments_inconsistency(manifest: Manifest) -> str | None:
+    """Describe a contradiction within the list of segments; None if there is none."""
     entries = manifest.segments
     generations = [entry.generation for entry in entries]
     if (
@@ -145,7 +147,7 @@ def _segments_inconsistency(manifest: Manifest) -> str | None:
         return f"has generations {generations}, next {manifest.next_generation}"
     for entry, following in pairwise(entries):
         if not entry.base_offset <= entry.end_offset <= following.base_offset or entry.size < 0:
-            return f"has segments that do not follow one another: {entry}, {following}"
+            return f"has segments that overlap or are out of order: {entry}, {following}"
     if entries and entries[-1].size != STILL_OPEN:
         return f"has no active segment: {entries[-1]}"
     if entries and manifest.log_start < entries[0].base_offset:
@@ -155,16 +157,17 @@ def _segments_inconsistency(manifest: Manifest) -> str | None:
     return None
 
 
-def _note_strays(scene: CheckContext, scanned: ScannedPartition, names: list[str]) -> None:
+def _note_strays(context: CheckContext, scanned: ScannedPartition, names: list[str]) -> None:
+    """Report temporary files and segments that the manifest does not list."""
     listed = {entry.name for entry in scanned.manifest.segments}
     for name in names:
         segment = segment_of(name)
         if name.endswith(".tmp") or (segment is not None and segment not in listed):
-            scene.report.add(
+            context.report.add(
                 Severity.NOTE,
                 "stray",
                 f"{scanned.folder}/{name}",
-                "is in no manifest: a crash came before it was named, or removed",
+                "is not in the manifest: a crash interrupted its creation or removal",
                 partition=scanned.topic_partition,
             )
 
@@ -173,23 +176,23 @@ def _note_strays(scene: CheckContext, scanned: ScannedPartition, names: list[str
 
 
 class _FrameCheck:
-    """Goes through all segments of a partition, and says what is wrong in them."""
+    """Checks all segments of a partition and reports problems."""
 
-    def __init__(self, scene: CheckContext, scanned: ScannedPartition, names: list[str]) -> None:
-        self._scene = scene
+    def __init__(self, context: CheckContext, scanned: ScannedPartition, names: list[str]) -> None:
+        self._context = context
         self._scanned = scanned
         self._snapshots = {snapshot_offset(name) for name in names}
         entries = scanned.manifest.segments
-        ages = SegmentAges(entries, scene.clock.now_ms())
+        ages = SegmentAges(entries, context.clock.now_ms())
         self._end = entries[0].base_offset if entries else 0
-        """One past the last offset met."""
+        """Offset after the last one met."""
         self._durable_end = 0
-        """The highest offset that a frame has called durable."""
-        self._rules = ProducerRules(scanned.topic_partition, scanned.folder, ages, scene.report)
+        """Largest durable end in a frame so far."""
+        self._rules = ProducerRules(scanned.topic_partition, scanned.folder, ages, context.report)
         self._states = StateFiles(
-            scene.storage, scanned.folder, scanned.manifest, self._end, self._rules, ages
+            context.storage, scanned.folder, scanned.manifest, self._end, self._rules, ages
         )
-        self._judge = judge_of(scanned.topic_partition, scanned.schemas)
+        self._validate = validator_of(scanned.topic_partition, scanned.schemas)
 
     def run(self) -> None:
         scanned, rules = self._scanned, self._rules
@@ -198,19 +201,20 @@ class _FrameCheck:
         for entry, limit in zip(entries, limits, strict=False):
             one = ScannedSegment(entry, limit)
             scanned.segments.append(one)
-            self._scene.report.segments += 1
+            self._context.report.segments += 1
             self._rules.skipped(self._end, entry.base_offset)
             self._check_snapshot(one)
             self._check_segment(one)
         rules.finish()
         scanned.producers, scanned.aborted = rules.producers, rules.aborted
-        scanned.last_markers, scanned.lost_ends = rules.last_markers, rules.lost_ends
+        scanned.last_markers, scanned.lost_markers = rules.last_markers, rules.lost_markers
         first = scanned.manifest.segments[0].base_offset if scanned.segments else 0
         scanned.contiguous = first == 0 and not rules.has_holes
 
     def _check_segment(self, one: ScannedSegment) -> None:
-        storage, folder, entry = self._scene.storage, self._scanned.folder, one.entry
-        closed = self._scene.closed
+        """Check the file and the side files of a segment."""
+        storage, folder, entry = self._context.storage, self._scanned.folder, one.entry
+        closed = self._context.closed
         active_size = 0 if closed is None else closed.get(folder, 0)
         one.expected_size = entry.size if one.closed else active_size
         try:
@@ -224,21 +228,21 @@ class _FrameCheck:
             return
         one.segment, one.file_size = segment, segment.file.size()
         index = self._index_of(one)
-        for found in walk(one, segment, max(self._end, entry.base_offset), self._judge):
+        for found in walk(one, segment, max(self._end, entry.base_offset), self._validate):
             if isinstance(found, RecordGap):
                 self._add_gap(found)
             else:
                 index.frame(found.position, found.frame.header, segment.max_timestamp)
-                self._take(one, segment, found)
+                self._read_frame(one, segment, found)
         self._check_size(one, segment)
         if one.closed:
-            self._check_figures(one, segment)
+            self._check_entry(one, segment)
             self._check_closed(one, index)
         segment.let_go()
 
-    def _take(self, one: ScannedSegment, segment: Segment, found: WholeFrame) -> None:
-        """A frame that can be read."""
-        header, report = found.frame.header, self._scene.report
+    def _read_frame(self, one: ScannedSegment, segment: Segment, found: WholeFrame) -> None:
+        """Check a readable frame and update the state after it."""
+        header, report = found.frame.header, self._context.report
         if header.base_offset > self._end:
             self._rules.skipped(self._end, header.base_offset)
         self._check_header(segment.path, header)
@@ -249,9 +253,10 @@ class _FrameCheck:
         report.frames += 1
         report.records += 0 if header.control else header.record_count
         report.bytes += header.length
-        self._scene.on_bytes(header.length)
+        self._context.on_bytes(header.length)
 
     def _check_header(self, path: str, header: FrameHeader) -> None:
+        """Check leader epoch, durable end and schema id of a frame."""
         manifest, schemas = self._scanned.manifest, self._scanned.schemas
         offsets = (header.base_offset, header.last_offset + 1)
         listed = manifest.epochs[0].start <= header.base_offset
@@ -261,23 +266,25 @@ class _FrameCheck:
                 f"has leader epoch {header.leader_epoch} at offset {offsets[0]}, the manifest has "
                 f"{epoch} there"
             )
-            self._add(Severity.DAMAGE, "leader epoch", path, what, offsets, _LEFT)
+            self._add(Severity.DAMAGE, "leader epoch", path, what, offsets, _NOT_REPAIRABLE)
         if not self._durable_end <= header.durable_end <= header.base_offset:
             what = (
-                f"calls offset {header.durable_end} durable, after {self._durable_end}, at offset "
-                f"{header.base_offset}"
+                f"has durable end {header.durable_end} at offset {header.base_offset}, after "
+                f"durable end {self._durable_end}"
             )
-            self._add(Severity.DAMAGE, "durable end", path, what, offsets, _LEFT)
+            self._add(Severity.DAMAGE, "durable end", path, what, offsets, _NOT_REPAIRABLE)
         if schema_is_missing(header, schemas):
             what = (
                 f"has schema id {header.schema_id} at offset {offsets[0]}, the topic has "
                 f"{schemas.latest_id}: its records cannot be decoded"
             )
-            way_out = "put the catalog back that has this schema; `strandline repair` leaves it"
+            way_out = (
+                "restore the catalog that has this schema; `strandline repair` does not change it"
+            )
             self._add(Severity.DAMAGE, "schema", path, what, offsets, way_out)
 
     def _add_gap(self, gap: RecordGap) -> None:
-        """Records are gone."""
+        """Report a gap in which records were lost."""
         self._scanned.gaps.append(gap)
         self._rules.gap(gap)
         end = "the end of the log" if gap.until is None else f"offset {gap.until - 1}"
@@ -293,28 +300,30 @@ class _FrameCheck:
             self._rules.skipped(gap.first, gap.until)
             self._end = max(self._end, gap.until)
 
-    # What goes with the segments ------------------------------------------------------
+    # Sizes and side files of segments -------------------------------------------------
 
     def _check_size(self, one: ScannedSegment, segment: Segment) -> None:
-        known = one.closed or self._scene.closed is not None
+        """Report a file that is too large, or a torn tail."""
+        known = one.closed or self._context.closed is not None
         if known and one.file_size > one.expected_size:
-            one.bad_figures = one.closed
-            what = f"had {one.expected_size} bytes when it was closed, and has {one.file_size}"
+            one.wrong_entry = one.closed
+            what = f"had {one.expected_size} bytes when it was closed, and has {one.file_size} now"
             self._add(Severity.REPAIRABLE, "size", segment.path, what)
         elif one.debris_at is not None:
             self._add(
                 Severity.NOTE,
                 "torn tail",
                 segment.path,
-                f"no whole frame follows from byte {one.debris_at} on: a write that a crash cut "
-                f"short, and of which nobody had been told",
+                f"no whole frame follows from byte {one.debris_at} on: a crash interrupted a "
+                f"write that had not been acknowledged",
             )
 
-    def _check_figures(self, one: ScannedSegment, segment: Segment) -> None:
+    def _check_entry(self, one: ScannedSegment, segment: Segment) -> None:
+        """Compare the manifest's end offset and timestamp of a segment with its frames."""
         entry = one.entry
         found = (segment.end_offset, segment.max_timestamp)
         if found != (entry.end_offset, entry.max_timestamp):
-            one.bad_figures = True
+            one.wrong_entry = True
             if one.intact:
                 what = (
                     f"ends at offset {found[0]}, largest timestamp {found[1]}; the manifest says "
@@ -323,30 +332,35 @@ class _FrameCheck:
                 self._add(Severity.REPAIRABLE, "figures", segment.path, what)
 
     def _index_of(self, one: ScannedSegment) -> IndexCheck:
+        """Return the comparison with a segment's index; an empty one if there is no index."""
         if not one.closed:
             return IndexCheck(SparseIndex())
         folder = self._scanned.folder
         try:
-            return IndexCheck(load_index(self._scene.storage, folder, one.entry.name))
+            return IndexCheck(load_index(self._context.storage, folder, one.entry.name))
         except LostSideFile as lost:
             self._add(Severity.NOTE, "index", f"{folder}/{one.entry.name.index_file}", str(lost))
             return IndexCheck(SparseIndex())
 
     def _check_closed(self, one: ScannedSegment, index: IndexCheck) -> None:
+        """Check the index and the aborted index of a closed segment."""
         index.finish()
         entry, folder = one.entry, self._scanned.folder
         if index.problem is not None and one.intact:
-            self._bad("index", f"{folder}/{entry.name.index_file}", index.problem)
+            self._add_bad_side_file("index", f"{folder}/{entry.name.index_file}", index.problem)
         file = self._states.aborted_of(entry.name, entry.base_offset, entry.end_offset)
         self._check_side_file("aborted index", file)
 
     def _check_snapshot(self, one: ScannedSegment) -> None:
+        """Check the producer snapshot at the base offset of a segment."""
         base = one.entry.base_offset
-        # Only the last two are kept, and the first segment needs none.
+        # A missing snapshot is reported for the active segment only: older ones are deleted. The
+        # first segment needs none.
         if base in self._snapshots or (not one.closed and len(self._scanned.segments) > 1):
             self._check_side_file("producer snapshot", self._states.snapshot_at(base))
 
     def _check_side_file(self, kind: str, file: SideFile) -> None:
+        """Report a side file that is missing, unreadable or wrong."""
         try:
             problem = file.check()
         except FileNotFoundError:
@@ -354,12 +368,14 @@ class _FrameCheck:
         except FutureFormat:
             raise
         except CorruptLog as error:
-            self._bad(kind, file.path, f"cannot be read: {cause(error)}")
+            self._add_bad_side_file(kind, file.path, f"cannot be read: {cause(error)}")
         else:
+            # With gaps in the frames the file may be right and the replayed state incomplete.
             if problem is not None and not self._scanned.gaps:
-                self._bad(kind, file.path, problem)
+                self._add_bad_side_file(kind, file.path, problem)
 
-    def _bad(self, kind: str, path: str, problem: str) -> None:
+    def _add_bad_side_file(self, kind: str, path: str, problem: str) -> None:
+        """Report a wrong side file, which repair removes."""
         self._scanned.bad_side_files.append(path)
         self._add(Severity.REPAIRABLE, kind, path, problem)
 
@@ -372,7 +388,7 @@ class _FrameCheck:
         offsets: tuple[int, int] | None = None,
         way_out: str = "",
     ) -> None:
-        self._scene.report.add(
+        self._context.report.add(
             severity,
             kind,
             file,
@@ -384,4 +400,4 @@ class _FrameCheck:
 
 
 _NO_INDEX = 1 << 62
-_LEFT = "`strandline repair` cannot tell what is right and leaves it"
+_NOT_REPAIRABLE = "`strandline repair` cannot decide what is right and does not change it"

@@ -1,4 +1,4 @@
-"""Whether what is pinned is there. A pin that is not whole is no loss of the log's."""
+"""The check that pins are complete. An incomplete pin is not a loss of the log."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from strandline.changelog.embedded.pins import pins_in, whole_pin
 from strandline.changelog.errors import CorruptLog, FutureFormat, cause
 from strandline.changelog.storage import Storage
 
-WAY_OUT = "opening the log removes it; who reads by it is told"
+WAY_OUT = "opening the log removes it; its reader gets an error"
 
 
 def check_pins(storage: Storage, report: CheckReport) -> None:
-    """Look at every pin. Raises FutureFormat."""
+    """Check every pin. Raises FutureFormat."""
     for name in pins_in(storage):
         try:
             whole_pin(storage, name)
             continue
         except FileNotFoundError:
-            what = "was not finished: a crash came in the middle"
+            what = "is incomplete: a crash interrupted its creation or removal"
         except FutureFormat:
             raise
         except CorruptLog as error:

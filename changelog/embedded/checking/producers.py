@@ -1,8 +1,8 @@
-"""The rules for producers in one partition: sequences, epochs, and each transaction ended once.
+"""The rules for producers in one partition: sequences, epochs, and one end for each transaction.
 
-What may rightly differ from a history without a flaw: a producer that was idle for a day is
-forgotten, and whatever it sends then is taken; frames are missing where offsets are; what
-was cleaned does not say any more who wrote it. None of these is a finding.
+Three deviations are normal and not reported. A producer that was idle for a day is forgotten, and
+may continue with any sequence. Cleaning and retention remove frames, which leaves gaps in the
+offsets. Cleaned frames no longer have their producer.
 """
 
 from __future__ import annotations
@@ -24,66 +24,73 @@ from strandline.changelog.records import ProducerIdentity, TopicPartition
 
 
 class SegmentAges:
-    """Between which times an offset was written: its segment was made before, the next one after."""
+    """Bounds of the time at which an offset was written.
+
+    The bounds are the creation times of its segment and of the next one.
+    """
 
     def __init__(self, entries: Sequence[SegmentEntry], now_ms: int) -> None:
         self._bases = [entry.base_offset for entry in entries]
-        self._made = [entry.created_ms for entry in entries]
+        self._created_ms = [entry.created_ms for entry in entries]
         self._now_ms = now_ms
 
     def may_be_forgotten(self, last: int, by: int) -> bool:
-        """Whether a producer whose last frame is at `last` may be forgotten when `by` is written."""
-        earliest = self._made[max(0, bisect_right(self._bases, last) - 1)]
+        """Return True if a producer last seen at `last` may have expired before offset `by`."""
+        earliest = self._created_ms[max(0, bisect_right(self._bases, last) - 1)]
         after = bisect_right(self._bases, by)
-        latest = self._made[after] if after < len(self._made) else self._now_ms
+        latest = self._created_ms[after] if after < len(self._created_ms) else self._now_ms
         return latest - earliest > PRODUCER_ID_EXPIRATION_MS
 
 
 @dataclass
 class ProducerRules:
-    """Follows the frames of a partition and says where they break a rule."""
+    """Replays the frames of a partition and reports each broken rule."""
 
     partition: TopicPartition
     folder: str
     ages: SegmentAges
     report: CheckReport
     producers: ProducerStates = field(default_factory=ProducerStates)
+    """Producer states after the frames so far."""
     aborted: AbortedTransactions = field(default_factory=AbortedTransactions)
+    """Aborted transactions in the frames so far."""
     last_markers: dict[int, tuple[int, bool]] = field(default_factory=dict)
-    lost_ends: list[LostMarker] = field(default_factory=list)
-    last_seen: dict[int, int] = field(default_factory=dict)
-    """By producer id: the last offset of its last frame."""
-    _suspects: dict[int, list[RecordGap]] = field(default_factory=dict)
-    """By producer id: the gaps since the last frame of its open transaction."""
-    whole_from: int = 0
-    """Below it some offsets are in no frame, or in one that was cleaned."""
+    """Epoch of the last marker of each producer id, and True if it commits."""
+    lost_markers: list[LostMarker] = field(default_factory=list)
+    """Transactions whose marker is lost."""
+    last_offsets: dict[int, int] = field(default_factory=dict)
+    """Last offset of the last frame of each producer id."""
+    _gaps_since_start: dict[int, list[RecordGap]] = field(default_factory=dict)
+    """Gaps since the last frame of an open transaction, by producer id; one may hold its marker."""
+    complete_from: int = 0
+    """Offset after the last one that is in no frame, or in a cleaned frame."""
 
     @property
     def has_holes(self) -> bool:
-        """Whether something is missing between frames."""
-        return self.whole_from > 0
+        """True if offsets are missing between frames, or frames were cleaned."""
+        return self.complete_from > 0
 
     def skipped(self, first: int, until: int) -> None:
-        """The offsets from `first` up to `until` are in no frame."""
+        """Note that the offsets from `first` to `until` (exclusive) are in no frame."""
         if until > first:
-            self.whole_from = until
+            self.complete_from = until
 
     def gap(self, gap: RecordGap) -> None:
-        """Frames were lost here."""
+        """Note a gap in which frames were lost."""
         for producer_id in self.producers.open_producers:
-            self._suspects.setdefault(producer_id, []).append(gap)
+            self._gaps_since_start.setdefault(producer_id, []).append(gap)
 
     def frame(self, frame: LocatedFrame) -> None:
-        """The next frame."""
+        """Check the next frame."""
         header = frame.header
         if header.attributes & Attributes.CLEANED or header.kind == FrameKind.EMPTY:
-            self.whole_from = header.last_offset + 1
+            self.complete_from = header.last_offset + 1
         if header.producer_id < 0:
             return
-        self._check_end_was_seen(header)
+        self._check_previous_ended(header)
         entry = self.producers.entries.get(header.producer_id)
         if entry is not None and header.producer_epoch < entry.epoch:
-            self._break(header, f"has epoch {header.producer_epoch} after epoch {entry.epoch}")
+            self._report(header, f"has epoch {header.producer_epoch} after epoch {entry.epoch}")
         elif entry is not None and not header.control:
             self._check_sequence(header, entry)
         replay(frame, self.producers, self.aborted, 0)
@@ -91,25 +98,25 @@ class ProducerRules:
             payload = frame.payload
             committed = unpack_marker(payload, frame.where).type != 0
             if self.last_markers.get(header.producer_id, (-1, False))[0] >= header.producer_epoch:
-                self._break(header, "has ended its transaction already")
+                self._report(header, "has ended its transaction already")
             self.last_markers[header.producer_id] = (header.producer_epoch, committed)
-        self.last_seen[header.producer_id] = header.last_offset
+        self.last_offsets[header.producer_id] = header.last_offset
 
     def finish(self) -> None:
-        """There are no more frames."""
-        for producer_id, gaps in self._suspects.items():
+        """Finish after the last frame: a gap may hold the marker of a transaction still open."""
+        for producer_id, gaps in self._gaps_since_start.items():
             epoch = self.producers.epoch(producer_id)
             first = self.producers.open_since(producer_id)
-            self.lost_ends.append(LostMarker(producer_id, epoch, first, gaps, certain=False))
+            self.lost_markers.append(LostMarker(producer_id, epoch, first, gaps, certain=False))
 
-    def _check_end_was_seen(self, header: FrameHeader) -> None:
-        """A frame of a later transaction tells that the open one has ended."""
+    def _check_previous_ended(self, header: FrameHeader) -> None:
+        """Report an open transaction if the frame is of a later one: its marker must be lost."""
         producer_id = header.producer_id
-        gaps = self._suspects.pop(producer_id, [])
+        gaps = self._gaps_since_start.pop(producer_id, [])
         first, epoch = self.producers.open_since(producer_id), self.producers.epoch(producer_id)
         if first < 0 or header.producer_epoch - header.control <= epoch:
             return
-        self.lost_ends.append(LostMarker(producer_id, epoch, first, gaps, certain=True))
+        self.lost_markers.append(LostMarker(producer_id, epoch, first, gaps, certain=True))
         if not gaps:
             self.report.add(
                 Severity.DAMAGE,
@@ -120,22 +127,24 @@ class ProducerRules:
                 partition=self.partition,
                 offsets=(first, header.base_offset),
             )
-        # Its outcome is not known; what follows is another transaction in any case.
+        # The outcome is unknown. Any end will do here, because the next frame starts a transaction.
         self.producers.ended(ProducerIdentity(producer_id, epoch + 1), header.base_offset, 0)
 
     def _check_sequence(self, header: FrameHeader, entry: ProducerEntry) -> None:
+        """Check that a frame's sequence follows the producer's last one."""
         follows = entry.epoch == header.producer_epoch and bool(entry.batches)
         expected = advance(entry.batches[-1].last_sequence, 1) if follows else 0
         if header.base_sequence != expected:
-            self._break(
+            self._report(
                 header,
-                f"goes on at sequence {header.base_sequence}, expected {expected}: records are "
-                f"missing or there twice",
+                f"continues at sequence {header.base_sequence}, expected {expected}: records are "
+                f"missing or duplicated",
             )
 
-    def _break(self, header: FrameHeader, what: str) -> None:
-        last = self.last_seen[header.producer_id]
-        if self.whole_from > last + 1 or self.ages.may_be_forgotten(last, header.base_offset):
+    def _report(self, header: FrameHeader, what: str) -> None:
+        """Report a broken rule, unless missing frames or an expired producer may explain it."""
+        last = self.last_offsets[header.producer_id]
+        if self.complete_from > last + 1 or self.ages.may_be_forgotten(last, header.base_offset):
             return
         self.report.add(
             Severity.DAMAGE,
@@ -144,5 +153,5 @@ class ProducerRules:
             f"producer {header.producer_id}, epoch {header.producer_epoch}, {what}",
             partition=self.partition,
             offsets=(header.base_offset, header.last_offset + 1),
-            way_out="`strandline repair` cannot tell what is right and leaves it",
+            way_out="`strandline repair` cannot decide what is right and does not change it",
         )

@@ -1,4 +1,4 @@
-"""Manifests and the catalog, made up from the rest of the folder where they are lost."""
+"""Rebuild lost manifests and a lost catalog from the other files of the folder."""
 
 from __future__ import annotations
 
@@ -29,18 +29,24 @@ from strandline.changelog.history import FIRST, REBUILT, Epochs, HistoryEpoch
 from strandline.changelog.schema import decode_schemas
 from strandline.changelog.storage import Storage
 
-MADE_UP_CONFIG = {"retention.ms": "-1"}
-"""Of a topic whose settings are lost: nothing of it may be deleted before somebody sets them."""
+FALLBACK_CONFIG = {"retention.ms": "-1"}
+"""Settings of a topic whose own are lost: keep all records until an operator sets retention."""
 
 
 def rebuilt_manifest(
     storage: Storage, meta: TopicMeta, number: int, active_size: int = 0
 ) -> Manifest:
-    """A manifest from the segment files of a partition: of those that overlap, the fullest.
+    """Rebuild the manifest of a partition from its segment files.
 
-    It lists missing segments too, as far as anything in the folder, or `active_size`, the bytes
-    of the last one when the log was closed, says that they were there. Times of creation are 0,
-    which is before everything. Raises FutureFormat.
+    Of overlapping segments the most complete is listed. Missing segments are listed too if side
+    files or `active_size` show that they existed. Creation times are 0, earlier than any other.
+    Raises FutureFormat.
+
+    Args:
+        storage: The log folder.
+        meta: The topic of the partition.
+        number: The number of the partition.
+        active_size: Bytes of the active segment recorded by a clean shutdown; 0 if unknown.
     """
     folder = partition_folder(meta.topic_id, number)
     files = storage.list_dir(folder)
@@ -65,7 +71,8 @@ def rebuilt_manifest(
         next_generation=next_generation,
         epochs=epochs,
         segments=[one.entry(last=one is spans[-1]) for one in spans],
-        # Nobody knows what was cleaned away: all but what concerns the active segment.
+        # The lost manifest said what cleaning has removed. Assume the most: everything up to the
+        # active segment, which is never cleaned.
         superseding_end=spans[-1].name.base_offset if spans else 0,
         purged_end=spans[-1].name.base_offset if spans else 0,
     )
@@ -73,17 +80,18 @@ def rebuilt_manifest(
 
 @dataclass
 class RebuiltCatalog:
-    """The topics that the folders of a log show."""
+    """A catalog rebuilt from the folders of a log."""
 
     metas: list[TopicMeta] = field(default_factory=list)
-    made_up: list[TopicMeta] = field(default_factory=list)
-    """Those of them whose settings and schemas are lost."""
-    left: dict[str, str] = field(default_factory=dict)
-    """Folders that cannot be a topic again, and why not."""
+    """All topics of the rebuilt catalog."""
+    without_settings: list[TopicMeta] = field(default_factory=list)
+    """Topics among them whose settings and schemas are lost."""
+    unrestorable: dict[str, str] = field(default_factory=dict)
+    """Reason for each topic folder that cannot be restored, by path."""
 
 
 def rebuilt_catalog(storage: Storage) -> RebuiltCatalog:
-    """The catalog from the copies of its entries; where one is lost, from the manifests.
+    """Rebuild the catalog from the copies of its entries, or from manifests where a copy is lost.
 
     Raises FutureFormat.
     """
@@ -91,46 +99,55 @@ def rebuilt_catalog(storage: Storage) -> RebuiltCatalog:
     for topic_id in storage.list_dir(TOPICS):
         meta = _copy(storage, topic_id)
         if meta is None:
-            meta = _made_up(storage, topic_id)
+            meta = _from_manifest(storage, topic_id)
             if meta is not None:
-                rebuilt.made_up.append(meta)
+                rebuilt.without_settings.append(meta)
         if meta is None:
-            rebuilt.left[topic_folder(topic_id)] = "neither its copy nor a manifest can be read"
+            rebuilt.unrestorable[topic_folder(topic_id)] = (
+                "neither its copy nor a manifest can be read"
+            )
         else:
-            _take(storage, rebuilt, meta)
+            _add_topic(storage, rebuilt, meta)
     return rebuilt
 
 
 def partition_numbers(storage: Storage, topic_id: str) -> list[int]:
-    """The partitions that have a folder."""
+    """Return the numbers of the partitions of a topic that have a folder."""
     names = storage.list_dir(topic_folder(topic_id))
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 @dataclass
 class _Found:
-    """A segment file, and what its whole frames say."""
+    """A segment file and its readable frames."""
 
     segment: Segment
     closed: bool
-    """Whether it has what a closed segment has beside it. One that a pass of the cleaner left unfinished has not."""
+    """True if it has the side files of a closed segment.
+
+    The new segment of an interrupted cleaner pass has none.
+    """
     frames: int = 0
+    """Number of readable frames."""
     first_of_epoch: list[FrameHeader] = field(default_factory=list)
+    """Header of the first frame of each leader epoch."""
 
 
 class _Span(NamedTuple):
-    """A segment that was in the log, and the offsets it held at the most."""
+    """A segment that was in the log, and the largest range of offsets it may have had."""
 
     name: SegmentName
     end: int
+    """End offset (exclusive)."""
     found: _Found | None = None
-    """None: its file is missing."""
+    """The segment file; None if it is missing."""
 
     def covers(self, base: int) -> bool:
-        """Whether another segment with that base would hold the same offsets."""
+        """Return True if a segment with base offset `base` would overlap."""
         return self.name.base_offset <= base < max(self.end, self.name.base_offset + 1)
 
     def entry(self, *, last: bool) -> SegmentEntry:
+        """Return the manifest entry of the segment; `last` for the active one."""
         segment = self.found.segment if self.found is not None else None
         return SegmentEntry(
             base_offset=self.name.base_offset,
@@ -142,22 +159,26 @@ class _Span(NamedTuple):
         )
 
 
-def _missing(there: Sequence[_Span], names: Sequence[SegmentName]) -> list[_Span]:
-    """Segments of which only side files are left; retention, cut short, leaves such too."""
+def _missing(spans: Sequence[_Span], names: Sequence[SegmentName]) -> list[_Span]:
+    """Return the segments of which only side files are left.
+
+    An interrupted deletion by retention leaves side files, too.
+    """
     bases = {name.base_offset: name for name in names}
-    for one in there:
+    for one in spans:
         bases = {base: name for base, name in bases.items() if not one.covers(base)}
-    known = sorted([*bases, *(one.name.base_offset for one in there)])
+    known = sorted([*bases, *(one.name.base_offset for one in spans)])
     following = dict(pairwise([*known, STILL_OPEN]))
     return [_Span(name, following[base]) for base, name in bases.items()]
 
 
-def _active_is_missing(there: Sequence[_Span], files: Sequence[str], active_size: int) -> bool:
-    """Whether the last segment had been closed, or was there and has left nothing.
+def _active_is_missing(spans: Sequence[_Span], files: Sequence[str], active_size: int) -> bool:
+    """Return True if a segment existed after the last one that was found.
 
-    A roll writes the side files of the segment it closes, and a snapshot as of the next one's base.
+    A roll writes the side files of the segment it closes, and a producer snapshot as of the base
+    offset of the next one. Either one shows that there was a next segment.
     """
-    last = max(there, default=None)
+    last = max(spans, default=None)
     if last is None:
         return active_size > 0 or bool(_snapshots(files, 0))
     if last.found is None:
@@ -166,18 +187,19 @@ def _active_is_missing(there: Sequence[_Span], files: Sequence[str], active_size
     return bool(closed or _snapshots(files, max(last.end, last.name.base_offset + 1)))
 
 
-def _next_base(there: Sequence[_Span], files: Sequence[str]) -> int:
-    """Where the segment behind these began, as far as that is known."""
-    end = max((one.end for one in there), default=0)
+def _next_base(spans: Sequence[_Span], files: Sequence[str]) -> int:
+    """Return the base offset of the segment after these, as far as it is known."""
+    end = max((one.end for one in spans), default=0)
     return max(_snapshots(files, end), default=end)
 
 
 def _snapshots(files: Sequence[str], start: int) -> list[int]:
-    """The offsets from `start` on as of which there is a snapshot."""
+    """Return the offsets of the producer snapshots from `start` on."""
     return [o for o in map(snapshot_offset, files) if o is not None and o >= start]
 
 
 def _found(storage: Storage, folder: str, name: SegmentName, files: Sequence[str]) -> _Found:
+    """Scan a segment file."""
     segment = Segment.open(storage, folder, name, 0, writable=False)
     found = _Found(segment, name.aborted_file in files)
     for one in scan(segment, segment.file.size()):
@@ -193,7 +215,7 @@ def _found(storage: Storage, folder: str, name: SegmentName, files: Sequence[str
 
 
 def _without_overlaps(found: list[_Found]) -> list[_Found]:
-    """By ascending offsets; of two that hold the same offsets the one that was closed, or reaches further."""
+    """Return segments without overlaps, ascending; closed and more complete ones are preferred."""
     kept: list[_Found] = []
     for one in sorted(found, key=lambda one: (one.segment.base_offset, *_fullness(one))):
         while kept and (
@@ -207,16 +229,17 @@ def _without_overlaps(found: list[_Found]) -> list[_Found]:
 
 
 def _fullness(found: _Found) -> tuple[bool, int, int, int]:
+    """Return the rank of a segment among those with the same base offset."""
     segment = found.segment
     return found.closed, segment.end_offset, found.frames, segment.name.generation
 
 
-def _overlap(before: _Found, behind: _Found) -> bool:
-    return before.segment.end_offset > behind.segment.base_offset
+def _overlap(earlier: _Found, later: _Found) -> bool:
+    return earlier.segment.end_offset > later.segment.base_offset
 
 
 def _epochs(headers: Iterator[FrameHeader]) -> Epochs:
-    """The epochs that frames name. Which incarnation wrote each was in the lost manifest only."""
+    """Return the leader epochs in frames; their incarnations were in the lost manifest only."""
     epochs: list[HistoryEpoch] = []
     for header in headers:
         if not epochs or epochs[-1].number < header.leader_epoch:
@@ -225,6 +248,7 @@ def _epochs(headers: Iterator[FrameHeader]) -> Epochs:
 
 
 def _copy(storage: Storage, topic_id: str) -> TopicMeta | None:
+    """Return a topic's copy of its catalog entry; None if it is unusable."""
     try:
         meta = TopicMeta.load_copy(storage, topic_id)
         TopicConfig.parse(meta.config)
@@ -236,7 +260,8 @@ def _copy(storage: Storage, topic_id: str) -> TopicMeta | None:
     return meta if meta.topic_id == topic_id else None
 
 
-def _made_up(storage: Storage, topic_id: str) -> TopicMeta | None:
+def _from_manifest(storage: Storage, topic_id: str) -> TopicMeta | None:
+    """Return a catalog entry from a topic's first readable manifest; None if there is none."""
     numbers = partition_numbers(storage, topic_id)
     for number in numbers:
         try:
@@ -250,20 +275,20 @@ def _made_up(storage: Storage, topic_id: str) -> TopicMeta | None:
             name=manifest.topic,
             topic_id=topic_id,
             partitions=max(numbers) + 1,
-            config={"cleanup.policy": "compact"} if internal else dict(MADE_UP_CONFIG),
+            config={"cleanup.policy": "compact"} if internal else dict(FALLBACK_CONFIG),
             internal=internal,
         )
     return None
 
 
-def _take(storage: Storage, rebuilt: RebuiltCatalog, meta: TopicMeta) -> None:
-    """Add a topic; of two with the same name the one whose files are larger stays."""
+def _add_topic(storage: Storage, rebuilt: RebuiltCatalog, meta: TopicMeta) -> None:
+    """Add a topic; of two with the same name the one with more bytes is kept."""
     for other in rebuilt.metas:
         if other.name == meta.name:
-            loser = min(other, meta, key=lambda one: _size(storage, one.topic_id))
-            why = f"another folder holds a topic {meta.name!r} too, and more of it"
-            rebuilt.left[topic_folder(loser.topic_id)] = why
-            if loser is meta:
+            smaller = min(other, meta, key=lambda one: _size(storage, one.topic_id))
+            reason = f"another folder has a larger topic with the same name {meta.name!r}"
+            rebuilt.unrestorable[topic_folder(smaller.topic_id)] = reason
+            if smaller is meta:
                 return
             rebuilt.metas.remove(other)
             break

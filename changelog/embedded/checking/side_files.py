@@ -1,7 +1,8 @@
-"""Indexes, aborted transactions and producer snapshots, against what the frames say.
+"""Indexes, aborted indexes and producer snapshots, compared with the frames.
 
-A side file may lack: opening makes it anew. What is there must be right, since opening relies on
-it: a wrong index hides records, a wrong aborted index shows what was aborted.
+A side file may be missing, because opening the log recreates it. An existing one must be right,
+because opening relies on it: a wrong index hides records, a wrong aborted index exposes aborted
+records.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from strandline.changelog.errors import CorruptLog, cause
 from strandline.changelog.storage import Storage
 
 Problem = str | None
-"""What is wrong with a file; None if nothing is."""
+"""Description of what is wrong with a file; None if it is right."""
 
 
 class IndexCheck:
-    """Follows the frames of a segment beside its index."""
+    """Compares the frames of a segment with its index."""
 
     def __init__(self, index: SparseIndex) -> None:
         self._index = index
@@ -33,7 +34,7 @@ class IndexCheck:
         self.problem: Problem = None
 
     def frame(self, position: int, header: FrameHeader, time_before: int) -> None:
-        """The next frame."""
+        """Compare the next frame with the index entry for its position, if there is one."""
         index, at = self._index, self._next
         if at >= len(index.positions) or index.positions[at] > position:
             return
@@ -44,21 +45,21 @@ class IndexCheck:
             self._note(f"entry {at} is {found}, the frame is {right} (offset, byte, time before)")
 
     def finish(self) -> None:
-        """There are no more frames."""
+        """Finish after the last frame."""
         left = len(self._index.positions) - self._next
         if left:
-            self._note(f"its last {left} entries point behind the last frame")
+            self._note(f"its last {left} entries point past the last frame")
 
     def _note(self, problem: str) -> None:
         self.problem = self.problem or problem
 
 
 class LostSideFile(Exception):
-    """A side file is missing or torn: opening makes it anew."""
+    """A side file is missing or torn: opening the log recreates it."""
 
 
 def load_index(storage: Storage, folder: str, name: SegmentName) -> SparseIndex:
-    """The index of a closed segment. Raises Lost, and FutureFormat."""
+    """Load the index of a closed segment. Raises LostSideFile and FutureFormat."""
     path = f"{folder}/{name.index_file}"
     try:
         return SparseIndex.load(document.read(storage, path, INDEX_KIND), path)
@@ -69,14 +70,15 @@ def load_index(storage: Storage, folder: str, name: SegmentName) -> SparseIndex:
 
 
 class SideFile(NamedTuple):
-    """A file that holds a part of a partition's state."""
+    """A file with a part of a partition's state, to be compared with the frames."""
 
     path: str
     check: Callable[[], Problem]
+    """Loads the file and compares it. Raises FileNotFoundError, CorruptLog, FutureFormat."""
 
 
 class StateFiles:
-    """Aborted indexes and producer snapshots of a partition, as its frames are followed."""
+    """Compares aborted indexes and producer snapshots with the frames replayed so far."""
 
     def __init__(
         self,
@@ -96,16 +98,16 @@ class StateFiles:
 
     @property
     def _first(self) -> int:
-        """From where on the frames are whole; what was before is known from these files only."""
-        return max(self._begin, self._rules.whole_from)
+        """First offset from which all frames are there; older state is in the side files only."""
+        return max(self._begin, self._rules.complete_from)
 
     def aborted_of(self, name: SegmentName, start: int, end: int) -> SideFile:
-        """The aborted transactions that end in a closed segment."""
+        """Return the file of the aborted transactions that end in a closed segment."""
         path = f"{self._folder}/{name.aborted_file}"
         return SideFile(path, lambda: self._check_aborted(path, start, end))
 
     def snapshot_at(self, offset: int) -> SideFile:
-        """The producers as of `offset`, at which the frames have arrived."""
+        """Return the producer snapshot as of `offset`; the frames before it were replayed."""
         path = f"{self._folder}/{producer_snapshot(offset)}"
         return SideFile(path, lambda: self._check_snapshot(path, offset))
 
@@ -114,6 +116,7 @@ class StateFiles:
         return self._compare_aborted({EndedTransaction(*row) for row in rows}, start, end)
 
     def _compare_aborted(self, noted: set[EndedTransaction], start: int, end: int) -> Problem:
+        """Compare the aborted transactions of the file (`noted`) with those of the frames."""
         found = set(self._rules.aborted.ending_in(start, end))
         if noted == found:
             return None
@@ -122,15 +125,15 @@ class StateFiles:
             one
             for one in found
             if (one.producer_id, one.marker_offset) not in markers
-            and one.marker_offset >= self._log_start  # nobody reads below, so it may be forgotten
+            and one.marker_offset >= self._log_start  # needed only by reads after the log's start
         ]
         if missing:
-            return f"does not list {missing[0]}, whose records would be shown"
+            return f"does not list {missing[0]}, whose records would be returned to readers"
         wrong = [one for one in noted - found if not self._began_before(one, found)]
-        return f"lists {wrong[0]}, which the frames do not show" if wrong else None
+        return f"lists {wrong[0]}, which the frames do not have" if wrong else None
 
     def _began_before(self, noted: EndedTransaction, found: set[EndedTransaction]) -> bool:
-        """Whether a transaction differs only in frames that retention has taken."""
+        """Return True if a transaction differs only in frames that retention has removed."""
         if noted.first_offset >= self._first:
             return False
         return all(
@@ -143,7 +146,7 @@ class StateFiles:
         rows = document.load(self._storage, path, SNAPSHOT_KIND, list[tuple[int, ProducerEntry]])
         noted, found = dict(rows), self._rules.producers.entries
         for producer_id in noted.keys() | found.keys():
-            if self._later_is_gone(noted.get(producer_id), found.get(producer_id), producer_id):
+            if self._later_removed(noted.get(producer_id), found.get(producer_id), producer_id):
                 continue
             problem = self._compare(
                 noted.get(producer_id), found.get(producer_id), producer_id, offset
@@ -160,39 +163,39 @@ class StateFiles:
         offset: int,
     ) -> Problem:
         if noted is None:
-            last = self._rules.last_seen[producer_id]
-            return None if self._ages.may_be_forgotten(last, offset - 1) else "is not in it"
+            last = self._rules.last_offsets[producer_id]
+            return None if self._ages.may_be_forgotten(last, offset - 1) else "is missing"
         if found is None:
             seen = self._whole(noted.batches)
-            return f"has batches in it that are not there: {seen}" if seen else None
+            return f"has batches that the frames do not have: {seen}" if seen else None
         return self._compare_both(noted, found, offset)
 
-    def _later_is_gone(
+    def _later_removed(
         self, noted: ProducerEntry | None, found: ProducerEntry | None, producer_id: int
     ) -> bool:
-        """Whether a snapshot may rightly know a later epoch of a producer than the frames show.
+        """Return True if a snapshot may have a later epoch of a producer than the frames.
 
-        Cleaning removes the last frames of a producer that is forgotten. Earlier ones can remain, in
-        segments in which nothing else was to be removed.
+        Cleaning removes the last frames of an expired producer. Earlier ones can remain in segments
+        that cleaning skipped.
         """
         if noted is None or found is None or noted.epoch <= found.epoch:
             return False
-        after = self._rules.last_seen[producer_id] + 1
+        after = self._rules.last_offsets[producer_id] + 1
         shown = self._whole(noted.batches) or noted.open_since >= self._first
-        return self._rules.whole_from > after and not shown
+        return self._rules.complete_from > after and not shown
 
     def _compare_both(self, noted: ProducerEntry, found: ProducerEntry, offset: int) -> Problem:
         seen, there = self._whole(noted.batches), self._whole(found.batches)
         if noted.epoch != found.epoch or seen != there[len(there) - len(seen) :]:
-            return f"has {noted} in it, the frames say {found}"
+            return f"has {noted}, the frames have {found}"
         if len(seen) < len(there):
             oldest = there[0].base_offset
             if not self._ages.may_be_forgotten(oldest, offset - 1):
-                return f"has only the batches {seen} in it, the frames say {there}"
+                return f"has only the batches {seen}, the frames have {there}"
         if noted.open_since != found.open_since and not 0 <= noted.open_since < self._first:
             return f"has a transaction open since {noted.open_since}, not {found.open_since}"
         return None
 
     def _whole(self, batches: list[BatchMeta]) -> list[BatchMeta]:
-        """Those of which the frames must tell."""
+        """Return the batches that must be in the frames."""
         return [batch for batch in batches if batch.base_offset >= self._first]

@@ -1,4 +1,4 @@
-"""The transaction log, and what ties the partitions of a transaction together."""
+"""The transaction log, compared with the partitions of its transactions."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from strandline.changelog.embedded.transaction_log import TransactionRecord, par
 from strandline.changelog.records import TopicPartition
 
 Place = tuple[str, int]
-"""A partition by its topic's id and its number."""
+"""Topic id and number of a partition."""
 Partitions = Mapping[Place, ScannedPartition]
 
 
 class PartitionReach(NamedTuple):
-    """How far a partition must go, and who says so."""
+    """Minimum end of a partition, and the evidence for it."""
 
     offset: int
     because: str
+    """Evidence, as the subject of a sentence ("the committed offset of group 'g'")."""
 
 
 @dataclass
 class TransactionFacts:
-    """What the transaction log says, all of its records taken together."""
+    """The state of all transactions according to the transaction log."""
 
     states: dict[str, TransactionRecord] = field(default_factory=dict)
-    """The last record of each transactional id."""
+    """Last record of each transactional id."""
     names: dict[int, str] = field(default_factory=dict)
-    """The transactional id of each producer id."""
+    """Transactional id of each producer id."""
     committed: dict[int, int] = field(default_factory=dict)
-    """By producer id, the last epoch whose transaction was committed."""
+    """Last epoch with a committed transaction, by producer id."""
     reaches: dict[Place, PartitionReach] = field(default_factory=dict)
-    """How far each partition was durable when a transaction was committed in it."""
+    """Durable end of each partition at its last committed transaction."""
     block_end: int = 0
-    """All producer ids given out are below it."""
+    """End (exclusive) of the producer ids reserved so far; all assigned ones are smaller."""
     complete: bool = False
-    """Whether no record of the log is missing."""
+    """True if no record of the transaction log is missing."""
 
     def is_live(self, producer_id: int, epoch: int, place: Place) -> bool:
-        """Whether opening the log completes that transaction in that partition."""
+        """Return True if opening the log commits this transaction in this partition."""
         state = self.states.get(self.names.get(producer_id, ""))
         return (
             state is not None
@@ -50,34 +51,41 @@ class TransactionFacts:
         )
 
     def name(self, producer_id: int) -> str:
-        """The producer as people know it."""
+        """Return a producer's transactional id, or its number if it has none, for messages."""
         known = self.names.get(producer_id)
         return f"{known!r}" if known is not None else f"producer {producer_id}"
 
 
 def read_transactions(report: CheckReport, log: ScannedPartition | None) -> TransactionFacts:
-    """What the transaction log says; contradictions in it are findings."""
+    """Read the transaction log, and report contradictions in it."""
     facts = TransactionFacts()
     if log is None:
         return facts
     facts.complete = log.contiguous
     for batch in log.committed():
         for record in batch.records():
-            said = parsed(record)
-            if isinstance(said, int):
-                facts.block_end = max(facts.block_end, said)
-            elif said is not None and said.state is None:
-                facts.states.pop(said.transactional_id, None)
-            elif said is not None and said.state is not None:
-                _check_follows(report, log, record.offset, facts, said.transactional_id, said.state)
-                _note(facts, said.transactional_id, said.state)
+            record_value = parsed(record)
+            if isinstance(record_value, int):
+                facts.block_end = max(facts.block_end, record_value)
+            elif record_value is not None and record_value.state is None:
+                facts.states.pop(record_value.transactional_id, None)
+            elif record_value is not None and record_value.state is not None:
+                _check_follows(
+                    report,
+                    log,
+                    record.offset,
+                    facts,
+                    record_value.transactional_id,
+                    record_value.state,
+                )
+                _note(facts, record_value.transactional_id, record_value.state)
     return facts
 
 
 def check_transactions(
     report: CheckReport, partitions: Partitions, facts: TransactionFacts
 ) -> None:
-    """Hold the partitions against the transaction log and against one another."""
+    """Compare the partitions with the transaction log and with one another."""
     _check_ids(report, partitions, facts)
     outcomes = _check_outcomes(report, partitions, facts)
     for place, scanned in partitions.items():
@@ -88,7 +96,7 @@ def check_transactions(
 def check_reaches(
     report: CheckReport, partitions: Partitions, reaches: Mapping[Place, PartitionReach]
 ) -> None:
-    """Each partition must go as far as something else in the folder says that it went."""
+    """Report each partition that ends before the offset that other files show it had reached."""
     for place, reach in reaches.items():
         scanned = partitions.get(place)
         if scanned is not None and scanned.next_offset < reach.offset:
@@ -110,6 +118,7 @@ def _check_follows(
     name: str,
     state: TransactionRecord,
 ) -> None:
+    """Report a record of a transactional id whose producer id or epoch decreases."""
     before = facts.states.get(name)
     if before is None:
         return
@@ -119,14 +128,15 @@ def _check_follows(
             "epoch",
             log.folder,
             f"{name!r} has producer id {state.producer_id}, epoch {state.epoch} after "
-            f"{before.producer_id}, {before.epoch}: an epoch was given out twice",
+            f"{before.producer_id}, {before.epoch}: an epoch was assigned twice",
             partition=log.topic_partition,
             offsets=(offset, offset + 1),
-            way_out="`strandline repair` cannot tell what is right and leaves it",
+            way_out="`strandline repair` cannot decide what is right and does not change it",
         )
 
 
 def _note(facts: TransactionFacts, name: str, state: TransactionRecord) -> None:
+    """Update the facts by one record of the transaction log."""
     facts.states[name] = state
     facts.names[state.producer_id] = name
     if state.state != "empty":
@@ -140,6 +150,7 @@ def _note(facts: TransactionFacts, name: str, state: TransactionRecord) -> None:
 
 
 def _check_ids(report: CheckReport, partitions: Partitions, facts: TransactionFacts) -> None:
+    """Report a producer id in use that was never reserved."""
     seen = [max(p.producers.entries, default=-1) for p in partitions.values()]
     highest = max([*seen, *facts.names], default=-1)
     if highest >= facts.block_end:
@@ -147,15 +158,18 @@ def _check_ids(report: CheckReport, partitions: Partitions, facts: TransactionFa
             Severity.REPAIRABLE,
             "producer ids",
             "",
-            f"producer id {highest} is in use, but only those below {facts.block_end} were set "
-            f"aside: the record that says so is lost",
+            f"producer id {highest} is in use, but only ids below {facts.block_end} were reserved: "
+            f"the record of the reservation is lost",
         )
 
 
 def _check_outcomes(
     report: CheckReport, partitions: Partitions, facts: TransactionFacts
 ) -> dict[tuple[int, int], bool]:
-    """By producer id and epoch, how the last transactions ended, where some partition says it."""
+    """Compare the markers of all partitions; report contradictions.
+
+    Returns True for commit and False for abort, by producer id and epoch.
+    """
     outcomes: dict[tuple[int, int], bool] = {}
     first: dict[tuple[int, int], TopicPartition] = {}
     for scanned in partitions.values():
@@ -167,7 +181,7 @@ def _check_outcomes(
             if outcomes.setdefault(key, committed) != committed:
                 problem = f"was {_word(committed)} in {here} and {_word(not committed)} in {there}"
             elif not _agrees(facts, key, committed):
-                problem = f"was {_word(committed)} in {here}; the transaction log says otherwise"
+                problem = f"was {_word(committed)} in {here}, but not in the transaction log"
             if problem:
                 report.add(
                     Severity.DAMAGE,
@@ -175,15 +189,16 @@ def _check_outcomes(
                     scanned.folder,
                     f"the transaction of {facts.name(producer_id)}, epoch {key[1]}, {problem}",
                     partition=here,
-                    way_out="`strandline repair` cannot tell what is right and leaves it",
+                    way_out="`strandline repair` cannot decide what is right and does not change it",
                 )
     return outcomes
 
 
 def _agrees(facts: TransactionFacts, key: tuple[int, int], committed: bool) -> bool:
+    """Return True if the transaction log does not contradict the outcome in a marker."""
     producer_id, epoch = key
     if producer_id not in facts.names:
-        return True  # forgotten, or never a transactional id: nothing is known of it
+        return True  # an expired transactional id, or none: the transaction log has no record of it
     last = facts.committed.get(producer_id, -1)
     return epoch <= last or not facts.complete if committed else epoch != last
 
@@ -196,21 +211,22 @@ def _check_open(
     facts: TransactionFacts,
     outcomes: Mapping[tuple[int, int], bool],
 ) -> None:
+    """Report a transaction that is open at the end of a partition."""
     epoch = scanned.producers.epoch(producer_id)
     first = scanned.producers.open_since(producer_id)
     what = f"the transaction of {facts.name(producer_id)}, epoch {epoch}, since offset {first}"
     severity, way_out = Severity.NOTE, ""
     if facts.is_live(producer_id, epoch, place):
         what, way_out = (
-            f"{what} is committed, its end not written here",
-            "opening the log does that",
+            f"{what} is committed, but its marker is not written here yet",
+            "opening the log writes it",
         )
     elif facts.committed.get(producer_id) == epoch or outcomes.get((producer_id, epoch)):
         severity = Severity.REPAIRABLE
-        what = f"{what} was committed, and its end is lost here"
+        what = f"{what} was committed, but its marker is lost here"
         way_out = "run `strandline repair` before the log is opened, which would abort it here"
-        if all(end.producer_id != producer_id for end in scanned.lost_ends):
-            scanned.lost_ends.append(LostMarker(producer_id, epoch, first, [], certain=True))
+        if all(end.producer_id != producer_id for end in scanned.lost_markers):
+            scanned.lost_markers.append(LostMarker(producer_id, epoch, first, [], certain=True))
     else:
         what, way_out = f"{what} is open", "opening the log aborts it"
     report.add(

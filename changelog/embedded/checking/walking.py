@@ -1,4 +1,4 @@
-"""Going through one segment: frames that can be read, gaps between them, debris behind them."""
+"""The scan of one segment: readable frames, gaps between them, and the torn tail after them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from strandline.changelog.errors import REPAIR, CorruptLog, cause
 from strandline.changelog.records import Batch, ConsumerRecord, TopicPartition
 from strandline.changelog.schema import ValueSchemas
 
-Judge = Callable[[LocatedFrame], CorruptLog | None]
-"""Says why the records of a frame cannot be read; None: they can."""
+Validate = Callable[[LocatedFrame], CorruptLog | None]
+"""Returns the error if the records of a frame cannot be read, else None."""
 
 
 def walk(
-    scanned: ScannedSegment, segment: Segment, offset: int, judge: Judge
+    scanned: ScannedSegment, segment: Segment, offset: int, validate: Validate
 ) -> Iterator[WholeFrame | RecordGap]:
-    """Frames that can be read, and gaps, in order; then `scanned.debris_at` is set.
+    """Yield readable frames and gaps in order; set `scanned.debris_at` at the end.
 
-    `offset` is what the first frame may begin at. Raises FutureFormat.
+    `offset` is the smallest base offset of the first frame. Raises FutureFormat.
     """
     gap: RecordGap | None = None
     end = scanned.entry.size if scanned.closed else scanned.file_size
     for found in scan(segment, end, limit=scanned.limit):
         if isinstance(found, WholeFrame):
             header = found.frame.header
-            problem = judge(found.frame)
+            problem = validate(found.frame)
             if problem is None:
                 if gap is not None:
                     yield gap.closed_by(header.base_offset)
@@ -41,7 +41,7 @@ def walk(
                 offset = header.last_offset + 1
                 continue
             found = BrokenFrame(found.position, problem, header)
-        if gap is None and _is_debris(scanned, segment, found, offset):
+        if gap is None and _is_torn_tail(scanned, segment, found, offset):
             scanned.debris_at = found.position
             return
         gap = gap or RecordGap(segment.path, offset, None, cause(found.reason))
@@ -55,8 +55,15 @@ def walk(
         yield gap.closed_by(scanned.entry.end_offset if scanned.closed else None)
 
 
-def _is_debris(scanned: ScannedSegment, segment: Segment, found: BrokenFrame, offset: int) -> bool:
-    """Whether nothing says that what was at that place had been durable (see recovery)."""
+def _is_torn_tail(
+    scanned: ScannedSegment, segment: Segment, found: BrokenFrame, offset: int
+) -> bool:
+    """Return True if a broken frame is the torn tail: nothing shows that it was ever durable.
+
+    Closed segments were durable, and so was everything written before a clean shutdown. A complete
+    frame of another partition is no torn write. A later frame may report that this offset was
+    durable (see recovery).
+    """
     if scanned.closed or found.position < scanned.expected_size:
         return False
     if misplaced.folder_of(segment, found) is not None:
@@ -64,11 +71,11 @@ def _is_debris(scanned: ScannedSegment, segment: Segment, found: BrokenFrame, of
     return durable_end_behind(segment, found.position) <= offset
 
 
-def judge_of(partition: TopicPartition, schemas: ValueSchemas) -> Judge:
-    """A judge of the frames of a topic with these schemas."""
+def validator_of(partition: TopicPartition, schemas: ValueSchemas) -> Validate:
+    """Return a validator for the frames of a topic with these schemas."""
     parse = _SYSTEM_RECORDS.get(partition.topic)
 
-    def judge(frame: LocatedFrame) -> CorruptLog | None:
+    def validate(frame: LocatedFrame) -> CorruptLog | None:
         try:
             batch = _content(frame, partition, schemas)
             if parse is not None and batch is not None:
@@ -78,7 +85,7 @@ def judge_of(partition: TopicPartition, schemas: ValueSchemas) -> Judge:
             return error
         return None
 
-    return judge
+    return validate
 
 
 _SYSTEM_RECORDS: dict[str, Callable[[ConsumerRecord], object]] = {
@@ -88,17 +95,17 @@ _SYSTEM_RECORDS: dict[str, Callable[[ConsumerRecord], object]] = {
 
 
 def schema_is_missing(header: FrameHeader, schemas: ValueSchemas) -> bool:
-    """Whether records cannot be decoded for want of their schema, and are not damaged."""
+    """Return True if the topic lacks the schema of the records, which does not mean damage."""
     return header.schema_id > schemas.latest_id
 
 
 def _content(frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchemas) -> Batch | None:
-    """The records of a frame, or None for one that has none. Raises CorruptLog."""
+    """Decode the records of a frame; None if it has none. Raises CorruptLog."""
     header, where = frame.header, frame.where
     if header.control:
         payload = frame.payload
         if unpack_marker(payload, where).type not in (0, 1):
-            raise CorruptLog(f"{where}: a marker that neither commits nor aborts; {REPAIR}")
+            raise CorruptLog(f"{where}: a marker of unknown type; {REPAIR}")
         return None
     if header.kind == FrameKind.EMPTY or schema_is_missing(header, schemas):
         return None
@@ -106,9 +113,7 @@ def _content(frame: LocatedFrame, partition: TopicPartition, schemas: ValueSchem
     try:
         batch.columns.validate(full=True)
     except ValueError as error:
-        raise CorruptLog(
-            f"{where}: its columns are not what they say: {error}; {REPAIR}"
-        ) from error
+        raise CorruptLog(f"{where}: its columns are invalid: {error}; {REPAIR}") from error
     span = header.last_offset - header.base_offset + 1
     if batch.sparse_offsets is None and span != len(batch):
         raise CorruptLog(f"{where}: {len(batch)} records for {span} offsets; {REPAIR}")

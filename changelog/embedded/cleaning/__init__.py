@@ -1,13 +1,13 @@
-"""Log compaction: of every key only the last committed record stays.
+"""Log compaction: keep the last committed record of every key.
 
-What it promises is in docs/semantics.md ("Compaction"). Read in this order:
+docs/semantics.md ("Compaction") describes the guarantees. Read the modules in this order:
 
-    bounds        how far a partition is clean, and how far it can be cleaned
+    bounds        first dirty offset and first uncleanable offset of a partition
     offset_map    the last offset of every key, in bounded memory
-    runs, marks   the same for more keys than fit there, by way of a file
-    look          reads the keys: which records are the last of theirs
-    survivors     which records stay
-    rewriting     new segments of what stays
-    cleaner       one pass over one partition: all of these, and the swap
-    schedule      which partition when, on which thread; failures
+    runs, marks   the same for more keys than fit into memory, by way of a file
+    look          reads the keys and finds the last record of each
+    survivors     decides which records of a frame are retained
+    rewriting     writes the retained records into new segments
+    cleaner       one pass over one partition: all of the above, and the swap of segments
+    schedule      which partition is cleaned when, on which thread; failures and retries
 """

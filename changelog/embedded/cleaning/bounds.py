@@ -1,9 +1,10 @@
-"""How far a partition is clean, and how far it can be cleaned (Kafka's LogCleanerManager).
+"""The cleanable range of a partition (Kafka's LogCleanerManager.cleanableOffsets).
 
-    log start ≤ dirty ≤ end ≤ last stable offset
+    log start ≤ first dirty ≤ first uncleanable ≤ last stable offset
 
-Below `dirty` no key has two records; from `end` on nothing is cleaned yet: not the active segment,
-not what is past the last stable offset, not what is younger than `min.compaction.lag.ms`.
+Before the first dirty offset every key has at most one record. The first uncleanable offset is the
+smallest of: the base of the active segment, the last stable offset, and the base of the first
+segment with a record younger than `min.compaction.lag.ms`.
 """
 
 from __future__ import annotations
@@ -17,47 +18,51 @@ from strandline.changelog.embedded.segment import Segment
 
 @dataclass(frozen=True, slots=True)
 class CleanableRange:
-    """What there is to clean in one partition, at one moment."""
+    """The cleanable offsets of one partition at one moment, and their sizes."""
 
-    dirty: int
+    first_dirty: int
     """First dirty offset."""
-    end: int
-    """First offset that cannot be cleaned yet."""
+    first_uncleanable: int
+    """First uncleanable offset."""
     clean_bytes: int
+    """Bytes before the first dirty offset."""
     dirty_bytes: int
-    """Of those that can be cleaned."""
+    """Bytes from the first dirty offset to the first uncleanable offset."""
     min_ratio: float
+    """`min.cleanable.dirty.ratio` of the topic."""
     overdue: bool
-    """Whether what is dirty is older than `max.compaction.lag.ms`."""
+    """True if the oldest dirty record is older than `max.compaction.lag.ms`."""
     expired: bool
-    """Whether a tombstone's horizon has passed below `dirty`."""
+    """True if the delete horizon of a tombstone in the clean section has passed."""
 
     @property
     def ratio(self) -> float:
-        """Dirty bytes / all bytes, without what cannot be cleaned yet."""
+        """Dirty bytes / cleanable bytes, 0 to 1."""
         return dirty_ratio(self.clean_bytes, self.dirty_bytes)
 
     @property
     def due(self) -> bool:
-        """Whether it is time to clean."""
-        return self.filthy or self.expired
+        """True if the partition should be cleaned now."""
+        return self.dirty_enough or self.expired
 
     @property
-    def filthy(self) -> bool:
-        """Whether what is dirty is due."""
+    def dirty_enough(self) -> bool:
+        """True if there are enough dirty bytes, or dirty records that are old enough."""
         return self.dirty_bytes > 0 and (self.ratio > self.min_ratio or self.overdue)
 
 
 def bounds_of(partition: Partition, now_ms: int) -> CleanableRange:
-    """The bounds of a partition whose topic is compacted."""
+    """Return the cleanable range of a partition whose topic is compacted."""
     with partition.lock:
         config, manifest = partition.config, partition.manifest
         closed = partition.segments[:-1]
+        # Retention or delete_records may have moved the log's start past the recorded offset (Kafka
+        # resets an invalid cleaner checkpoint in the same way).
         dirty = manifest.clean_end
         if not partition.log_start <= dirty <= partition.log_end:
             dirty = partition.log_start
-        end = max(dirty, _end(partition, now_ms))
-        pairs = [(_size_below(segment, dirty), _size_below(segment, end)) for segment in closed]
+        end = max(dirty, _first_uncleanable(partition, now_ms))
+        pairs = [(_bytes_before(segment, dirty), _bytes_before(segment, end)) for segment in closed]
         clean_bytes = sum(clean for clean, _ in pairs)
         return CleanableRange(
             dirty,
@@ -71,7 +76,10 @@ def bounds_of(partition: Partition, now_ms: int) -> CleanableRange:
 
 
 def active_is_due(partition: Partition, now_ms: int) -> bool:
-    """Whether the active segment is to be closed so that it can be cleaned, though nothing is appended."""
+    """Return True if the active segment is old enough to be closed so that it can be cleaned.
+
+    Appends close segments too. This covers a partition that receives no more appends.
+    """
     if not partition.segments or not partition.config.compact:
         return False
     active, config = partition.segments[-1], partition.config
@@ -79,7 +87,8 @@ def active_is_due(partition: Partition, now_ms: int) -> bool:
     return active.size > 0 and now_ms - active.created_ms > oldest
 
 
-def _end(partition: Partition, now_ms: int) -> int:
+def _first_uncleanable(partition: Partition, now_ms: int) -> int:
+    """Return the first uncleanable offset."""
     if not partition.segments:
         return partition.log_start
     end = min(partition.last_stable_offset, partition.segments[-1].base_offset)
@@ -90,13 +99,14 @@ def _end(partition: Partition, now_ms: int) -> int:
     return end
 
 
-def _size_below(segment: Segment, offset: int) -> int:
-    """Bytes of a closed segment that hold offsets below one."""
+def _bytes_before(segment: Segment, offset: int) -> int:
+    """Return about how many bytes of a closed segment come before `offset`."""
     if segment.end_offset <= offset:
         return segment.size
     return segment.index.position_of(offset) if segment.base_offset < offset else 0
 
 
 def _overdue(closed: tuple[Segment, ...], dirty: int, before_ms: int) -> bool:
+    """Return True if the first dirty segment begins before `before_ms`."""
     first = next((segment for segment in closed if segment.end_offset > dirty), None)
     return first is not None and first.started_ms() < before_ms

@@ -1,20 +1,21 @@
 """One pass over one partition (Kafka's Cleaner.doClean).
 
-1. Look at the dirty section: which records are the last of their keys.
-2. Go through the segments from the log's start and write what stays of them into new ones. One in
-   which everything stays is left alone.
-3. Make the new ones durable; put them in the place of the old ones by one change of the manifest, a
-   group at a time, in order: what replaces a record is never gone before the record.
-4. Note durably how far the partition is clean.
+1. Read the keys of the dirty section and find the last record of each.
+2. Go through the segments from the log's start and write the retained records into new segments.
+   A clean segment in which every record is retained is skipped.
+3. Make the new segments durable, then swap them for the old ones by one change of the manifest.
+   Groups of segments are swapped in ascending order, because the record that supersedes another
+   must not be removed first.
+4. Record durably the new first dirty offset.
 
-A crash between any two steps leaves a log that reads the same; what was done is not done again. New
-segments that no manifest lists are removed, here or at the next opening.
+A crash between any two steps leaves a log that reads the same. Segments that were swapped are not
+rewritten again. New segments that no manifest lists are removed, here or at the next opening.
 """
 
 from __future__ import annotations
 
 from strandline.changelog.embedded.cleaning.bounds import bounds_of
-from strandline.changelog.embedded.cleaning.look import frames_of, look, segments_below
+from strandline.changelog.embedded.cleaning.look import find_latest, frames_of, segments_below
 from strandline.changelog.embedded.cleaning.passes import PassPace, PassResult
 from strandline.changelog.embedded.cleaning.rewriting import Rewriter, remove_unlisted
 from strandline.changelog.embedded.cleaning.survivors import FrameFate, Survivors
@@ -29,58 +30,71 @@ def clean(
     memory: int,
     pace: PassPace,
     now_ms: int,
-    done: PassResult | None = None,
+    result: PassResult | None = None,
 ) -> PassResult:
-    """Clean a partition as far as it can be; the caller holds `partition.cleaning`.
+    """Clean a partition up to its first uncleanable offset; the caller holds `partition.cleaning`.
 
-    `memory` bytes hold the keys. `done` is filled in, also by a pass that fails. Raises CorruptLog,
-    StorageFailed, what `pace` raises, and if the topic is deleted or the log closed meanwhile
-    UnknownTopic or OwnerUnavailable: the partition is as it was, or has some of its segments rewritten.
+    After an error the partition is unchanged or has some of its segments rewritten; both are valid.
+
+    Args:
+        partition: The partition, of a compacted topic.
+        memory: Bytes for the offset map.
+        pace: Called with the bytes read and written; it may wait, or raise to end the pass.
+        now_ms: Milliseconds since the epoch; tombstones with an earlier delete horizon are removed.
+        result: Filled in during the pass, so that the caller sees what a failed pass did, too.
+
+    Raises:
+        CorruptLog: A frame cannot be read.
+        StorageFailed: The disk failed.
+        UnknownTopic: The topic was deleted during the pass.
+        OwnerUnavailable: The log was closed during the pass.
     """
-    return _Cleaning(partition, memory, pace, now_ms, done or PassResult()).run()
+    return _Cleaning(partition, memory, pace, now_ms, result or PassResult()).run()
 
 
 class _Cleaning:
-    """The state of a pass."""
+    """One pass over one partition."""
 
     def __init__(
-        self, partition: Partition, memory: int, pace: PassPace, now_ms: int, done: PassResult
+        self, partition: Partition, memory: int, pace: PassPace, now_ms: int, result: PassResult
     ) -> None:
         self._partition = partition
         self._memory = memory
         self._pace = pace
         self._now_ms = now_ms
         self._bounds = bounds_of(partition, now_ms)
-        self._done = done
-        done.start = self._bounds.dirty
+        self._result = result
+        result.start = self._bounds.first_dirty
 
     def run(self) -> PassResult:
-        partition, bounds, done = self._partition, self._bounds, self._done
-        known = look(partition, bounds, self._memory, self._pace, done)
-        survivors = Survivors.of(partition, known.latest, bounds.dirty, known.end, self._now_ms)
-        survivors.tally.keyless = known.keyless
-        done.tally, done.end = survivors.tally, known.end
-        done.map_use, done.whole = known.latest.use, known.end == bounds.end
+        partition, bounds, result = self._partition, self._bounds, self._result
+        facts = find_latest(partition, bounds, self._memory, self._pace, result)
+        survivors = Survivors.of(
+            partition, facts.latest, bounds.first_dirty, facts.end, self._now_ms
+        )
+        survivors.tally.keyless = facts.keyless
+        result.tally, result.end = survivors.tally, facts.end
+        result.map_use, result.whole = facts.latest.use, facts.end == bounds.first_uncleanable
         if self._rewrite(survivors):
-            partition.note_cleaned(known.end)
-        return done
+            partition.note_cleaned(facts.end)
+        return result
 
     # 2. and 3. ------------------------------------------------------------------------
 
     def _rewrite(self, survivors: Survivors) -> bool:
-        """Rewrite what is below the end; False if retention took some of it away meanwhile."""
+        """Rewrite the segments before the end of the pass; False if retention removed one."""
         writer = Rewriter(self._partition, survivors.end, self._pace)
         group: list[Segment] = []
         try:
             for segment in segments_below(self._partition, survivors.end):
-                verdicts = self._judged(segment, survivors)
-                if verdicts is None:
-                    self._done.left_alone += 1
+                fates = self._fates(segment, survivors)
+                if fates is None:
+                    self._result.left_alone += 1
                 else:
                     writer.begin(segment)
                     group.append(segment)
-                    self._write(segment, verdicts, survivors, writer)
-                if verdicts is None or writer.bytes * 2 >= self._partition.config.segment_bytes:
+                    self._write(segment, fates, survivors, writer)
+                if fates is None or writer.bytes * 2 >= self._partition.config.segment_bytes:
                     if not self._swap(group, writer, survivors):
                         return False
                     group = []
@@ -89,41 +103,44 @@ class _Cleaning:
             writer.discard()
             raise
 
-    def _judged(self, segment: Segment, survivors: Survivors) -> list[FrameFate] | None:
-        """What becomes of a segment's frames, empty if it is dirty: they are judged as they are written.
+    def _fates(self, segment: Segment, survivors: Survivors) -> list[FrameFate] | None:
+        """Return the fate of each frame of a segment; None if the segment is skipped.
 
-        None: it is left alone. A small one goes with the dirty ones behind it, if it is the smaller part;
-        an empty one always does, because retention never removes it by itself.
+        The list is empty for a dirty segment: its frames are decided while they are written. A
+        small clean segment is merged with the dirty ones after it if these are larger. An empty
+        one always is, because retention never removes it.
         """
         if segment.end_offset > survivors.start:
             return []
         expired = segment.has_expired(self._now_ms)
-        if survivors.latest.keys == 0 and not expired and not survivors.reach_back:
+        if survivors.latest.keys == 0 and not expired and not survivors.has_aborted_clean:
             return None
-        verdicts, changes = [], False
+        fates, changes = [], False
         for frame in frames_of(segment, self._pace):
-            verdict = survivors.judge(frame)
-            changes = changes or verdict.changes(frame.header)
-            verdicts.append(verdict._replace(content=None))  # or all of the segment is in memory
+            fate = survivors.fate_of(frame)
+            changes = changes or fate.changes(frame.header)
+            # Without the content, because all records of the segment would stay in memory with it.
+            fates.append(fate._replace(content=None))
         config = self._partition.config
         small = segment.size * 2 < config.segment_bytes and not config.delete
         joins = segment.size == 0 or (small and segment.size < self._bounds.dirty_bytes)
-        return verdicts if changes or joins else None
+        return fates if changes or joins else None
 
     def _write(
-        self, segment: Segment, verdicts: list[FrameFate], survivors: Survivors, writer: Rewriter
+        self, segment: Segment, fates: list[FrameFate], survivors: Survivors, writer: Rewriter
     ) -> None:
+        """Write the retained records of a segment."""
         for number, frame in enumerate(frames_of(segment, self._pace)):
-            verdict = verdicts[number] if verdicts else survivors.judge(frame)
-            writer.add(frame, verdict)
+            fate = fates[number] if fates else survivors.fate_of(frame)
+            writer.add(frame, fate)
 
     def _swap(self, old: list[Segment], writer: Rewriter, survivors: Survivors) -> bool:
-        """Put what was written in the place of `old`; False if that is not in the log any more."""
+        """Swap the written segments for `old`; False if a segment of `old` left the log."""
         if not old:
             return True
-        if len(old) == 1 and old[0].size == 0:
-            writer.leave()
-            self._done.left_alone += 1
+        if len(old) == 1 and old[0].size == 0:  # the new one would be empty as well
+            writer.keep_old()
+            self._result.left_alone += 1
             return True
         new = writer.finish()
         try:
@@ -139,10 +156,10 @@ class _Cleaning:
         if not swapped:
             remove_unlisted(new)
             return False
-        done = self._done
-        done.replaced += old
-        done.segments_before += len(old)
-        done.segments_after += len(new)
-        done.bytes_before += sum(segment.size for segment in old)
-        done.bytes_after += sum(segment.size for segment in new)
+        result = self._result
+        result.replaced += old
+        result.segments_before += len(old)
+        result.segments_after += len(new)
+        result.bytes_before += sum(segment.size for segment in old)
+        result.bytes_after += sum(segment.size for segment in new)
         return True

@@ -1,11 +1,12 @@
-"""What a pass knows before it removes anything: which records are the last of their keys.
+"""Find the last record of every key, before a pass removes anything (Kafka's buildOffsetMap).
 
-It reads the keys of the dirty section into a map. Where that is full, it becomes a run in a file, and is empty again
-(Kafka ends the pass there). If there are runs when all is read, the keys of the clean section become runs,
-too, and all are put together, range by range of the hash, to a bit for each record that stays. So a pass reads
-a key once or twice, and not once for each time that the map was full.
+1. Read the keys of the dirty section into an offset map.
+2. Whenever the map is full, write it to a file as a sorted run and empty it. (Kafka ends the pass.)
+3. If there are runs, write the keys of the clean section to runs too.
+4. Merge all runs, range by range of the hash, into a bitmap with a bit for each retained record.
 
-The bits are memory as well: where there would be too many of them, the pass does end.
+A pass reads every key once or twice, however often the map is full. The bitmap takes memory as
+well. If there are more records than it may have bits, the pass ends where the map is full.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import pyarrow as pa
 from strandline.changelog.embedded.cleaning.bounds import CleanableRange
 from strandline.changelog.embedded.cleaning.marks import CleanNumbers, MarkedLatest
 from strandline.changelog.embedded.cleaning.offset_map import (
-    PIECE,
-    SPAN,
+    MAX_OFFSETS,
+    PIECE_KEYS,
     OffsetMap,
     Offsets,
-    last_ones,
-    room,
+    key_memory,
+    last_entries,
 )
 from strandline.changelog.embedded.cleaning.passes import PassPace, PassResult
 from strandline.changelog.embedded.cleaning.runs import SortedRuns
@@ -36,44 +37,45 @@ from strandline.changelog.embedded.partition import Partition
 from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.errors import DiskFull
 
-CHUNK = 1 << 20
-"""Bytes read at a time."""
+READ_BYTES = 1 << 20
+"""Bytes of a segment read at a time."""
 KEY_BYTES = 8 << 20
-"""Bytes of keys that are gathered at most, however few they are: a column holds less than 2 GiB."""
-MARKS = 2
-"""Bits, for each byte of the room for keys, that are the most: they may take a quarter of it."""
-WORKING = 4
-"""Times as much memory as in the map is taken by an entry that is put together."""
+"""Maximum bytes of keys gathered into one column, because an Arrow column holds less than 2 GiB."""
+MAX_BITS_PER_BYTE = 2
+"""Maximum bits of the bitmap for each byte of key memory: the bitmap may take a quarter of it."""
+MERGE_FACTOR = 4
+"""Memory of an entry while runs are merged, as a multiple of its size in the map."""
 
 _Keyed = tuple[pa.BinaryArray, Offsets]
-"""Keys, and a number for each, ascending."""
+"""Keys and a number for each, ascending."""
 
 
 class PassFacts(NamedTuple):
-    """What a pass knows."""
+    """The last records of all keys, as far as a pass has read."""
 
     latest: LastRecords
-    """Of the keys in the dirty section up to `end`."""
+    """Last records of the keys in the dirty section before `end`."""
     end: int
+    """Offset at which the pass ends (exclusive)."""
     keyless: int
-    """Records below `end` without a key."""
+    """Number of dirty records before `end` without a key."""
 
 
-def look(
-    partition: Partition, bounds: CleanableRange, memory: int, pace: PassPace, done: PassResult
+def find_latest(
+    partition: Partition, bounds: CleanableRange, memory: int, pace: PassPace, result: PassResult
 ) -> PassFacts:
-    """Look at the dirty section, as far as `memory` bytes, and the room on the disk, allow.
+    """Read the keys of the dirty section, as far as `memory` bytes and the free disk space allow.
 
-    Raises what reading does, StorageFailed, and what `pace` raises.
+    Raises CorruptLog, StorageFailed, and any error of `pace`.
     """
     try:
-        return _Look(partition, bounds, memory, pace, done).known(spilling=True)
-    except DiskFull:  # cleaning is what makes room
-        return _Look(partition, bounds, memory, pace, done).known(spilling=False)
+        return _KeyReader(partition, bounds, memory, pace, result).facts(spilling=True)
+    except DiskFull:  # do not fail: a pass without spilling frees disk space
+        return _KeyReader(partition, bounds, memory, pace, result).facts(spilling=False)
 
 
-class _Look:
-    """A look at a partition."""
+class _KeyReader:
+    """Reads the keys of one partition."""
 
     def __init__(
         self,
@@ -81,106 +83,112 @@ class _Look:
         bounds: CleanableRange,
         memory: int,
         pace: PassPace,
-        done: PassResult,
+        result: PassResult,
     ) -> None:
         self._partition = partition
         self._bounds = bounds
         self._memory = memory
         self._pace = pace
-        self._done = done
+        self._result = result
         self._seed = int(partition.environment.clock.new_id(), 16)
-        self._map = self._new_map(bounds.dirty)
+        self._map = self._new_map(bounds.first_dirty)
         self._clean = CleanNumbers()
         self._runs: SortedRuns | None = None
 
-    def known(self, *, spilling: bool) -> PassFacts:
-        """What there is to know; not `spilling`, the pass ends where the map is full."""
+    def facts(self, *, spilling: bool) -> PassFacts:
+        """Return the last records; without `spilling`, the pass ends where the map is full."""
         try:
-            end, keyless = self._look(spilling=spilling)
+            end, keyless = self._read_dirty(spilling=spilling)
             if self._runs is None:
                 return PassFacts(self._map.latest(), end, keyless)
             self._spill(self._runs, self._clean.count)
-            self._look_at_clean(self._runs)
-            return PassFacts(self._put_together(self._runs, end), end, keyless)
+            self._spill_clean(self._runs)
+            return PassFacts(self._merge(self._runs, end), end, keyless)
         finally:
             if self._runs is not None:
                 self._runs.close()
 
     # The dirty section ----------------------------------------------------------------
 
-    def _look(self, *, spilling: bool) -> tuple[int, int]:
-        """Take in the dirty section; how far that went, and records met without a key."""
+    def _read_dirty(self, *, spilling: bool) -> tuple[int, int]:
+        """Read the dirty section; return the offset reached and the number of keyless records."""
         bounds, keyless = self._bounds, 0
-        frames = self._keys(bounds.dirty, bounds.end)
+        frames = self._keys(bounds.first_dirty, bounds.first_uncleanable)
         for keys, offsets in _pieces((keys, offsets) for _, keys, offsets in frames):
-            named, nameless = _named(keys, offsets)
-            for at in self._taken(*named):
-                if not (spilling and self._makes_room(at)):
-                    return at, keyless + int(np.searchsorted(nameless, at))
-            keyless += len(nameless)
-        return bounds.end, keyless
+            keyed, without_key = _with_keys(keys, offsets)
+            for at in self._put(*keyed):
+                if not (spilling and self._make_room(at)):
+                    return at, keyless + int(np.searchsorted(without_key, at))
+            keyless += len(without_key)
+        return bounds.first_uncleanable, keyless
 
-    def _taken(self, keys: pa.BinaryArray, numbers: Offsets) -> Iterator[int]:
-        """Take in keys; each number that the map has no room for. Goes on once it has."""
+    def _put(self, keys: pa.BinaryArray, numbers: Offsets) -> Iterator[int]:
+        """Put keys into the map; yield the number of each key that it has no room for.
+
+        The caller makes room before it resumes the iterator.
+        """
         done = self._map.put(keys, numbers)
         while done < len(keys):
             yield int(numbers[done])
             done += self._map.put(keys[done:], numbers[done:])
 
-    def _makes_room(self, at: int) -> bool:
-        """Empty the map into a run; False: the pass ends at an offset."""
+    def _make_room(self, at: int) -> bool:
+        """Write the map to a run and empty it; False if the pass must end at offset `at`."""
         if self._runs is None:
             self._runs = self._begin_runs(at)
-        if self._runs is None or at - self._bounds.dirty >= self._map.span:
+        if self._runs is None or at - self._bounds.first_dirty >= self._map.span:
             return False
         self._spill(self._runs, self._clean.count)
         return True
 
     def _begin_runs(self, at: int) -> SortedRuns | None:
-        """The file of runs; None: with it the pass would hardly get further than `at`."""
+        """Create the file of runs; None if the bitmap is too small to get far past offset `at`."""
         bounds = self._bounds
-        most = min(SPAN, MARKS * room(self._memory))
+        max_bits = min(MAX_OFFSETS, MAX_BITS_PER_BYTE * key_memory(self._memory))
         for header in self._clean_headers():
             self._clean.add(header)
-            if self._clean.bits > most:
+            if self._clean.bits > max_bits:
                 return None
-        span = most - self._clean.bits
-        if span < min(bounds.end - bounds.dirty, 2 * (at - bounds.dirty)):
+        # Worth it only if the bitmap reaches the end of the dirty section, or at least twice as far
+        # as the map without runs.
+        span = max_bits - self._clean.bits
+        if span < min(bounds.first_uncleanable - bounds.first_dirty, 2 * (at - bounds.first_dirty)):
             return None
         self._map.span = span
-        self._done.to_do += bounds.clean_bytes
+        self._result.to_do += bounds.clean_bytes
         environment, folder = self._partition.environment, self._partition.folder
         return SortedRuns(
             environment.storage,
             f"{folder}/{KEYS}",
-            most=most,
-            in_memory=self._map.capacity // WORKING,
+            max_entries=max_bits,
+            in_memory=self._map.capacity // MERGE_FACTOR,
             pace=self._pace,
         )
 
     def _spill(self, runs: SortedRuns, shift: int) -> None:
+        """Write the map to a run and empty it; `shift` is added to its numbers."""
         nbytes = runs.add(self._map.drain(), shift)
-        self._done.spilled_bytes += nbytes
-        self._done.to_do += 2 * nbytes
+        self._result.spilled_bytes += nbytes
+        self._result.to_do += 2 * nbytes
 
-    # The clean section, and all together ----------------------------------------------
+    # The clean section, and the merge -------------------------------------------------
 
-    def _look_at_clean(self, runs: SortedRuns) -> None:
-        """Make runs of the keys of the clean section."""
+    def _spill_clean(self, runs: SortedRuns) -> None:
+        """Write the keys of the clean section to runs."""
         self._map = self._new_map(0)
-        frames = self._keys(0, self._bounds.dirty)
+        frames = self._keys(0, self._bounds.first_dirty)
         numbered = ((keys, self._numbers(header, len(keys))) for header, keys, _ in frames)
         for keys, numbers in _pieces(numbered):
-            named, _ = _named(keys, numbers)
-            for _ in self._taken(*named):
+            keyed, _ = _with_keys(keys, numbers)
+            for _ in self._put(*keyed):
                 self._spill(runs, 0)
         self._spill(runs, 0)
 
-    def _put_together(self, runs: SortedRuns, end: int) -> MarkedLatest:
-        del self._map  # its memory is needed
-        latest = MarkedLatest(self._clean, self._bounds.dirty, end)
+    def _merge(self, runs: SortedRuns, end: int) -> MarkedLatest:
+        del self._map  # frees its memory for the bitmap
+        latest = MarkedLatest(self._clean, self._bounds.first_dirty, end)
         for entries in runs.ranges():
-            latest.add(last_ones(entries).numbers)
+            latest.add(last_entries(entries).numbers)
             self._pace(0)
         return latest
 
@@ -190,21 +198,21 @@ class _Look:
         return OffsetMap(self._memory, base=base, seed=self._seed, pause=partial(self._pace, 0))
 
     def _numbers(self, header: FrameHeader, count: int) -> Offsets:
-        """Of the records of a frame of the clean section."""
+        """Return the numbers of the records of a frame of the clean section."""
         return self._clean.first(header.base_offset) + np.arange(count)
 
     def _keys(self, start: int, end: int) -> Iterator[tuple[FrameHeader, pa.BinaryArray, Offsets]]:
-        """The keys of committed records in [`start`, `end`), with their offsets, frame by frame."""
+        """Yield the keys of committed records in [`start`, `end`) with their offsets, by frame."""
         for frame in self._frames(start, end):
             content = content_of(frame, self._partition.schemas)
             keys, offsets = content.columns.column(1), content.offsets
             if offsets[0] < start or offsets[-1] >= end:
-                first, behind = np.searchsorted(offsets, (start, end))
-                keys, offsets = keys[first:behind], offsets[first:behind]
+                first, stop = np.searchsorted(offsets, (start, end))
+                keys, offsets = keys[first:stop], offsets[first:stop]
             yield frame.header, keys, offsets
 
     def _frames(self, start: int, end: int) -> Iterator[LocatedFrame]:
-        """The frames with records that count and offsets in [`start`, `end`)."""
+        """Yield the frames with records in [`start`, `end`), except aborted ones."""
         aborted = self._partition.aborted
         for segment in segments_below(self._partition, end):
             if segment.end_offset <= start:
@@ -220,8 +228,8 @@ class _Look:
                 yield frame
 
     def _clean_headers(self) -> Iterator[FrameHeader]:
-        """Of the frames with records that begin in the clean section."""
-        dirty = self._bounds.dirty
+        """Yield the headers of the frames with records that begin in the clean section."""
+        dirty = self._bounds.first_dirty
         for segment in segments_below(self._partition, dirty):
             for header in segment.headers():
                 self._pace(HEADER_SIZE)
@@ -230,13 +238,13 @@ class _Look:
 
 
 def segments_below(partition: Partition, end: int) -> list[Segment]:
-    """The closed segments that begin below an offset."""
+    """Return the closed segments that begin before an offset."""
     return [one for one in partition.segments[:-1] if one.base_offset < end]
 
 
 def frames_of(segment: Segment, pace: PassPace, position: int = 0) -> Iterator[LocatedFrame]:
-    """The frames of a segment from a position in its file on; `pace` is told of each."""
-    for frame in segment.frames(position, CHUNK):
+    """Yield the frames of a segment from byte `position` on; `pace` is called with their sizes."""
+    for frame in segment.frames(position, READ_BYTES):
         pace(frame.header.length)
         yield frame
 
@@ -245,19 +253,19 @@ def _has_records(header: FrameHeader) -> bool:
     return header.kind not in (FrameKind.EMPTY, FrameKind.CONTROL)
 
 
-def _named(keys: pa.BinaryArray, numbers: Offsets) -> tuple[_Keyed, Offsets]:
-    """The keys that there are, with their numbers; and the numbers of records without one."""
+def _with_keys(keys: pa.BinaryArray, numbers: Offsets) -> tuple[_Keyed, Offsets]:
+    """Return the non-null keys with their numbers, and the numbers of records without a key."""
     if not keys.null_count:
         return (keys, numbers), numbers[:0]
-    there = keys.is_valid().to_numpy(zero_copy_only=False)
-    return (keys.drop_null(), numbers[there]), numbers[~there]
+    valid = keys.is_valid().to_numpy(zero_copy_only=False)
+    return (keys.drop_null(), numbers[valid]), numbers[~valid]
 
 
 def _pieces(frames: Iterable[_Keyed]) -> Iterator[_Keyed]:
-    """The same keys and numbers, those of many frames at a time.
+    """Yield the same keys and numbers in larger pieces, each of many frames.
 
-    What is gathered is copied. A frame's columns are views of the megabyte that was read with it, so
-    they would keep all values of the log in memory, though only keys are looked at.
+    Keys are copied. A frame's columns are views of the megabyte that was read with it, and would
+    keep all values of the log in memory although only keys are needed.
     """
     gathered: list[_Keyed] = []
     count = nbytes = 0
@@ -268,7 +276,7 @@ def _pieces(frames: Iterable[_Keyed]) -> Iterator[_Keyed]:
         gathered.append((pa.concat_arrays([keys]), numbers.copy()))
         count += len(keys)
         nbytes += keys.nbytes
-        if count >= PIECE or nbytes >= KEY_BYTES:
+        if count >= PIECE_KEYS or nbytes >= KEY_BYTES:
             yield _joined(gathered)
             gathered, count, nbytes = [], 0, 0
     if gathered:

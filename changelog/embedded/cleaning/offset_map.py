@@ -1,13 +1,14 @@
-"""The last offset of every key of a stretch of a log, in bounded memory (Kafka's SkimpyOffsetMap).
+"""The last offset of every key in a range of offsets, in bounded memory (Kafka's SkimpyOffsetMap).
 
-A key is known by 128 bits of hash: two XXH3 of 64 bits, whose seeds nobody knows in advance. So an
-entry takes 20 bytes whatever the key, and that two of n keys are taken for one has a probability below
-n² / 2¹²⁸: 10⁻²⁰ for a billion. Kafka takes 128 bits too, of MD5.
+A key is represented by 128 bits of hash: two 64-bit XXH3 with random seeds. An entry takes 20 bytes
+whatever the key's length. The probability that any two of n keys collide is below n² / 2¹²⁸: 10⁻²⁰
+for a billion keys. Kafka uses 128 bits too (MD5).
 
-Not a hash table, but sorting on columns, which costs the same for ten keys and for a hundred million: a
-piece of entries is sorted by hash and dealt out to parts, by the first bits. A part that has doubled is
-sorted again, and of entries with the same key the last one stays. What is sorted is one column of integers:
-of each the hash, with the entry's number in the place of the last bits.
+The map sorts columns instead of hashing into a table, because sorting costs the same per key for
+ten keys and for a hundred million. A batch of entries is sorted by hash and distributed to parts by
+the first bits of the hash. A part that is full is sorted again, and only the last entry of each key
+is kept. The sort runs on one column of integers: the hash, with its last bits replaced by the
+entry's number.
 """
 
 from __future__ import annotations
@@ -28,25 +29,27 @@ _Order = npt.NDArray[np.int64]
 _T = TypeVar("_T", np.uint64, np.uint32)
 
 OVERHEAD = 48 << 20
-"""Bytes, of the memory given, for what is read and written at a time, and what allocators keep."""
+"""Bytes of the cleaner's memory kept for buffers, and for what allocators do not return."""
 ENTRY_BYTES = 24
-"""Two hashes and an offset, and an offset in `LatestOffsets`."""
-LOAD = 0.9
-"""Of the room, what keys may take; the rest is for repetitions, until the next sorting."""
-PIECE = 1 << 16
-"""Keys handled at once: what is computed for them stays in the processor's cache."""
-MOST_PARTS = 512
-PART = 1 << 15
-"""Entries of a part, if there are not too many parts. They too stay in the cache."""
-FIRST_SPACE = 1 << 12
-"""Entries of a part, to begin with."""
-SPAN = (1 << 32) - 1
-"""So many offsets from the base on can be told apart."""
+"""Bytes of an entry: two hashes and an offset, and an offset in `LatestOffsets`."""
+LOAD_FACTOR = 0.9
+"""Part of a map's entries for distinct keys; the rest holds repeated keys until the next sort."""
+PIECE_KEYS = 1 << 16
+"""Number of keys handled at once: the intermediate columns fit into the processor's cache."""
+MAX_PARTS = 512
+"""Maximum number of parts."""
+PART_ENTRIES = 1 << 15
+"""Entries of a part below the maximum number of parts: a part fits into the processor's cache."""
+INITIAL_PART_ENTRIES = 1 << 12
+"""Initial entries of a part."""
+MAX_OFFSETS = (1 << 32) - 1
+"""Number of offsets from the base on that fit into 32 bits."""
 ABSENT = -1
+"""Offset of a key that is not in the map."""
 
 
 class HashedKeys(NamedTuple):
-    """Keys by their hash, and a number of each: columns of the same length."""
+    """Hashes of keys and a number for each: three columns of the same length."""
 
     first: _Hashes
     second: _Hashes
@@ -54,14 +57,17 @@ class HashedKeys(NamedTuple):
 
 
 class KeyHashes:
-    """128 bits for a key, by a `seed` of as many. `pause` is called about every millisecond of work."""
+    """Hashes keys to 128 bits with a `seed` of 128 bits.
+
+    `pause` is called about every millisecond of work.
+    """
 
     def __init__(self, seed: int, pause: Callable[[], None]) -> None:
         self._seeds = (seed & 0xFFFF_FFFF_FFFF_FFFF, seed >> 64 & 0xFFFF_FFFF_FFFF_FFFF)
         self.pause = pause
 
     def of(self, keys: pa.BinaryArray) -> tuple[_Hashes, _Hashes]:
-        """Both hashes of each key."""
+        """Return both hashes of each key."""
         column = pl.Series(pl.from_arrow(keys))
         first, second = (column.hash(seed).to_numpy() for seed in self._seeds)
         self.pause()
@@ -69,9 +75,10 @@ class KeyHashes:
 
 
 class OffsetMap:
-    """Takes in keys with their offsets, from `base` on, in at most `memory` bytes.
+    """The last offset of every key put into it, in at most `memory` bytes.
 
-    `seed` has 128 bits. `pause` is called about every millisecond of work.
+    `base` is the smallest offset. `seed` has 128 bits. `pause` is called about every millisecond of
+    work.
 
     >>> keys = pa.array([b"a", b"b", b"a"])
     >>> known = OffsetMap(1 << 20, base=10, seed=7)
@@ -87,16 +94,16 @@ class OffsetMap:
     def __init__(
         self, memory: int, *, base: int, seed: int, pause: Callable[[], None] = lambda: None
     ) -> None:
-        entries = max(1, room(memory) // ENTRY_BYTES)
-        part_bits = min(MOST_PARTS, max(1, entries // PART)).bit_length() - 1
+        entries = max(1, key_memory(memory) // ENTRY_BYTES)
+        part_bits = min(MAX_PARTS, max(1, entries // PART_ENTRIES)).bit_length() - 1
         self._parts = range(1 << part_bits)
         self._bounds = np.arange(1, len(self._parts), dtype=np.uint64) << np.uint64(64 - part_bits)
-        self._most_space = entries // len(self._parts)
-        self._space = min(FIRST_SPACE, self._most_space)
-        """Entries of a part."""
-        self._full = max(1, int(self._most_space * LOAD))
-        self.span = SPAN
-        """So many offsets from the base on are taken in."""
+        self._max_space = entries // len(self._parts)
+        self._space = min(INITIAL_PART_ENTRIES, self._max_space)
+        """Allocated entries of a part."""
+        self._full = max(1, int(self._max_space * LOAD_FACTOR))
+        self.span = MAX_OFFSETS
+        """Number of offsets from the base on that the map accepts."""
         self._hashes = KeyHashes(seed, pause)
         self._base = base
         self._first: _Hashes = np.empty(len(self._parts) * self._space, np.uint64)
@@ -106,15 +113,15 @@ class OffsetMap:
 
     @property
     def capacity(self) -> int:
-        """So many keys fit, or a few less: hashes do not fill all parts alike."""
+        """Number of keys that fit; slightly fewer do, because hashes fill the parts unevenly."""
         return self._full * len(self._parts)
 
     def put(self, keys: pa.BinaryArray, offsets: Offsets) -> int:
-        """Take in records, offsets ascending, as far as there is room; how many were taken."""
+        """Put keys with ascending offsets until the map is full; return how many were put."""
         relative = offsets - self._base
-        most, done = int(np.searchsorted(relative, self.span)), 0
-        while done < most:
-            count = min(most - done, PIECE)
+        limit, done = int(np.searchsorted(relative, self.span)), 0
+        while done < limit:
+            count = min(limit - done, PIECE_KEYS)
             piece = relative[done : done + count].astype(np.uint32)
             taken = self._put(*self._hashes.of(keys.slice(done, count)), piece)
             done += taken
@@ -123,37 +130,37 @@ class OffsetMap:
         return done
 
     def latest(self) -> LatestOffsets:
-        """The last records of all keys; this map is of no use any more."""
+        """Return the last offsets of all keys; the map must not be used afterwards."""
         entries = self.drain()
         use = min(1.0, len(entries.first) / self.capacity)
         return LatestOffsets(self._hashes, self._base, entries, use)
 
     def drain(self) -> HashedKeys:
-        """Each key once, with its last offset less the base, by hash, ascending.
+        """Return each key once with its last offset minus the base, sorted by hash; empty the map.
 
-        The map is empty then; what it takes in next is written over the entries.
+        The result shares memory with the map: the next `put` overwrites it.
         """
         end = 0
         for part in self._parts:
             self._sort(part)
             length, self._lengths[part] = self._lengths[part], 0
-            here = slice(part * self._space, part * self._space + length)
-            there = slice(end, end + length)
-            self._first[there] = self._first[here]
-            self._second[there] = self._second[here]
-            self._offsets[there] = self._offsets[here]
+            source = slice(part * self._space, part * self._space + length)
+            target = slice(end, end + length)
+            self._first[target] = self._first[source]
+            self._second[target] = self._second[source]
+            self._offsets[target] = self._offsets[source]
             end += length
         return HashedKeys(self._first[:end], self._second[:end], self._offsets[:end])
 
     def _put(self, first: _Hashes, second: _Hashes, offsets: _Relative) -> int:
-        """Take in a piece, as far as there is room; how many entries were taken."""
-        last = last_ones(HashedKeys(first, second, offsets))
+        """Put one piece until the map is full; return how many entries were put."""
+        last = last_entries(HashedKeys(first, second, offsets))
         cuts = [0, *np.searchsorted(last.first, self._bounds).tolist(), len(last.first)]
-        end = self._fitting(last.numbers, cuts)
-        if end is not None:  # a key's last entry may be among those that are left out
+        end = self._make_room(last.numbers, cuts)
+        if end is not None:  # again: the last entry of a key may be among those without room
             fits = int(np.searchsorted(offsets, end))
             return self._put(first[:fits], second[:fits], offsets[:fits]) if fits else 0
-        for part, start, end in self._dealt(cuts):
+        for part, start, end in self._slices(cuts):
             at = part * self._space + self._lengths[part]
             to = slice(at, at + end - start)
             self._first[to] = last.first[start:end]
@@ -163,61 +170,63 @@ class OffsetMap:
         self._hashes.pause()
         return len(first)
 
-    def _fitting(self, offsets: _Relative, cuts: list[int]) -> int | None:
-        """From which offset on a piece has no room; None: all of it has. Makes room."""
+    def _make_room(self, offsets: _Relative, cuts: list[int]) -> int | None:
+        """Make room for a piece; return the first offset that does not fit, or None."""
         first = None
-        for part, start, end in self._dealt(cuts):
+        for part, start, end in self._slices(cuts):
             count = end - start
             if self._lengths[part] + count > self._space:
                 self._sort(part)
-                while self._space < self._most_space and (
+                while self._space < self._max_space and (
                     2 * self._lengths[part] > self._space or count > self._room(part)
                 ):
                     self._grow()
                 if count > self._room(part):
-                    left_out = int(np.sort(offsets[start:end])[self._room(part)])
-                    first = left_out if first is None else min(first, left_out)
+                    first_left_out = int(np.sort(offsets[start:end])[self._room(part)])
+                    first = first_left_out if first is None else min(first, first_left_out)
         return first
 
     def _room(self, part: int) -> int:
-        """So many entries have room in a part that is sorted."""
+        """Return the number of entries that fit into a sorted part."""
         length = self._lengths[part]
-        # Beyond, it would be sorted for a few entries again and again.
+        # A part above LOAD_FACTOR counts as full, because it would be sorted again for every few entries.
         return self._space - length if length < self._full else 0
 
     def _grow(self) -> None:
-        """Twice as much space for each part, a column at a time, or all were there twice."""
-        before, self._space = self._space, min(2 * self._space, self._most_space)
-        self._first = self._moved(self._first, before)
-        self._second = self._moved(self._second, before)
-        self._offsets = self._moved(self._offsets, before)
+        """Double the space of every part, one column at a time to limit the peak memory."""
+        before, self._space = self._space, min(2 * self._space, self._max_space)
+        self._first = self._resized(self._first, before)
+        self._second = self._resized(self._second, before)
+        self._offsets = self._resized(self._offsets, before)
 
-    def _moved(self, column: npt.NDArray[_T], before: int) -> npt.NDArray[_T]:
+    def _resized(self, column: npt.NDArray[_T], before: int) -> npt.NDArray[_T]:
         larger = np.empty(len(self._parts) * self._space, column.dtype)
         for part, length in enumerate(self._lengths):
             at = part * self._space
             larger[at : at + length] = column[part * before : part * before + length]
         return larger
 
-    def _dealt(self, cuts: list[int]) -> Iterator[tuple[int, int, int]]:
-        """Which part gets which stretch of a piece: part, start, end."""
+    def _slices(self, cuts: list[int]) -> Iterator[tuple[int, int, int]]:
+        """Yield (part, start, end): the slice of a sorted piece that belongs to each part."""
         for part in self._parts:
             if cuts[part] < cuts[part + 1]:
                 yield part, cuts[part], cuts[part + 1]
 
     def _sort(self, part: int) -> None:
-        """Sort a part by hash, and leave the last entry of each key."""
+        """Sort a part by hash and keep only the last entry of each key."""
         at = part * self._space
-        here = slice(at, at + self._lengths[part])
-        last = last_ones(HashedKeys(self._first[here], self._second[here], self._offsets[here]))
-        there = slice(at, at + len(last.first))
-        self._first[there], self._second[there], self._offsets[there] = last
+        source = slice(at, at + self._lengths[part])
+        last = last_entries(
+            HashedKeys(self._first[source], self._second[source], self._offsets[source])
+        )
+        target = slice(at, at + len(last.first))
+        self._first[target], self._second[target], self._offsets[target] = last
         self._lengths[part] = len(last.first)
         self._hashes.pause()
 
 
 class LatestOffsets:
-    """The last offset of every key. `entries` are by hash, ascending, each key once."""
+    """The last offset of every key, for look-ups; `entries` has each key once, sorted by hash."""
 
     def __init__(self, hashes: KeyHashes, base: int, entries: HashedKeys, use: float) -> None:
         self._hashes = hashes
@@ -227,58 +236,59 @@ class LatestOffsets:
         bits = max(1, len(self._first).bit_length() - 3)
         self._shift = np.uint64(64 - bits)
         self._starts = np.empty(1 << bits, np.int32)
-        """Where the hashes begin that have the same first bits, a few for each."""
-        for at in range(0, 1 << bits, PIECE):
-            bounds = np.arange(at, min(at + PIECE, 1 << bits), dtype=np.uint64) << self._shift
-            self._starts[at : at + PIECE] = np.searchsorted(self._first, bounds)
+        """Index of the first entry for each value of the first bits: four to eight entries each."""
+        for at in range(0, 1 << bits, PIECE_KEYS):
+            bounds = np.arange(at, min(at + PIECE_KEYS, 1 << bits), dtype=np.uint64) << self._shift
+            self._starts[at : at + PIECE_KEYS] = np.searchsorted(self._first, bounds)
         self.use = use
-        """The part of the map's room that is taken, 0 to 1."""
+        """Used part of the map, 0 to 1."""
 
     @property
     def keys(self) -> int:
-        """How many there are."""
+        """Number of keys."""
         return len(self._offsets)
 
-    def within(self, first: int, behind: int) -> Offsets:
-        """The offsets in [`first`, `behind`), ascending."""
-        bounds = np.clip((first - self._base, behind - self._base), 0, SPAN).astype(np.uint32)
-        start, end = np.searchsorted(self._ascending, bounds)
-        return self._ascending[start:end] + np.int64(self._base)
+    def within(self, first: int, end: int) -> Offsets:
+        """Return the last offsets in [`first`, `end`), ascending."""
+        bounds = np.clip((first - self._base, end - self._base), 0, MAX_OFFSETS).astype(np.uint32)
+        start, stop = np.searchsorted(self._ascending, bounds)
+        return self._ascending[start:stop] + np.int64(self._base)
 
-    def outlast(self, keys: pa.BinaryArray, offsets: Offsets, base_offset: int) -> Choice:
-        """Which records of a frame have no later one with their key."""
+    def not_superseded(self, keys: pa.BinaryArray, offsets: Offsets, base_offset: int) -> Choice:
+        """Return for each record of a frame whether no later record has its key."""
         return self.of(keys) <= offsets
 
     def of(self, keys: pa.BinaryArray) -> Offsets:
-        """The last offset of each key; ABSENT for one that is not there."""
+        """Return the last offset of each key; ABSENT for a key that is not in the map."""
         answer = np.full(len(keys), ABSENT, np.int64)
-        for at in range(0, len(keys) if self.keys else 0, PIECE):
-            first, second = self._hashes.of(keys.slice(at, PIECE))
-            order = _ascending(first)  # near ones are looked up together, in the cache
+        for at in range(0, len(keys) if self.keys else 0, PIECE_KEYS):
+            first, second = self._hashes.of(keys.slice(at, PIECE_KEYS))
+            order = _ascending(first)  # close hashes together, for the processor's cache
             self._look_up(first.take(order), second.take(order), order + at, answer)
         return answer
 
-    def _look_up(self, first: _Hashes, second: _Hashes, asked: _Order, answer: Offsets) -> None:
+    def _look_up(self, first: _Hashes, second: _Hashes, indices: _Order, answer: Offsets) -> None:
+        """Look up keys by both hashes; write their offsets into `answer` at `indices`."""
         starts = self._starts.take((first >> self._shift).view(np.int64))
         places = np.minimum(starts, self.keys - 1)
         while len(places):
-            there = self._first.take(places)
-            near = np.flatnonzero(there == first)
-            mine = near[self._second.take(places[near]) == second[near]]
-            answer[asked[mine]] = self._offsets.take(places[mine]) + np.int64(self._base)
-            rest = np.flatnonzero((there <= first) & (places < self.keys - 1))
+            candidates = self._first.take(places)
+            near = np.flatnonzero(candidates == first)
+            matches = near[self._second.take(places[near]) == second[near]]
+            answer[indices[matches]] = self._offsets.take(places[matches]) + np.int64(self._base)
+            rest = np.flatnonzero((candidates <= first) & (places < self.keys - 1))
             places = places.take(rest) + 1
-            first, second, asked = first.take(rest), second.take(rest), asked.take(rest)
+            first, second, indices = first.take(rest), second.take(rest), indices.take(rest)
         self._hashes.pause()
 
 
-def room(memory: int) -> int:
-    """Bytes that are for keys, of the memory given."""
+def key_memory(memory: int) -> int:
+    """Return the bytes for keys in `memory` bytes; the rest is for buffers."""
     return max(memory // 2, memory - OVERHEAD)
 
 
-def last_ones(entries: HashedKeys) -> HashedKeys:
-    """Of each key the last entry, by hash, ascending."""
+def last_entries(entries: HashedKeys) -> HashedKeys:
+    """Return each key's last entry (the last one in input order), sorted by hash."""
     first, second, numbers = entries
     order = _ascending(first)
     sorted_first, sorted_second = first.take(order), second.take(order)
@@ -288,7 +298,7 @@ def last_ones(entries: HashedKeys) -> HashedKeys:
     if in_order and last.all():
         return HashedKeys(sorted_first, sorted_second, numbers.take(order))
     other = sorted_second[1:] != sorted_second[:-1]
-    if not in_order or (other > last[:-1]).any():  # different keys, first hashes too near
+    if not in_order or (other > last[:-1]).any():  # different keys with (almost) equal first hashes
         _put_in_order(order, first, second)
         sorted_first, sorted_second = first.take(order), second.take(order)
         last[:-1] = sorted_first[1:] != sorted_first[:-1]
@@ -300,7 +310,7 @@ def last_ones(entries: HashedKeys) -> HashedKeys:
 
 
 def _put_in_order(order: _Order, first: _Hashes, second: _Hashes) -> None:
-    """Sort those entries by both hashes whose first ones differ in the last bits at most."""
+    """Sort entries whose first hashes differ in the last bits at most by both hashes."""
     sorted_first = first.take(order)
     near = np.flatnonzero(sorted_first[1:] ^ sorted_first[:-1] <= _low_bits(len(first)))
     places = np.union1d(near, near + 1)
@@ -309,7 +319,7 @@ def _put_in_order(order: _Order, first: _Hashes, second: _Hashes) -> None:
 
 
 def _ascending(hashes: _Hashes) -> _Order:
-    """The order of hashes, but for their last bits; where these are all that differs, as they come."""
+    """Return the indices that sort the hashes without their last bits, stably."""
     low = _low_bits(len(hashes))
     numbered = hashes & ~low
     numbered |= np.arange(len(hashes), dtype=np.uint64)
@@ -319,5 +329,5 @@ def _ascending(hashes: _Hashes) -> _Order:
 
 
 def _low_bits(count: int) -> np.uint64:
-    """The bits of a hash that make room for the numbers of so many entries."""
+    """Return the mask of the last bits of a hash that hold the numbers of `count` entries."""
     return np.uint64((1 << count.bit_length()) - 1)

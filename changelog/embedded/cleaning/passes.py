@@ -1,4 +1,4 @@
-"""What a pass is told to wait by, and what it has done."""
+"""The pace and the result of a pass."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from strandline.changelog.embedded.segment import Segment
 
 
 class PassPace(Protocol):
-    """Is told of the bytes that a pass reads and writes, 0 between steps of about a millisecond.
+    """Called with the bytes that a pass reads and writes, and with 0 about every millisecond.
 
-    It may wait, and raise to end the pass.
+    It may wait to slow the pass down, and raise to end it.
     """
 
     def __call__(self, nbytes: int) -> None: ...
@@ -20,27 +20,31 @@ class PassPace(Protocol):
 
 @dataclass
 class PassResult:
-    """What a pass did."""
+    """The result of a pass; during the pass, its progress."""
 
     to_do: int = 0
-    """About how many bytes it reads and writes."""
+    """Estimate of the bytes to read and write."""
     start: int = 0
-    """First dirty offset before it."""
+    """First dirty offset before the pass."""
     end: int = 0
-    """First dirty offset after it."""
+    """First dirty offset after the pass."""
     whole: bool = True
-    """Whether it got to the end of what could be cleaned: there was room to know all keys."""
+    """True if the pass reached the first uncleanable offset; False if memory ended it earlier."""
     map_use: float = 0.0
-    """The part of the map's room that was taken, 0 to 1."""
+    """Used part of the offset map, 0 to 1."""
     spilled_bytes: int = 0
-    """Of the file of keys that the map had no room for."""
+    """Bytes of keys written to a file because the offset map was full."""
     bytes_before: int = 0
-    """Of the segments that were rewritten."""
+    """Bytes of the segments that were rewritten."""
     bytes_after: int = 0
+    """Bytes of the segments that replaced them."""
     segments_before: int = 0
+    """Number of segments that were rewritten."""
     segments_after: int = 0
+    """Number of segments that replaced them."""
     left_alone: int = 0
-    """Segments in which everything stays."""
+    """Number of segments skipped because every record is retained."""
     tally: RemovalTally = field(default_factory=RemovalTally)
+    """Numbers of records read and removed."""
     replaced: list[Segment] = field(default_factory=list)
-    """Out of the log; their files are still there."""
+    """Segments that left the log; their files still exist and must be deleted."""

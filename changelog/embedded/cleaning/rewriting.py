@@ -1,8 +1,8 @@
-"""Writing what a pass leaves of some segments into new ones.
+"""Write the retained records of old segments into new ones.
 
-Frames that are large go over byte for byte, with another header where it changed. Records of smaller
-ones are gathered into frames of about a mebibyte, as long as they have the same schema, leader
-epoch and horizon.
+Large frames whose records are all retained are copied byte for byte, with a new header where it
+changed. Records of smaller frames are merged into frames of about 1 MiB, as long as their schema,
+leader epoch and delete horizon are the same.
 """
 
 from __future__ import annotations
@@ -38,21 +38,23 @@ from strandline.changelog.embedded.segment import LocatedFrame, Segment
 from strandline.changelog.errors import StorageFailed
 
 MERGED_BYTES = 1 << 20
-"""About how large a frame of gathered records gets."""
-LARGE = MERGED_BYTES // 2
-"""Bytes from which on a frame is copied as it is, if all of its records stay."""
-PIECE = 1 << 20
-"""Bytes that are written before the disk is given them: a commit beside it waits for one of these."""
-PIECES = 32
-"""So many may be on their way, on a disk that is slow."""
-FOREVER = 1 << 62
+"""Approximate size of a frame of merged records."""
+LARGE_BYTES = MERGED_BYTES // 2
+"""Minimum size of a frame that is copied unchanged if all of its records are retained."""
+WRITE_BACK_BYTES = 1 << 20
+"""Bytes written between two write-backs: the fsync of a concurrent commit waits for one of them."""
+MAX_WRITE_BACKS = 32
+"""Number of write-backs before an fsync, which limits the unwritten bytes on a slow disk."""
+NO_LIMIT_MS = 1 << 62
+"""No limit on the time that a segment spans, ms."""
 
 
 class Rewriter:
-    """New segments in the place of old ones.
+    """Writes new segments that replace old ones.
 
-    `begin` is told of each old one, then `add` of its frames, in order; `finish` gives the new segments, at
-    least one, durable and listed nowhere yet. `written` is called with the bytes of each frame.
+    Call `begin` for each old segment, then `add` for each of its frames, in order. `finish` returns
+    the new segments: at least one, durable, not in the manifest yet. `written` is called with the
+    bytes of each frame.
     """
 
     def __init__(
@@ -63,28 +65,28 @@ class Rewriter:
         self._cleaned_end = cleaned_end
         self._written = written
         self._gathered = _Gathered()
-        self._done: list[Segment] = []
+        self._finished: list[Segment] = []
         self._segment: Segment | None = None
         self._old: list[Segment] = []
-        self._given = self._synced = 0
-        """So many bytes of the segment were given to the disk, and are there."""
+        self._written_back = self._synced = 0
+        """Bytes of the segment handed to the disk, and bytes of it fsynced."""
 
     def begin(self, old: Segment) -> None:
-        """The frames of an old segment follow."""
+        """Start an old segment: its frames are added next."""
         self._old.append(old)
 
     @property
     def bytes(self) -> int:
-        """Written so far."""
+        """Bytes written since the last `finish`."""
         open_ = [self._segment] if self._segment else []
-        return sum(segment.size for segment in [*self._done, *open_])
+        return sum(segment.size for segment in [*self._finished, *open_])
 
-    def add(self, frame: LocatedFrame, verdict: FrameFate) -> None:
-        """What stays of a frame. Raises CorruptLog, StorageFailed."""
-        header, kept = verdict.header, verdict.kept
-        if verdict.gone:
+    def add(self, frame: LocatedFrame, fate: FrameFate) -> None:
+        """Write or gather the retained records of a frame. Raises CorruptLog, StorageFailed."""
+        header, kept = fate.header, fate.kept
+        if fate.removed:
             return
-        if kept is None and (verdict.stays_apart or header.length >= LARGE):
+        if kept is None and (fate.separate or header.length >= LARGE_BYTES):
             self._flush()
             header = placed(header, self._place)
             body = frame.data[frame.position + HEADER_SIZE : frame.position + header.length]
@@ -93,42 +95,47 @@ class Rewriter:
             self._flush()
             self._write(*refilled(header, encode_nothing(header), self._place))
         else:
-            content = verdict.content or content_of(frame, self._partition.schemas)
-            columns, offsets = _kept(content, kept)
-            if verdict.stays_apart:
+            content = fate.content or content_of(frame, self._partition.schemas)
+            columns, offsets = _copy_retained(content, kept)
+            if fate.separate:
                 self._flush()
                 self._write(*self._encoded(header, columns, offsets))
             else:
                 self._gather(header, columns, offsets)
 
     def finish(self) -> list[Segment]:
-        """The new segments; more may be added after them, to others."""
+        """Return the new segments and start over: frames added later go into other segments."""
         self._flush()
-        if not self._done and self._segment is None:  # nothing stays
+        if not self._finished and self._segment is None:  # nothing is retained
             self._segment = self._new_segment(self._old[0].base_offset)
         self._close()
-        done, self._done, self._old = self._done, [], []
+        finished, self._finished, self._old = self._finished, [], []
+        # Before the manifest lists the segments, because their names must be durable by then.
         self._partition.environment.storage.sync_dir(self._partition.folder)
-        return done
+        return finished
 
-    def leave(self) -> None:
-        """Leave the old segments as they are. No frame was added since the last `finish`."""
+    def keep_old(self) -> None:
+        """Forget the old segments begun since the last `finish`; no frame of them was added."""
         self._old = []
 
     def discard(self) -> None:
-        """Remove what was written and is listed nowhere."""
-        unlisted = [*self._done, *([self._segment] if self._segment else [])]
-        self._done, self._segment = [], None
+        """Remove the segments written since the last `finish`."""
+        unlisted = [*self._finished, *([self._segment] if self._segment else [])]
+        self._finished, self._segment = [], None
         remove_unlisted(unlisted)
 
     @property
-    def _longest(self) -> int:
-        """How much time a segment may span, in ms: what is deleted by time must not wait for younger records."""
+    def _max_span_ms(self) -> int:
+        """Maximum time a segment may span, in ms.
+
+        With retention by time a segment must not be merged with much younger records, because it is
+        deleted only once all its records have expired.
+        """
         config = self._partition.config
-        return config.segment_ms if config.delete else FOREVER
+        return config.segment_ms if config.delete else NO_LIMIT_MS
 
     def _gather(self, header: FrameHeader, columns: pa.RecordBatch, offsets: Offsets) -> None:
-        if not self._gathered.takes(header, self._longest):
+        if not self._gathered.takes(header, self._max_span_ms):
             self._flush()
         self._gathered.add(header, columns, offsets)
         if self._gathered.bytes >= min(MERGED_BYTES, self._partition.config.segment_bytes // 2):
@@ -143,14 +150,14 @@ class Rewriter:
     def _encoded(
         self, header: FrameHeader, columns: pa.RecordBatch, offsets: Offsets
     ) -> tuple[FrameHeader, list[Any]]:
-        """The frame of these records in the place of `header`."""
-        follow = len(offsets) == header.last_offset - header.base_offset + 1
+        """Encode records into a frame; `header` has the other fields."""
+        contiguous = len(offsets) == header.last_offset - header.base_offset + 1
         payload = encode(
             columns,
             schema_id=header.schema_id,
             compression=self._partition.config.compression_type,
             log_append_time=bool(header.attributes & Attributes.LOG_APPEND_TIME),
-            offsets=None if follow else pa.array(offsets),
+            offsets=None if contiguous else pa.array(offsets),
         )
         return refilled(header, payload, self._place)
 
@@ -159,7 +166,7 @@ class Rewriter:
         segment = self._segment
         if segment is not None and (
             segment.size + header.length > config.segment_bytes
-            or header.max_timestamp - segment.first_timestamp > self._longest
+            or header.max_timestamp - segment.first_timestamp > self._max_span_ms
         ):
             self._close()
         if self._segment is None:
@@ -169,30 +176,36 @@ class Rewriter:
         self._written(header.length)
 
     def _write_back(self, segment: Segment) -> None:
-        """Bring to the disk what was written, bit by bit: not all of it when the segment is closed."""
-        if segment.size - self._given < PIECE:
+        """Hand written bytes to the disk bit by bit, so that the fsync on close is short."""
+        if segment.size - self._written_back < WRITE_BACK_BYTES:
             return
-        segment.file.write_back(self._given)
-        self._given = segment.size
-        if self._given - self._synced >= PIECES * PIECE:
+        segment.file.write_back(self._written_back)
+        self._written_back = segment.size
+        if self._written_back - self._synced >= MAX_WRITE_BACKS * WRITE_BACK_BYTES:
             segment.file.sync()
-            self._synced = self._given
+            self._synced = self._written_back
 
     def _new_segment(self, base_offset: int) -> Segment:
-        """The first one begins where the old ones do. Each is as old as what it begins with."""
+        """Create a segment.
+
+        The first one has the base offset of the first old one. Each takes over the creation time of
+        the old segment in which it begins.
+        """
         partition = self._partition
         source = bisect_right(self._old, base_offset, key=attrgetter("base_offset")) - 1
         created_ms = self._old[source].created_ms
-        name = partition.new_segment_name(base_offset if self._done else self._old[0].base_offset)
-        self._given = self._synced = 0
+        name = partition.new_segment_name(
+            base_offset if self._finished else self._old[0].base_offset
+        )
+        self._written_back = self._synced = 0
         return Segment.create(partition.environment.storage, partition.folder, name, created_ms)
 
     def _close(self) -> None:
-        """Make what was written durable, with what a closed segment has beside it."""
+        """Make the open segment durable, and write its index and aborted index."""
         segment, self._segment = self._segment, None
         if segment is None:
             return
-        self._done.append(segment)
+        self._finished.append(segment)
         segment.file.sync()
         segment.save_index()
         self._partition.save_aborted(segment, since=self._cleaned_end)
@@ -200,7 +213,7 @@ class Rewriter:
 
 
 class _Gathered:
-    """Records of frames that become one."""
+    """Records of several frames that are merged into one."""
 
     def __init__(self) -> None:
         self._header: FrameHeader | None = None
@@ -208,15 +221,15 @@ class _Gathered:
         self._offsets: list[Offsets] = []
         self.bytes = 0
 
-    def takes(self, header: FrameHeader, longest: int) -> bool:
-        """Whether the records of a frame can join those that are there, over `longest` ms at most."""
+    def takes(self, header: FrameHeader, max_span_ms: int) -> bool:
+        """Return True if the records of a frame can be added; the result may span `longest` ms."""
         first = self._header
         if first is None:
             return True
-        if header.max_timestamp - first.base_timestamp > longest:
+        if header.max_timestamp - first.base_timestamp > max_span_ms:
             return False
         horizons = {first.delete_horizon, header.delete_horizon} - {NO_HORIZON}
-        return len(horizons) < 2 and _alike(first) == _alike(header)
+        return len(horizons) < 2 and _merge_key(first) == _merge_key(header)
 
     def add(self, header: FrameHeader, columns: pa.RecordBatch, offsets: Offsets) -> None:
         first = self._header or as_plain(header)
@@ -227,7 +240,7 @@ class _Gathered:
         self.bytes += columns.nbytes
 
     def merged(self) -> tuple[FrameHeader, pa.RecordBatch, Offsets] | None:
-        """One frame's header and records; None if there are none."""
+        """Return header, columns and offsets of the merged frame; None if there are no records."""
         if self._header is None:
             return None
         offsets = np.concatenate(self._offsets)
@@ -235,25 +248,26 @@ class _Gathered:
         return header, pa.concat_batches(self._columns), offsets
 
 
-def _alike(header: FrameHeader) -> tuple[int, int, int]:
-    return header.schema_id, header.attributes & ~_NO_MATTER, header.leader_epoch
+def _merge_key(header: FrameHeader) -> tuple[int, int, int]:
+    """Return the header fields that must be equal for two frames to be merged."""
+    return header.schema_id, header.attributes & ~_IGNORED_ATTRIBUTES, header.leader_epoch
 
 
-_NO_MATTER = Attributes.TRANSACTIONAL | Attributes.OFFSETS | Attributes.CLEANED
+_IGNORED_ATTRIBUTES = Attributes.TRANSACTIONAL | Attributes.OFFSETS | Attributes.CLEANED
 
 
 def remove_unlisted(segments: Sequence[Segment]) -> None:
-    """Remove segments that no manifest lists."""
+    """Remove segments that no manifest lists; ignore errors of the disk."""
     with contextlib.suppress(StorageFailed):  # the next opening removes them as well
         for segment in segments:
             segment.remove()
 
 
-def _kept(content: FrameContent, kept: Offsets | None) -> tuple[pa.RecordBatch, Offsets]:
-    """Copies of those records of a frame that stay, and of their offsets.
+def _copy_retained(content: FrameContent, kept: Offsets | None) -> tuple[pa.RecordBatch, Offsets]:
+    """Return copies of the retained records of a frame and of their offsets.
 
-    The frame's own columns are views of all that was read with it. A few small frames that are
-    gathered would keep a megabyte each in memory.
+    The frame's own columns are views of everything that was read with it. A few gathered small
+    frames would keep a megabyte each in memory.
     """
     if kept is None:
         return pa.concat_batches([content.columns]), content.offsets.copy()

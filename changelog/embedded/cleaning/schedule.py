@@ -1,8 +1,9 @@
-"""Which partition is cleaned when (Kafka's LogCleaner and LogCleanerManager).
+"""Schedule the passes over all partitions (Kafka's LogCleaner and LogCleanerManager).
 
-Every `log.cleaner.backoff.ms` all compacted partitions are looked at, and again after each pass; those that are
-due are cleaned, the dirtiest first, but none waits for ever, on as many threads as `log.cleaner.threads` says. A partition whose
-pass failed waits, twice as long each time; the others go on.
+Every `log.cleaner.backoff.ms`, and after each pass, all compacted partitions are inspected.
+Partitions that are due are cleaned on `log.cleaner.threads` threads, the dirtiest first. The rank
+of a waiting partition grows with time, so that none starves. A partition whose pass failed is
+retried after a wait that doubles each time; other partitions are not affected.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ from strandline.changelog.metrics import Metric, MetricReading
 _log = logging.getLogger("strandline")
 
 NEVER = -(1 << 62)
-LONGEST_WAIT_MS = 60 * 60 * 1000
-"""Between two tries of a partition whose passes fail."""
+"""Time of the last inspection if there was none, elapsed ms."""
+MAX_RETRY_WAIT_MS = 60 * 60 * 1000
+"""Maximum wait before a partition whose passes fail is tried again."""
 
 PASSES = Metric(
     "strandline_log_cleaner_passes_total",
@@ -76,150 +78,171 @@ DIRTY = Metric(
 )
 METRICS = (PASSES, REMOVED, FREED, FAILING, DIRTY)
 
-Doom = Callable[[OpenTopic, Sequence[Segment]], None]
-"""Is told of segments that have left the log: their files go in a while."""
+ScheduleDelete = Callable[[OpenTopic, Sequence[Segment]], None]
+"""Called with segments that left the log; deletes their files later."""
 
 
 @dataclass(slots=True)
-class _Course:
-    """What is known of the cleaning of one partition since the log was opened."""
+class _CleaningProgress:
+    """The cleaning of one partition since the log was opened."""
 
     requests: int = 0
-    """Number of calls that have asked for it."""
+    """Number of requests to clean the partition."""
     answered: int = 0
-    """Number of the last request that needs no pass any more. A pass answers those that were there
-    when it began; one made meanwhile may be for records that the pass does not see."""
+    """Number of requests that are done.
+
+    A pass answers the requests made before it began. A request made during a pass needs another
+    one, because it may be for records that the running pass does not see.
+    """
     running: PassResult | None = None
+    """Progress of the running pass; None if there is none."""
     done_bytes: int = 0
+    """Bytes read and written by the running pass."""
     failures: int = 0
+    """Number of consecutive failed passes."""
     reason: str = ""
+    """Error message of the last pass; empty if it succeeded."""
     retry_ms: int = 0
-    """When it may be tried again, elapsed ms."""
+    """Earliest time of the next try, elapsed ms."""
     due_ms: int | None = None
-    """Since when it is due, elapsed ms."""
+    """Time since which the partition is due, elapsed ms; None if it is not due."""
     last: CleanedPartition | None = None
+    """Result of the last successful pass."""
     passes: int = 0
+    """Number of successful passes."""
     failed_passes: int = 0
+    """Number of failed passes."""
     removed: int = 0
-    """Records, in all passes."""
+    """Number of records removed by all passes."""
     freed: int = 0
-    """Bytes, in all passes."""
+    """Number of bytes freed by all passes."""
 
     @property
-    def wanted(self) -> bool:
-        """Whether a request has not been answered."""
+    def requested(self) -> bool:
+        """True if a request is pending."""
         return self.requests > self.answered
 
 
 class Cleaners:
-    """Cleans the partitions of a log. `tick` does what is due, here or, in the background, on threads."""
+    """Cleans the partitions of a log.
+
+    `tick` starts the passes that are due: on threads if `background`, else in the caller's thread.
+    """
 
     def __init__(
-        self, environment: LogContext, catalog: TopicCatalog, doom: Doom, background: bool
+        self,
+        environment: LogContext,
+        catalog: TopicCatalog,
+        schedule_delete: ScheduleDelete,
+        background: bool,
     ) -> None:
         self._environment = environment
         self._catalog = catalog
-        self._doom = doom
+        self._schedule_delete = schedule_delete
         self._background = background
         self._pool: ThreadPoolExecutor | None = None
         self._stopping = threading.Event()
-        self._looking = threading.Lock()
+        self._inspecting = threading.Lock()
         self._lock = threading.Lock()
-        self._courses: dict[Partition, _Course] = {}
+        self._progresses: dict[Partition, _CleaningProgress] = {}
         self._busy = 0
-        self._looked_ms = NEVER
+        self._inspected_ms = NEVER
         self._throttle = Throttle(
             environment.clock, self._stopping, lambda: self._settings.io_max_bytes_per_second
         )
 
     @property
     def _settings(self) -> CleanerConfig:
-        """As they are at the moment: they may be changed while a pass is running."""
+        """Current settings; they may change during a pass."""
         return self._environment.config.cleaner
 
     def tick(self) -> None:
-        """Clean what is due by now."""
-        with self._looking:
+        """Start passes over the partitions that are due, as far as threads are free."""
+        with self._inspecting:
             now = self._environment.steady_ms()
-            if now - self._looked_ms < self._settings.backoff_ms or self._stopping.is_set():
+            if now - self._inspected_ms < self._settings.backoff_ms or self._stopping.is_set():
                 return
-            self._looked_ms = now
+            self._inspected_ms = now
             while self._busy < self._settings.threads and not self._stopping.is_set():
-                found = self._filthiest(now)
+                found = self._dirtiest(now)
                 if found is None:
                     return
                 self._begin(*found)
 
     def request(self, topics: Collection[str] | None) -> None:
-        """Clean these topics as soon as possible, all compacted ones if None, whatever their ratio.
+        """Clean topics as soon as possible, whatever their dirty ratio; all compacted ones if None.
 
-        Active segments are closed for it. Raises UnknownTopic, InvalidTopic for one that is not compacted.
+        Active segments are closed, so that they are cleaned too. Raises UnknownTopic, and
+        InvalidTopic for a topic that is not compacted.
         """
-        wanted = list(self._catalog) if topics is None else [self._named(t) for t in topics]
-        for _, partition in _compacted(wanted):
+        requested = (
+            list(self._catalog) if topics is None else [self._compacted_topic(t) for t in topics]
+        )
+        for _, partition in _compacted(requested):
             with partition.lock:
                 if partition.segments and partition.segments[-1].size:
                     partition.roll()
             with self._lock:
-                course = self._course(partition)
-                course.requests, course.retry_ms = course.requests + 1, 0
-        self._looked_ms = NEVER
+                progress = self._progress_of(partition)
+                progress.requests, progress.retry_ms = progress.requests + 1, 0
+        self._inspected_ms = NEVER
         self.tick()
 
     def status(self) -> list[CleaningStatus]:
-        """How things stand, by topic and partition."""
+        """Return the cleaning status of every compacted partition that has segments."""
         now, steady = self._environment.clock.now_ms(), self._environment.steady_ms()
         return [self._status(partition, now, steady) for _, partition in _compacted(self._catalog)]
 
     def readings(self) -> Iterator[MetricReading]:
-        """What it has counted, and how dirty it is, by topic."""
+        """Yield the cleaner's metrics by topic."""
         now = self._environment.clock.now_ms()
         by_topic: dict[str, list[Partition]] = {}
         for topic, partition in _compacted(self._catalog):
             by_topic.setdefault(topic.meta.name, []).append(partition)
         for name, partitions in by_topic.items():
             with self._lock:
-                courses = [self._course(partition) for partition in partitions]
-            yield MetricReading(PASSES, (name, "done"), sum(c.passes for c in courses))
-            yield MetricReading(PASSES, (name, "failed"), sum(c.failed_passes for c in courses))
-            yield MetricReading(REMOVED, (name,), sum(c.removed for c in courses))
-            yield MetricReading(FREED, (name,), sum(c.freed for c in courses))
-            yield MetricReading(FAILING, (name,), sum(c.failures > 0 for c in courses))
+                progresses = [self._progress_of(partition) for partition in partitions]
+            yield MetricReading(PASSES, (name, "done"), sum(c.passes for c in progresses))
+            yield MetricReading(PASSES, (name, "failed"), sum(c.failed_passes for c in progresses))
+            yield MetricReading(REMOVED, (name,), sum(c.removed for c in progresses))
+            yield MetricReading(FREED, (name,), sum(c.freed for c in progresses))
+            yield MetricReading(FAILING, (name,), sum(c.failures > 0 for c in progresses))
             yield MetricReading(DIRTY, (name,), max(bounds_of(p, now).ratio for p in partitions))
 
     def stop(self) -> None:
-        """Return when no pass is running any more; they end soon, with nothing lost."""
+        """End running passes and wait for them; a later pass repeats unfinished work."""
         self._stopping.set()
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _filthiest(self, steady_ms: int) -> tuple[OpenTopic, Partition, CleanableRange] | None:
-        """What to clean next; None: nothing is due."""
+    def _dirtiest(self, steady_ms: int) -> tuple[OpenTopic, Partition, CleanableRange] | None:
+        """Return the dirtiest partition that is due; None if none is."""
         now = self._environment.clock.now_ms()
         self._forget_retired()
         best: tuple[tuple[bool, float], OpenTopic, Partition, CleanableRange] | None = None
         for topic, partition in _compacted(self._catalog):
             with self._lock:
-                course = self._course(partition)
-                asked, wanted = course.requests, course.wanted
+                progress = self._progress_of(partition)
+                requests, requested = progress.requests, progress.requested
                 if not partition.usable:
-                    course.answered = asked
+                    progress.answered = requests
                     continue
-                if course.running or steady_ms < course.retry_ms:
+                if progress.running or steady_ms < progress.retry_ms:
                     continue
             if self._settings.enable and active_is_due(partition, now):
                 with contextlib.suppress(StrandlineError), partition.lock:
                     partition.roll()
             bounds = bounds_of(partition, now)
-            if wanted and not (bounds.dirty_bytes or bounds.expired):
-                course.answered, wanted = asked, False
-            if not (wanted or (self._settings.enable and bounds.due)):
-                course.due_ms = None
+            if requested and not (bounds.dirty_bytes or bounds.expired):
+                progress.answered, requested = requests, False
+            if not (requested or (self._settings.enable and bounds.due)):
+                progress.due_ms = None
             else:
-                course.due_ms = steady_ms if course.due_ms is None else course.due_ms
-                # Or one that is hardly dirty would wait for ever while others get dirty again.
-                patience = (steady_ms - course.due_ms) / self._settings.backoff_ms
-                rank = wanted, bounds.ratio + patience
+                progress.due_ms = steady_ms if progress.due_ms is None else progress.due_ms
+                # Without the waiting time a hardly dirty partition would starve while others get
+                # dirty again and again.
+                waited_rounds = (steady_ms - progress.due_ms) / self._settings.backoff_ms
+                rank = requested, bounds.ratio + waited_rounds
                 if best is None or rank > best[0]:
                     best = rank, topic, partition, bounds
         return best and best[1:]
@@ -227,52 +250,66 @@ class Cleaners:
     def _begin(self, topic: OpenTopic, partition: Partition, bounds: CleanableRange) -> None:
         with self._lock:
             self._busy += 1
-            course = self._course(partition)
-            asked = course.requests
-            course.running = done = PassResult(to_do=2 * bounds.dirty_bytes + bounds.clean_bytes)
-            course.done_bytes, course.due_ms = 0, None
+            progress = self._progress_of(partition)
+            requests = progress.requests
+            progress.running = result = PassResult(
+                to_do=2 * bounds.dirty_bytes + bounds.clean_bytes
+            )
+            progress.done_bytes, progress.due_ms = 0, None
         if not self._background:
-            self._run(topic, partition, course, done, asked)
+            self._run(topic, partition, progress, result, requests)
             return
         if self._pool is None:
-            most = 64  # threads begin as they are needed
-            self._pool = ThreadPoolExecutor(most, "strandline-cleaner")
+            max_threads = 64  # the largest log.cleaner.threads; threads start as they are needed
+            self._pool = ThreadPoolExecutor(max_threads, "strandline-cleaner")
         try:
-            self._pool.submit(self._run, topic, partition, course, done, asked)
-        except RuntimeError:  # no thread can be started once the interpreter is ending
+            self._pool.submit(self._run, topic, partition, progress, result, requests)
+        except RuntimeError:  # the interpreter is shutting down and starts no more threads
             self._stopping.set()
             with self._lock:
-                course.running = None
+                progress.running = None
                 self._busy -= 1
 
     def _run(
-        self, topic: OpenTopic, partition: Partition, course: _Course, done: PassResult, asked: int
+        self,
+        topic: OpenTopic,
+        partition: Partition,
+        progress: _CleaningProgress,
+        result: PassResult,
+        requests: int,
     ) -> None:
-        """Do a pass, which answers the first `asked` requests unless memory ended it early."""
+        """Run a pass, which answers the first `requests` requests unless memory ended it early."""
         try:
-            self._clean(topic, partition, course, done)
-            course.failures, course.reason = 0, ""
+            self._clean(topic, partition, progress, result)
+            progress.failures, progress.reason = 0, ""
         except (UnknownTopic, InvalidTopic, OwnerUnavailable):
-            done.whole = True  # deleted, not compacted any more, or closed
+            result.whole = (
+                True  # topic deleted or no longer compacted, or log closed: requests are moot
+            )
         except Exception as error:
-            self._failed(partition, course, error)
-            done.whole = True
+            self._failed(partition, progress, error)
+            result.whole = True
         finally:
             with self._lock:
-                course.answered = asked if done.whole else course.answered
-                course.running = None
+                progress.answered = requests if result.whole else progress.answered
+                progress.running = None
                 self._busy -= 1
-            self._looked_ms = NEVER  # perhaps there is more to do
+            self._inspected_ms = NEVER  # inspect again at once: other partitions may be due
             if self._background:
-                self.tick()
+                self.tick()  # this thread is free again
 
     def _clean(
-        self, topic: OpenTopic, partition: Partition, course: _Course, done: PassResult
+        self,
+        topic: OpenTopic,
+        partition: Partition,
+        progress: _CleaningProgress,
+        result: PassResult,
     ) -> None:
+        """Run one pass and record its result; `result` is filled in."""
         clock = self._environment.clock
         begun, started_ms = clock.monotonic(), clock.now_ms()
         waited = self._throttle.waited
-        courtesy = BackgroundThrottle(self._environment.traffic, clock, self._stopping)
+        background_throttle = BackgroundThrottle(self._environment.traffic, clock, self._stopping)
 
         def check() -> None:
             if self._stopping.is_set():
@@ -282,82 +319,84 @@ class Cleaners:
 
         def pace(nbytes: int) -> None:
             check()
-            course.done_bytes += nbytes
+            progress.done_bytes += nbytes
             self._throttle.take(nbytes, check)
-            courtesy.give_way()
+            background_throttle.give_way()
 
         try:
             with partition.cleaning:
                 check()
                 settings = self._settings
                 memory = settings.dedupe_buffer_size // settings.threads
-                clean(partition, memory=memory, pace=pace, now_ms=started_ms, done=done)
+                clean(partition, memory=memory, pace=pace, now_ms=started_ms, result=result)
         finally:
-            self._doom(topic, done.replaced)
+            self._schedule_delete(topic, result.replaced)
         seconds = clock.monotonic() - begun
-        course.last = _told(done, started_ms, seconds, self._throttle.waited - waited)
-        course.passes += 1
-        course.removed += done.tally.read - done.tally.kept
-        course.freed += done.bytes_before - done.bytes_after
+        progress.last = _summary(result, started_ms, seconds, self._throttle.waited - waited)
+        progress.passes += 1
+        progress.removed += result.tally.read - result.tally.kept
+        progress.freed += result.bytes_before - result.bytes_after
 
-    def _failed(self, partition: Partition, course: _Course, error: Exception) -> None:
-        wait = min(LONGEST_WAIT_MS, self._settings.backoff_ms << min(course.failures, 20))
-        course.failures += 1
-        course.failed_passes += 1
-        course.retry_ms = self._environment.steady_ms() + wait
-        course.reason = str(error) or type(error).__name__
-        said = {"partition": str(partition.topic_partition), "error": course.reason}
+    def _failed(self, partition: Partition, progress: _CleaningProgress, error: Exception) -> None:
+        """Record a failed pass, schedule the retry, and log a warning."""
+        wait = min(MAX_RETRY_WAIT_MS, self._settings.backoff_ms << min(progress.failures, 20))
+        progress.failures += 1
+        progress.failed_passes += 1
+        progress.retry_ms = self._environment.steady_ms() + wait
+        progress.reason = str(error) or type(error).__name__
+        fields = {"partition": str(partition.topic_partition), "error": progress.reason}
         known = isinstance(error, StrandlineError)
-        _log.warning("cleaning %s: %s", *said.values(), extra=said, exc_info=not known)
+        _log.warning("cleaning %s: %s", *fields.values(), extra=fields, exc_info=not known)
 
-    def _named(self, name: str) -> OpenTopic:
+    def _compacted_topic(self, name: str) -> OpenTopic:
         topic = self._catalog.get(name)
         check_compacted(topic.meta.name, topic.config)
         return topic
 
     def _forget_retired(self) -> None:
-        with self._lock:  # others look up and add courses meanwhile
-            for partition in [one for one in self._courses if one.retired]:
-                del self._courses[partition]
+        with self._lock:  # because other threads look up and add entries
+            for partition in [one for one in self._progresses if one.retired]:
+                del self._progresses[partition]
 
-    def _course(self, partition: Partition) -> _Course:
-        """What is known of a partition. `self._lock` is held."""
-        return self._courses.setdefault(partition, _Course())
+    def _progress_of(self, partition: Partition) -> _CleaningProgress:
+        """Return the progress of a partition; the caller holds `self._lock`."""
+        return self._progresses.setdefault(partition, _CleaningProgress())
 
     def _status(self, partition: Partition, now_ms: int, steady_ms: int) -> CleaningStatus:
         bounds = bounds_of(partition, now_ms)
         with self._lock:
-            course = self._course(partition)
-            failed = course.failures > 0
+            progress = self._progress_of(partition)
+            failed = progress.failures > 0
             return CleaningStatus(
                 *partition.topic_partition,
                 bounds.clean_bytes,
                 bounds.dirty_bytes,
                 bounds.min_ratio,
-                bounds.dirty,
-                _state(course, bounds),
-                course.done_bytes if course.running else 0,
-                course.running.to_do if course.running else 0,
-                now_ms + max(0, course.retry_ms - steady_ms) if failed else None,
-                course.failures,
-                course.reason,
-                course.last,
+                bounds.first_dirty,
+                _state(progress, bounds),
+                progress.done_bytes if progress.running else 0,
+                progress.running.to_do if progress.running else 0,
+                now_ms + max(0, progress.retry_ms - steady_ms) if failed else None,
+                progress.failures,
+                progress.reason,
+                progress.last,
                 partition.segments[-1].size if partition.segments else 0,
             )
 
 
-def _state(course: _Course, bounds: CleanableRange) -> CleaningState:
-    if course.running:
+def _state(progress: _CleaningProgress, bounds: CleanableRange) -> CleaningState:
+    """Return the public state of a partition's cleaning."""
+    if progress.running:
         return "running"
-    if course.wanted:
+    if progress.requested:
         return "requested"
-    if course.failures:
+    if progress.failures:
         return "failed"
     return "waiting" if bounds.due else "idle"
 
 
 def _compacted(topics: Iterable[OpenTopic]) -> Iterator[tuple[OpenTopic, Partition]]:
-    """The partitions of compacted topics that have anything in them."""
+    """Yield the partitions of compacted topics that have segments."""
     for topic in topics:
         if topic.config.compact:
             for partition in topic.partitions:
@@ -365,16 +404,19 @@ def _compacted(topics: Iterable[OpenTopic]) -> Iterator[tuple[OpenTopic, Partiti
                     yield topic, partition
 
 
-def _told(done: PassResult, started_ms: int, seconds: float, throttled: float) -> CleanedPartition:
-    tally = done.tally
+def _summary(
+    result: PassResult, started_ms: int, seconds: float, throttled: float
+) -> CleanedPartition:
+    """Return the public result of a pass; times in seconds."""
+    tally = result.tally
     return CleanedPartition(
         started_ms,
         seconds,
         throttled,
-        done.start,
-        done.end,
-        done.whole,
-        done.map_use,
+        result.start,
+        result.end,
+        result.whole,
+        result.map_use,
         tally.read,
         tally.kept,
         tally.superseded,
@@ -382,10 +424,10 @@ def _told(done: PassResult, started_ms: int, seconds: float, throttled: float) -
         tally.aborted,
         tally.keyless,
         tally.markers,
-        done.bytes_before,
-        done.bytes_after,
-        done.segments_before,
-        done.segments_after,
-        done.left_alone,
-        done.spilled_bytes,
+        result.bytes_before,
+        result.bytes_after,
+        result.segments_before,
+        result.segments_after,
+        result.left_alone,
+        result.spilled_bytes,
     )

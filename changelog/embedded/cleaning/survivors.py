@@ -1,12 +1,12 @@
-"""Which records of a partition a pass leaves, frame by frame (Kafka's Cleaner.shouldRetainRecord).
+"""Decide which records of a frame a pass retains (Kafka's Cleaner.shouldRetainRecord).
 
-A record stays if the pass has not looked so far, or if it is the last of its key and has a value, or is
-a tombstone whose horizon has not passed. What was aborted goes, once all of its transaction lies
-in the stretch that is cleaned; so do records without a key.
+A record is retained if it is past the end of the pass, or if it is the last of its key and either
+has a value or is a tombstone whose delete horizon has not passed. Records without a key are
+removed. Aborted records are removed once their abort marker is before the end of the pass too.
 
-What committed transactions have written becomes plain records: below the last stable offset it makes
-no difference to any reader, and the transaction's marker is not needed any more. Only what is the last
-thing known of a producer stays what it is, so that its sequence and epoch outlive its records.
+Records of committed transactions become plain records, because before the last stable offset this
+makes no difference to readers, and the transaction's marker can be removed. The last frame of a
+live producer keeps its header, so that the producer's sequence and epoch outlive its records.
 """
 
 from __future__ import annotations
@@ -29,47 +29,56 @@ from strandline.changelog.schema import ValueSchemas
 
 
 class LastRecords(Protocol):
-    """Which records are the last of their keys, as far as a pass has looked."""
+    """The last records of all keys before the end of a pass."""
 
     @property
     def keys(self) -> int:
-        """How many have a record in the dirty section."""
+        """Number of keys with a record in the dirty section."""
         ...
 
     @property
     def use(self) -> float:
-        """The part of the room for keys that is taken, 0 to 1."""
+        """Used part of the offset map, 0 to 1."""
         ...
 
-    def within(self, first: int, behind: int) -> Offsets:
-        """The offsets of such records in [`first`, `behind`), a stretch of the dirty section, ascending."""
+    def within(self, first: int, end: int) -> Offsets:
+        """Return the offsets of last records in [`first`, `end`), ascending.
+
+        The range must lie in the dirty section.
+        """
         ...
 
-    def outlast(self, keys: pa.BinaryArray, offsets: Offsets, base_offset: int) -> Choice:
-        """Which records of the frame at `base_offset` no later one supersedes, by their keys and offsets.
+    def not_superseded(self, keys: pa.BinaryArray, offsets: Offsets, base_offset: int) -> Choice:
+        """Return for each record of the frame at `base_offset` whether no later one has its key.
 
-        It may begin in the clean section. What it says of null keys and behind the end is of no interest.
+        The frame may begin in the clean section. The answer is meaningless for null keys, and for
+        records at or after the end of the pass.
         """
         ...
 
 
 @dataclass(slots=True)
 class RemovalTally:
-    """What a pass has met and removed: records, but for the markers."""
+    """Numbers of records that a pass has read, retained and removed."""
 
     read: int = 0
+    """Records read."""
     kept: int = 0
+    """Records retained."""
     tombstones: int = 0
-    """Removed, their horizon having passed."""
+    """Tombstones removed after their delete horizon."""
     aborted: int = 0
+    """Records of aborted transactions removed."""
     keyless: int = 0
+    """Records without a key removed."""
     markers: int = 0
+    """Transaction markers removed; not counted as records."""
     purged_end: int = 0
-    """One past the last tombstone removed."""
+    """Offset after the last tombstone removed."""
 
     @property
     def superseded(self) -> int:
-        """Removed since a later record has their key."""
+        """Records removed because a later record has their key."""
         return self.read - self.kept - self.tombstones - self.aborted - self.keyless
 
 
@@ -77,31 +86,35 @@ class FrameContent(NamedTuple):
     """The records of a frame."""
 
     columns: pa.RecordBatch
-    """timestamp, key, value[, headers]."""
+    """Columns timestamp, key, value[, headers]."""
     offsets: Offsets
+    """Offset of each record."""
     dense: bool
-    """Whether no offset is missing between them."""
+    """True if no offset is missing between the records."""
 
 
 class FrameFate(NamedTuple):
-    """What becomes of a frame."""
+    """The decision about a frame: its new header and its retained records."""
 
     header: FrameHeader
-    """As it is from now on; its offsets, sizes and checksums are as they were."""
+    """New header; offsets, sizes and checksums are those of the old frame."""
     kept: Offsets | None = None
-    """Indices of the records that stay; None: all of them."""
-    stays_apart: bool = False
-    """Whether it is not merged with others: the last thing known of its producer, or not cleaned yet."""
+    """Indices of the retained records; None if all are retained."""
+    separate: bool = False
+    """True if the frame must not be merged with other frames.
+
+    It is the last frame of a live producer, or reaches past the end of the pass.
+    """
     content: FrameContent | None = None
-    """Its records, if they were looked at."""
+    """The records of the frame, if they were decoded."""
 
     @property
-    def gone(self) -> bool:
-        """Whether nothing of it stays, not even the header."""
-        return self.kept is not None and not len(self.kept) and not self.stays_apart
+    def removed(self) -> bool:
+        """True if the whole frame is removed, including the header."""
+        return self.kept is not None and not len(self.kept) and not self.separate
 
     def changes(self, before: FrameHeader) -> bool:
-        """Whether something of the frame is other than it was."""
+        """Return True if the frame's header or records change; `before` is the old header."""
         return self.kept is not None or self.header != before
 
 
@@ -109,7 +122,7 @@ _NOTHING: Offsets = np.empty(0, np.int64)
 
 
 def content_of(frame: LocatedFrame, schemas: ValueSchemas) -> FrameContent:
-    """The records of a data frame. Raises CorruptLog."""
+    """Decode the records of a data frame. Raises CorruptLog."""
     columns, sparse = columns_of(frame, schemas)
     if sparse is not None:
         return FrameContent(columns, sparse.to_numpy(), dense=False)
@@ -120,27 +133,27 @@ def content_of(frame: LocatedFrame, schemas: ValueSchemas) -> FrameContent:
 
 @dataclass
 class Survivors:
-    """What a pass knows."""
+    """Decides which records are retained; a snapshot of the partition when the pass began."""
 
     latest: LastRecords
-    """Of the keys in [start, end)."""
+    """Last records of the keys in [start, end)."""
     start: int
     """First dirty offset."""
     end: int
-    """How far the pass has looked."""
+    """End of the pass (exclusive): later records are retained."""
     now_ms: int
     delete_retention_ms: int
     schemas: ValueSchemas
     aborted: AbortedTransactions
     producers: dict[int, ProducerEntry]
-    """As they were when the pass began."""
+    """Producer states when the pass began."""
     tally: RemovalTally
 
     @classmethod
     def of(
         cls, partition: Partition, latest: LastRecords, start: int, end: int, now_ms: int
     ) -> Survivors:
-        """What is known of a partition."""
+        """Copy the state of a partition that the decisions depend on."""
         with partition.lock:
             return cls(
                 latest,
@@ -159,14 +172,14 @@ class Survivors:
 
     def __post_init__(self) -> None:
         ended = self.aborted.ending_in(self.start, self.end)
-        self.reach_back = any(one.first_offset < self.start for one in ended)
-        """Whether below `start` there is something whose abort marker is found only now."""
+        self.has_aborted_clean = any(one.first_offset < self.start for one in ended)
+        """True if the clean section has aborted records whose abort marker is in this pass."""
 
-    def judge(self, frame: LocatedFrame) -> FrameFate:
-        """What becomes of a frame. Raises CorruptLog."""
+    def fate_of(self, frame: LocatedFrame) -> FrameFate:
+        """Decide what is retained of a frame. Raises CorruptLog."""
         header = frame.header
         if header.base_offset >= self.end:
-            return FrameFate(header, stays_apart=True)
+            return FrameFate(header, separate=True)
         if header.control:
             return self._marker(header)
         if header.kind == FrameKind.EMPTY:
@@ -176,22 +189,25 @@ class Survivors:
             return self._aborted(header, marker)
         self.tally.read += header.record_count
         if self.start <= header.base_offset and header.last_offset < self.end:
-            stay = self.latest.within(header.base_offset, header.last_offset + 1)
-            if not len(stay):  # its checksum was compared when its keys were read
-                return self._emptied(header)
+            latest = self.latest.within(header.base_offset, header.last_offset + 1)
+            if not len(latest):  # not decoded: its checksum was verified when its keys were read
+                return self._without_retained(header)
             content = content_of(frame, self.schemas)
             kept = (
-                stay - header.base_offset
+                latest - header.base_offset
                 if content.dense
-                else np.searchsorted(content.offsets, stay)
+                else np.searchsorted(content.offsets, latest)
             )
         else:
             content = content_of(frame, self.schemas)
-            kept = self._looked_up(header, content)
+            kept = self._not_superseded(header, content)
         return self._data(header, content, kept)
 
     def last_of_producer(self, header: FrameHeader) -> bool:
-        """Whether a frame is the last thing known of a producer that is not forgotten."""
+        """Return True if a frame is the last one of a live producer.
+
+        Recovery restores the producer's epoch and sequence from it.
+        """
         entry = self.producers.get(header.producer_id)
         if entry is None:
             return False
@@ -201,70 +217,75 @@ class Survivors:
 
     def _marker(self, header: FrameHeader) -> FrameFate:
         if self.last_of_producer(header):
-            return FrameFate(header, stays_apart=True)
+            return FrameFate(header, separate=True)
         self.tally.markers += 1
         return FrameFate(header, _NOTHING)
 
     def _without_records(self, header: FrameHeader) -> FrameFate:
         if self.last_of_producer(header):
-            return FrameFate(header, stays_apart=True)
+            return FrameFate(header, separate=True)
         return FrameFate(header, _NOTHING)
 
-    def _emptied(self, header: FrameHeader) -> FrameFate:
-        """A frame of which no record stays; nothing in it waits for a horizon any more."""
+    def _without_retained(self, header: FrameHeader) -> FrameFate:
+        """Return the fate of a frame without retained records; it needs no delete horizon."""
         header = header._replace(delete_horizon=NO_HORIZON)
-        return FrameFate(header, _NOTHING, stays_apart=self.last_of_producer(header))
+        return FrameFate(header, _NOTHING, separate=self.last_of_producer(header))
 
     def _aborted(self, header: FrameHeader, marker: int) -> FrameFate:
         if marker >= self.end:
-            return FrameFate(header, stays_apart=True)  # its marker could not tell where it began
+            # Retained until its marker is in a pass, because the marker does not say where the
+            # transaction began.
+            return FrameFate(header, separate=True)
         self.tally.read += header.record_count
         self.tally.aborted += header.record_count
         return FrameFate(header, _NOTHING)
 
-    def _looked_up(self, header: FrameHeader, content: FrameContent) -> Offsets:
-        """The records that are not superseded."""
+    def _not_superseded(self, header: FrameHeader, content: FrameContent) -> Offsets:
+        """Return the indices of the records that are not superseded; they are looked up by key."""
         keys = content.columns.column(1)
-        named = keys.fill_null(b"") if keys.null_count else keys
-        stays = self.latest.outlast(named, content.offsets, header.base_offset)
+        filled = keys.fill_null(b"") if keys.null_count else keys
+        retained = self.latest.not_superseded(filled, content.offsets, header.base_offset)
         if keys.null_count:
-            stays &= keys.is_valid().to_numpy(zero_copy_only=False)
-        return np.flatnonzero(stays | (content.offsets >= self.end))
+            retained &= keys.is_valid().to_numpy(zero_copy_only=False)
+        return np.flatnonzero(retained | (content.offsets >= self.end))
 
     def _data(self, header: FrameHeader, content: FrameContent, kept: Offsets) -> FrameFate:
         if content.columns.column(2).null_count:
             kept, horizon = self._tombstones(header, content, kept)
             header = header._replace(delete_horizon=horizon)
-        seen_in_part = header.last_offset >= self.end
-        apart = seen_in_part or self.last_of_producer(header)
-        if header.transactional and not apart:
+        reaches_past_end = header.last_offset >= self.end
+        separate = reaches_past_end or self.last_of_producer(header)
+        if header.transactional and not separate:
             header = as_plain(header)
         self.tally.kept += len(kept)
         everything = len(kept) == len(content.offsets)
-        return FrameFate(header, None if everything else kept, apart, content)
+        return FrameFate(header, None if everything else kept, separate, content)
 
     def _tombstones(
         self, header: FrameHeader, content: FrameContent, kept: Offsets
     ) -> tuple[Offsets, int]:
-        """What stays without the expired tombstones, and until when those that stay are there."""
+        """Return the indices retained after expired tombstones are removed, and the delete horizon.
+
+        A tombstone gets its horizon in the first pass that retains it (KIP-534).
+        """
         horizon = header.delete_horizon
-        if header.last_offset >= self.end:  # of some, older records may be left
+        if header.last_offset >= self.end:  # older records of a key may still be in the log
             return kept, horizon
-        dead = content.columns.column(2).is_null().to_numpy(zero_copy_only=False)[kept]
-        if not dead.any():
+        tombstones = content.columns.column(2).is_null().to_numpy(zero_copy_only=False)[kept]
+        if not tombstones.any():
             return kept, NO_HORIZON
         if horizon == NO_HORIZON:
             return kept, self.now_ms + self.delete_retention_ms
         if horizon > self.now_ms:
             return kept, horizon
-        self.tally.tombstones += int(dead.sum())
-        last = int(content.offsets[kept[dead][-1]])
+        self.tally.tombstones += int(tombstones.sum())
+        last = int(content.offsets[kept[tombstones][-1]])
         self.tally.purged_end = max(self.tally.purged_end, last + 1)
-        return kept[~dead], NO_HORIZON
+        return kept[~tombstones], NO_HORIZON
 
 
 def as_plain(header: FrameHeader) -> FrameHeader:
-    """The header of the same records outside any transaction, and of no producer."""
+    """Return the header of the same records without transaction and producer."""
     return header._replace(
         attributes=(header.attributes & ~Attributes.TRANSACTIONAL) | Attributes.CLEANED,
         producer_id=-1,

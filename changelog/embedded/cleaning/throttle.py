@@ -1,4 +1,4 @@
-"""The brake that holds the cleaner to what it may read and write (Kafka's Throttler)."""
+"""Limit the bytes per second that the cleaner reads and writes (Kafka's Throttler)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Callable
 
 from strandline.changelog.clock import Clock
 
-PIECE_S = 0.1
-"""How long who waits does not look whether that is still wanted."""
-LEAST_S = 0.0001
-"""What is less is left to the next one that waits: no system wakes anybody so soon."""
+CHECK_INTERVAL_S = 0.1
+"""Maximum time between two calls of `check` while a thread waits."""
+MIN_WAIT_S = 0.0001
+"""Shorter waits are skipped and added to the next one, because threads do not wake up that soon."""
 
 
 class Throttle:
-    """Lets bytes pass at a rate, those of several threads together.
+    """Limits the bytes per second of several threads together.
 
-    `rate` tells how many per second at the moment. A new one holds at once: for who waits, too.
+    `rate` returns the current limit in bytes per second. A changed limit applies at once, also to
+    threads that are waiting.
     """
 
     def __init__(self, clock: Clock, stopping: threading.Event, rate: Callable[[], float]) -> None:
@@ -24,24 +25,27 @@ class Throttle:
         self._stopping = stopping
         self._rate = rate
         self._lock = threading.Lock()
-        self._held_to = rate()
+        self._current_rate = rate()
         self._free_at = 0.0
         self.waited = 0.0
-        """Seconds, all threads together."""
+        """Seconds waited, summed over all threads."""
 
     def take(self, nbytes: int, check: Callable[[], None]) -> None:
-        """Return when `nbytes` may pass, or nothing matters any more. Raises what `check` does."""
+        """Wait until `nbytes` may be read or written; return early if the cleaner is stopping.
+
+        `check` is called while waiting; its errors end the wait.
+        """
         with self._lock:
             now, rate = self._clock.monotonic(), self._rate()
-            if rate != self._held_to:
-                self._held_to, self._free_at = rate, now
+            if rate != self._current_rate:
+                self._current_rate, self._free_at = rate, now
             begins = max(now, self._free_at)
             self._free_at = begins + nbytes / rate
-        left = begins - now
-        while left > LEAST_S and rate == self._rate() and not self._stopping.is_set():
+        remaining = begins - now
+        while remaining > MIN_WAIT_S and rate == self._rate() and not self._stopping.is_set():
             check()
-            piece = min(left, PIECE_S)
+            piece = min(remaining, CHECK_INTERVAL_S)
             self._stopping.wait(piece)
-            left -= piece
+            remaining -= piece
             with self._lock:
                 self.waited += piece

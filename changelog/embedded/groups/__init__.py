@@ -1,1 +1,1 @@
-"""Consumer groups as the owner of the log keeps them: assignors → one group → all groups."""
+"""Consumer groups in the log's owner: assignors → one group → the coordinator of all groups."""

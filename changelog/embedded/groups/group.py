@@ -1,15 +1,15 @@
-"""One group: who is in it, who holds what, and who may.
+"""One consumer group: its members, and which partitions they own and are assigned.
 
-    target     what the assignor gives a member; set anew whenever members or topics change
-    standbys   what it is to keep copies of, which concerns nobody else
-    grants     the answers a member may still act upon, by number, each the partitions it may hold
-    held       what it says it holds, or may take up by one of those answers, at any moment
+    target       partitions of a member according to the assignor; new after each rebalance
+    standbys     partitions of which a member keeps copies; independent of other members
+    assignments  the assignments that a member may still act upon, by number
+    owned        partitions that a member reports, or may take over by one of its assignments
 
-A partition is granted to its target when no other member's `held` contains it. An answer that
-was overtaken stays in `grants` until the member has said that it saw a later one: until then
-it may act upon it. So two members never hold one partition, whatever is lost or late.
+A partition is assigned to its target member once no other member owns it. An assignment stays in
+`assignments` until the member has reported that it saw a later one, because until then it may act
+upon it. Therefore no two members ever own the same partition, even if messages are lost or late.
 
-Not thread-safe: `Groups` lets in one thread at a time.
+Not thread-safe: `GroupCoordinator` admits one thread at a time.
 """
 
 from __future__ import annotations
@@ -26,54 +26,65 @@ from strandline.changelog.groups import Assignment, GroupInfo, MemberInfo, Subsc
 from strandline.changelog.records import TopicPartition
 
 Partitions = frozenset[TopicPartition]
-_NOTHING: Partitions = frozenset()
+_NO_PARTITIONS: Partitions = frozenset()
 
 
 @dataclass(eq=False)
 class GroupMemberState:
-    """One member."""
+    """The state of one member."""
 
     member_id: str
     slot: int
+    """Smallest number that no other member had when this one joined."""
     subscription: Subscription
     deadline: float
-    """When it is out unless it is heard of, by the monotonic clock."""
-    target: Partitions = _NOTHING
-    standbys: Partitions = _NOTHING
-    standbys_told: Partitions = _NOTHING
-    """The standbys of its latest answer."""
-    says: Partitions = _NOTHING
-    """What it said last that it holds."""
+    """Time at which the session ends without another heartbeat, in seconds (monotonic)."""
+    target: Partitions = _NO_PARTITIONS
+    """Partitions according to the assignor."""
+    standbys: Partitions = _NO_PARTITIONS
+    """Partitions of which the member keeps copies."""
+    standbys_sent: Partitions = _NO_PARTITIONS
+    """Standbys in the latest assignment."""
+    reported: Partitions = _NO_PARTITIONS
+    """Partitions in the member's latest report."""
     call: int = 0
-    """Number of the call in which it said so: calls may overtake each other."""
-    grants: dict[int, Partitions] = field(default_factory=lambda: {0: _NOTHING})
+    """Number of the heartbeat with the latest report: heartbeats may overtake each other."""
+    assignments: dict[int, Partitions] = field(default_factory=lambda: {0: _NO_PARTITIONS})
+    """Assignments that the member may still act upon, by number."""
 
     @property
-    def held(self) -> Partitions:
-        """What it holds, or may take up at any moment."""
-        return self.says.union(*self.grants.values())
+    def owned(self) -> Partitions:
+        """Partitions that the member owns or may take over at any moment."""
+        return self.reported.union(*self.assignments.values())
 
     @property
-    def last(self) -> int:
-        """Number of the latest answer."""
-        return max(self.grants)
+    def last_number(self) -> int:
+        """Number of the latest assignment."""
+        return max(self.assignments)
 
-    def heard(self, call: int, seen: int, holds: Collection[TopicPartition]) -> None:
-        """It has seen answer `seen` and holds these; an overtaken call says nothing new."""
+    def record_report(self, call: int, seen: int, owned: Collection[TopicPartition]) -> None:
+        """Record a report: the member saw assignment `seen` and owns `owned`.
+
+        A report that was overtaken by a later one is ignored.
+        """
         if call > self.call:
             self.call = call
-            self.says = frozenset(holds) & self.held
-            self.grants = {n: may for n, may in self.grants.items() if n >= min(seen, self.last)}
+            self.reported = frozenset(owned) & self.owned
+            self.assignments = {
+                n: partitions
+                for n, partitions in self.assignments.items()
+                if n >= min(seen, self.last_number)
+            }
 
-    def grant(self, partitions: Partitions) -> None:
-        """Let it hold these: another answer, if it says something else than before."""
-        if (partitions, self.standbys) != (self.grants[self.last], self.standbys_told):
-            self.grants[self.last + 1] = partitions
-            self.standbys_told = self.standbys
+    def assign(self, partitions: Partitions) -> None:
+        """Assign these partitions; creates a new assignment only if something changed."""
+        if (partitions, self.standbys) != (self.assignments[self.last_number], self.standbys_sent):
+            self.assignments[self.last_number + 1] = partitions
+            self.standbys_sent = self.standbys
 
 
 class Group:
-    """Members that share partitions. `counts` tells how many partitions a topic has, 0 if it is none."""
+    """A consumer group; `counts` returns the number of partitions of a topic, 0 if missing."""
 
     def __init__(self, name: str, counts: Callable[[str], int]) -> None:
         self.name = name
@@ -86,91 +97,96 @@ class Group:
         return len(self._members)
 
     def join(self, member_id: str, subscription: Subscription, now: float) -> int:
-        """A member comes; its slot. Raises InvalidConfig if the others share out in another way."""
+        """Add a member and return its slot. Raises InvalidConfig for a different assignor."""
         self._check_assignor(subscription)
-        before = self._static(subscription.instance)
-        if before is not None:  # fenced by the newcomer, which takes up where it was
-            del self._members[before.member_id]
+        previous = self._static(subscription.instance)
+        if previous is not None:  # a static member (KIP-345) rejoins: fence its previous instance
+            del self._members[previous.member_id]
         taken = {member.slot for member in self._members.values()}
-        slot = next(n for n in count() if n not in taken) if before is None else before.slot
+        slot = next(n for n in count() if n not in taken) if previous is None else previous.slot
         deadline = now + subscription.session_timeout_ms / 1000
         member = GroupMemberState(member_id, slot, subscription, deadline)
-        if before is not None:
-            member.target, member.standbys = before.target, before.standbys
+        if previous is not None:
+            member.target, member.standbys = previous.target, previous.standbys
         self._members[member_id] = member
-        self._share_out()
+        self._rebalance()
         return slot
 
     def leave(self, member_id: str) -> None:
-        """A member goes, and with it all it holds; harmless when repeated."""
+        """Remove a member and revoke its partitions; may be called repeatedly."""
         if self._members.pop(member_id, None) is not None:
-            self._share_out()
+            self._rebalance()
 
-    def beat(
-        self, member_id: str, call: int, seen: int, holds: Collection[TopicPartition], now: float
+    def heartbeat(
+        self, member_id: str, call: int, seen: int, owned: Collection[TopicPartition], now: float
     ) -> None:
-        """A member is alive and says what it holds. Raises MemberFenced."""
+        """Process a heartbeat, in which a member reports its partitions. Raises MemberFenced."""
         member = self.member(member_id)
         member.deadline = now + member.subscription.session_timeout_ms / 1000
-        member.heard(call, seen, holds)
-        self._grant()
+        member.record_report(call, seen, owned)
+        self._assign_free()
 
-    def answer(self, member_id: str) -> Assignment:
-        """What a member may hold. Raises MemberFenced."""
+    def assignment(self, member_id: str) -> Assignment:
+        """Return the latest assignment of a member. Raises MemberFenced."""
         member = self.member(member_id)
         return Assignment(
-            member.last, sorted(member.grants[member.last]), sorted(member.standbys_told)
+            member.last_number,
+            sorted(member.assignments[member.last_number]),
+            sorted(member.standbys_sent),
         )
 
     def expire(self, now: float) -> list[str]:
-        """Put out members that were not heard of in time; return which."""
-        silent = [m.member_id for m in self._members.values() if m.deadline < now]
-        for member_id in silent:
+        """Remove the members whose session has timed out; return their ids."""
+        expired = [m.member_id for m in self._members.values() if m.deadline < now]
+        for member_id in expired:
             self.leave(member_id)
-        return silent
+        return expired
 
-    def look_for_changes(self) -> None:
-        """Share out anew if topics came, went or grew."""
-        if self._counted() != self._counts:
-            self._share_out()
+    def check_topics(self) -> None:
+        """Rebalance if topics were created, deleted or grown."""
+        if self._partition_counts() != self._counts:
+            self._rebalance()
 
     def check_commit(self, member_id: str, partitions: Collection[TopicPartition]) -> None:
-        """Raise MemberFenced unless that member holds all these; "" is nobody's name."""
+        """Raise MemberFenced unless a member owns all these partitions.
+
+        Without a member id ("") offsets may be committed only while the group has no members.
+        """
         if not member_id:
             if self._members:
                 raise MemberFenced(
-                    f"group {self.name!r} has members, so offsets are committed in the name of one; "
-                    f"commit with the consumer that subscribed, or under another group"
+                    f"group {self.name!r} has members, hence only members may commit offsets; "
+                    f"commit with the consumer that subscribed, or for another group"
                 )
             return
-        lost = sorted(set(partitions) - self.member(member_id).held)
+        lost = sorted(set(partitions) - self.member(member_id).owned)
         if lost:
             raise MemberFenced(
-                f"member {member_id} of group {self.name!r} does not hold "
-                f"{', '.join(map(str, lost))} any more; go on from what is committed"
+                f"member {member_id} of group {self.name!r} does not own "
+                f"{', '.join(map(str, lost))} any more; continue from the committed offsets"
             )
 
     def member(self, member_id: str) -> GroupMemberState:
-        """One member. Raises MemberFenced if it is none, or no longer."""
+        """Return a member. Raises MemberFenced if the id is unknown or was removed."""
         try:
             return self._members[member_id]
         except KeyError:
             raise MemberFenced(
-                f"{member_id} is not (or no longer) a member of group {self.name!r}: it was not "
-                f"heard of within its session timeout, another took its place, or the log has "
-                f"another owner; join again, and go on from what is committed"
+                f"{member_id} is not (or no longer) a member of group {self.name!r}: it sent no "
+                f"heartbeat within its session timeout, another instance replaced it, or the log has "
+                f"another owner; join again, and continue from the committed offsets"
             ) from None
 
     def info(self) -> GroupInfo:
-        """The group as it is described."""
+        """Return a description of the group."""
         members = [
             MemberInfo(
                 m.member_id,
                 m.subscription.client,
                 m.subscription.instance,
                 list(m.subscription.topics),
-                sorted(m.held),
-                sorted(m.standbys_told),
+                sorted(m.owned),
+                sorted(m.standbys_sent),
                 list(m.subscription.servers),
             )
             for m in self._members.values()
@@ -179,6 +195,7 @@ class Group:
         return GroupInfo(self.name, self.generation, assignor, members)
 
     def _static(self, instance: str | None) -> GroupMemberState | None:
+        """Return the static member with this instance id; None if there is none."""
         if instance is None:
             return None
         same = (m for m in self._members.values() if m.subscription.instance == instance)
@@ -192,43 +209,48 @@ class Group:
         others = {m.subscription.assignor for m in self._members.values()}
         if others - {subscription.assignor}:
             raise InvalidConfig(
-                f"the members of group {self.name!r} share partitions by {others.pop()}, got "
-                f"{subscription.assignor}; a group has one way, say the same"
+                f"the members of group {self.name!r} use the assignor {others.pop()}, got "
+                f"{subscription.assignor}; all members of a group must use the same one"
             )
 
-    def _counted(self) -> dict[str, int]:
+    def _partition_counts(self) -> dict[str, int]:
+        """Return the current number of partitions of each subscribed topic."""
         topics = {topic for m in self._members.values() for topic in m.subscription.topics}
         return {topic: self._count(topic) for topic in sorted(topics)}
 
-    def _share_out(self) -> None:
-        self._counts = self._counted()
+    def _rebalance(self) -> None:
+        """Compute the targets and standbys of all members, and assign what is free."""
+        self._counts = self._partition_counts()
         if self._members:
             members = self._members.values()
             assign = ASSIGNORS[next(iter(members)).subscription.assignor]
-            leads = CopartitionGroups(
-                together for m in members for together in m.subscription.together
+            copartition_groups = CopartitionGroups(
+                copartitioned for m in members for copartitioned in m.subscription.together
             )
-            wanted = {m.member_id: frozenset(leads.of(m.subscription.topics)) for m in members}
-            had = _NOTHING.union(*(m.target for m in members))
-            # Whoever has a copy of what nobody has any more is the first to get it.
-            before = {m.member_id: {*m.target, *(m.standbys - had)} for m in members}
+            wanted = {
+                m.member_id: frozenset(copartition_groups.of(m.subscription.topics))
+                for m in members
+            }
+            targeted = _NO_PARTITIONS.union(*(m.target for m in members))
+            # A standby of a partition whose owner is gone gets it first, because it has a copy.
+            previous = {m.member_id: {*m.target, *(m.standbys - targeted)} for m in members}
             copies = {m.member_id: set(m.standbys) for m in members}
             replicas = max(m.subscription.standby_replicas for m in members)
-            shares = assign(wanted, leads.counts(self._counts), before)
+            shares = assign(wanted, copartition_groups.counts(self._counts), previous)
             spread = spread_copies(shares, wanted, replicas, copies)
             for member in members:
                 topics, share = member.subscription.topics, shares[member.member_id]
-                member.target = leads.expand(share, topics, self._counts)
+                member.target = copartition_groups.expand(share, topics, self._counts)
                 kept = spread[member.member_id]
-                member.standbys = leads.expand(kept, topics, self._counts)
+                member.standbys = copartition_groups.expand(kept, topics, self._counts)
         self.generation += 1
-        self._grant()
+        self._assign_free()
 
-    def _grant(self) -> None:
-        """Give each what is its own and nobody holds; take from each what is not."""
-        held = {member.member_id: member.held for member in self._members.values()}
-        holders = Counter(tp for partitions in held.values() for tp in partitions)
+    def _assign_free(self) -> None:
+        """Assign to each member the partitions of its target that no other member owns."""
+        owned = {member.member_id: member.owned for member in self._members.values()}
+        owners = Counter(tp for partitions in owned.values() for tp in partitions)
         for member in self._members.values():
-            mine = held[member.member_id]
-            free = (tp for tp in member.target if holders[tp] == (tp in mine))
-            member.grant(frozenset(free))
+            own = owned[member.member_id]
+            free = (tp for tp in member.target if owners[tp] == (tp in own))
+            member.assign(frozenset(free))

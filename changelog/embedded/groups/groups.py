@@ -1,7 +1,7 @@
-"""All groups of a log: joining, beating, leaving, and waiting for what changes.
+"""All consumer groups of a log: join, heartbeat, leave, and wait for a new assignment.
 
-A beat is answered when the member may hold something else than it knows, at the latest after
-its timeout: so a member learns at once what others gave up, without asking often.
+A heartbeat is answered when there is a new assignment, at the latest after its timeout. A member
+therefore receives revoked partitions of other members at once, without frequent heartbeats.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from strandline.changelog.records import TopicPartition
 _log = logging.getLogger("strandline")
 
 MIN_SESSION_MS, MAX_SESSION_MS = 100, 30 * 60 * 1000
-"""Kafka's `group.max.session.timeout.ms`; its minimum is 6 s, for brokers far away."""
+"""Range of session timeouts. The maximum is Kafka's; its minimum is 6 s, for distant brokers."""
 
 
 class GroupCoordinator:
-    """The groups of one log. Thread-safe."""
+    """The consumer groups of one log. Thread-safe."""
 
     def __init__(self, clock: Clock, counts: Callable[[str], int]) -> None:
         self._clock = clock
@@ -43,7 +43,7 @@ class GroupCoordinator:
         self._groups: dict[str, Group] = {}
 
     def join(self, name: str, subscription: Subscription) -> GroupMember:
-        """A new member. Raises InvalidConfig."""
+        """Add a new member to a group. Raises InvalidConfig."""
         _check(name, subscription)
         member_id = f"{subscription.client or 'member'}-{self._clock.new_id()}"
         with self._changed:
@@ -63,24 +63,27 @@ class GroupCoordinator:
         member: GroupMember,
         call: int,
         seen: int,
-        holds: Collection[TopicPartition],
+        owned: Collection[TopicPartition],
         timeout: float,
     ) -> Assignment:
-        """See Broker.beat_group."""
+        """Process a heartbeat and wait up to `timeout` seconds for a new assignment.
+
+        See Broker.beat_group.
+        """
         deadline = self._clock.monotonic() + timeout
         with self._changed:
             now = self._clock.monotonic()
-            self._group(member.group).beat(member.member_id, call, seen, holds, now)
+            self._group(member.group).heartbeat(member.member_id, call, seen, owned, now)
             self._changed.notify_all()
             while True:
-                answer = self._group(member.group).answer(member.member_id)
-                left = deadline - self._clock.monotonic()
-                if answer.number > seen or left <= 0:
-                    return answer
-                self._changed.wait(left)
+                assignment = self._group(member.group).assignment(member.member_id)
+                remaining = deadline - self._clock.monotonic()
+                if assignment.number > seen or remaining <= 0:
+                    return assignment
+                self._changed.wait(remaining)
 
     def leave(self, member: GroupMember) -> None:
-        """A member goes; harmless when it is gone already."""
+        """Remove a member; does nothing if it was removed already."""
         with self._changed:
             group = self._groups.get(member.group)
             if group is not None:
@@ -91,39 +94,43 @@ class GroupCoordinator:
     def check_commit(
         self, name: str, member_id: str, partitions: Collection[TopicPartition]
     ) -> None:
-        """Raise MemberFenced if offsets may not be committed in that name."""
+        """Raise MemberFenced if this member may not commit offsets of these partitions."""
         with self._changed:
             self._group(name).check_commit(member_id, partitions)
 
     def held(self, name: str, member_id: str) -> frozenset[TopicPartition]:
-        """What a member holds, or may take up at any moment. Raises MemberFenced."""
+        """Return the partitions that a member owns or may take over. Raises MemberFenced."""
         with self._changed:
-            return self._group(name).member(member_id).held
+            return self._group(name).member(member_id).owned
 
     def info(self, name: str) -> GroupInfo:
-        """A group; one without members if nobody is in it."""
+        """Describe a group; an unknown group has no members."""
         with self._changed:
             return self._group(name).info()
 
     def names(self) -> Iterable[str]:
-        """The groups that have members."""
+        """Return the names of the groups that have members."""
         with self._changed:
             return list(self._groups)
 
     def tick(self) -> None:
-        """Put out the silent; share out anew where topics have changed."""
+        """Remove members whose session has timed out, and rebalance where topics have changed."""
         with self._changed:
             for group in list(self._groups.values()):
-                silent = group.expire(self._clock.monotonic())
-                if silent:
-                    said = {"group": group.name, "members": silent}
-                    _log.warning("group %s: not heard of in time: %s", *said.values(), extra=said)
-                group.look_for_changes()
+                expired = group.expire(self._clock.monotonic())
+                if expired:
+                    fields = {"group": group.name, "members": expired}
+                    _log.warning(
+                        "group %s: no heartbeat within the session timeout: %s",
+                        *fields.values(),
+                        extra=fields,
+                    )
+                group.check_topics()
                 self._forget_if_empty(group)
             self._changed.notify_all()
 
     def _group(self, name: str) -> Group:
-        """The group of that name; one without members if nobody is in it."""
+        """Return a group; a new one without members if it is unknown."""
         group = self._groups.get(name)
         return group if group is not None else Group(name, self._counts)
 
@@ -133,26 +140,27 @@ class GroupCoordinator:
 
 
 def _check(name: str, subscription: Subscription) -> None:
+    """Raise InvalidConfig for a subscription that is not valid or exceeds a limit."""
     check_client_name("a group", name)
-    for said in filter(None, (subscription.client, subscription.instance)):
-        check_client_name("a member of a group", said)
+    for given in filter(None, (subscription.client, subscription.instance)):
+        check_client_name("a member of a group", given)
     if not subscription.topics:
-        raise InvalidConfig(f"a member of group {name!r} names at least one topic, got none")
+        raise InvalidConfig(f"a member of group {name!r} must subscribe to at least one topic")
     for what, names in (
         ("topics", len(subscription.topics)),
-        ("topics that go together", sum(map(len, subscription.together))),
+        ("copartitioned topics", sum(map(len, subscription.together))),
     ):
         if names > MAX_SUBSCRIBED:
             raise InvalidConfig(
-                f"a member of group {name!r} names {names:,} {what}, at most {MAX_SUBSCRIBED:,}; use "
+                f"a member of group {name!r} lists {names:,} {what}, at most {MAX_SUBSCRIBED:,}; use "
                 "several groups"
             )
     if len(subscription.servers) > MAX_SERVERS or any(
         len(url) > MAX_SERVER_CHARACTERS for url in subscription.servers
     ):
         raise InvalidConfig(
-            f"a member of group {name!r} answers queries at {MAX_SERVERS} URLs of "
-            f"{MAX_SERVER_CHARACTERS:,} characters at most, got {len(subscription.servers):,}"
+            f"a member of group {name!r} serves queries at most at {MAX_SERVERS} URLs of at most "
+            f"{MAX_SERVER_CHARACTERS:,} characters, got {len(subscription.servers):,}"
         )
     if not 0 <= subscription.standby_replicas <= MAX_STANDBY_REPLICAS:
         raise InvalidConfig(

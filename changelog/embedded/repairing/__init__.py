@@ -1,8 +1,8 @@
-"""Putting right what a check has found: docs/reliability.md says what, and what it means.
+"""Repair of the problems that a check has found; docs/reliability.md lists what it does.
 
-plan.py        what is going to be done and lost, and how it is carried out
-folder.py      from a checked folder to a plan
-surgery.py     segments and the manifest of one partition, written anew
-outcomes.py    how transactions ended whose end is lost
-losses.py      what is lost, in words
+plan.py        the steps of a repair and its losses, and their execution
+folder.py      creates a plan for a checked folder
+surgery.py     rewrites segments and the manifest of one partition
+outcomes.py    decides how transactions ended whose marker is lost
+losses.py      describes what is lost
 """

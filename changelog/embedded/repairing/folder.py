@@ -1,4 +1,4 @@
-"""From a folder that was checked to a plan for it. Nothing is changed here."""
+"""Create the plan for the repair of a checked folder. Nothing is changed here."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from strandline.changelog.embedded.topic import KIND as CATALOG_KIND
 from strandline.changelog.embedded.transaction_log import PRODUCER_IDS_KEY
 from strandline.changelog.storage import Storage
 
-IDS_SKIPPED = 1_000_000
-"""Producer ids that are stepped over where the record of those given out is lost."""
+SKIPPED_PRODUCER_IDS = 1_000_000
+"""Number of producer ids skipped if the record of the reserved ones is lost."""
 
 SAFE_CONFIG = {"log.retention.ms": "-1"}
-"""What takes the place of a log's settings that are lost: perhaps they kept records for ever."""
+"""Settings that replace lost ones: keep all records, because the lost settings may have done so."""
 
-LEFT = (
+NOT_REPAIRABLE = (
     "producer",
     "transaction",
     "outcome",
@@ -51,7 +51,7 @@ LEFT = (
     "schema",
     "unlisted partition",
 )
-"""Kinds of findings that nothing in the folder could put right."""
+"""Kinds of findings that cannot be repaired from the folder's other files."""
 
 
 def plan_of(
@@ -60,10 +60,17 @@ def plan_of(
     clock: Clock,
     reaches: Mapping[Place, PartitionReach] | None = None,
 ) -> RepairPlan:
-    """What puts the folder right; `reaches` says how far stores have seen its partitions."""
+    """Return the plan that repairs a folder.
+
+    Args:
+        checked: The result of the check.
+        storage: The log folder.
+        clock: Time and identifiers for new files.
+        reaches: Minimum ends of partitions implied by the positions of stores.
+    """
     plan = RepairPlan()
-    for place, far in (reaches or {}).items():
-        checked.reaches[place] = max(far, checked.reaches.get(place, far))
+    for place, reach in (reaches or {}).items():
+        checked.reaches[place] = max(reach, checked.reaches.get(place, reach))
     _add_folder(plan, checked, storage, clock)
     _add_side_files(plan, checked)
     outcomes = outcomes_of(checked)
@@ -77,7 +84,7 @@ def plan_of(
             surgery.records += _producer_ids(checked, clock)
         surgeries += [surgery] if surgery.is_needed else []
     if checked.clean_wrong or (surgeries and checked.report.closed_in_order):
-        what = f"remove {CLEAN}: the log is opened as after a crash"
+        what = f"remove {CLEAN}: the log will be opened as after a crash"
         plan.add(what, partial(_remove, [CLEAN]), [CLEAN])
     for surgery in surgeries:
         surgery.add_to(plan, clock)
@@ -85,30 +92,31 @@ def plan_of(
     plan.left = [
         f"{finding.file}: {finding.what}"
         for finding in checked.report.findings
-        if finding.kind in LEFT
+        if finding.kind in NOT_REPAIRABLE
     ]
     return plan
 
 
 def _add_folder(plan: RepairPlan, checked: CheckedLog, storage: Storage, clock: Clock) -> None:
+    """Plan the repair of the folder's identity, its settings and its catalog."""
     if checked.meta_lost:
         configured = checked.config_lost or storage.exists(LOG_CONFIG)
         meta = FolderMeta(clock.new_id(), clock.now_ms(), configured)
         save = partial(_save, FOLDER_META, FOLDER_KIND, meta)
-        plan.add(f"make {FOLDER_META} anew", save, [FOLDER_META])
+        plan.add(f"create {FOLDER_META}", save, [FOLDER_META])
     if checked.config_lost:
-        what = f"make {LOG_CONFIG} anew, so that nothing is deleted for its age"
+        what = f"create {LOG_CONFIG} with settings that delete nothing by age"
         plan.add(what, partial(_save, LOG_CONFIG, CONFIG_KIND, SAFE_CONFIG), [LOG_CONFIG])
     for topic in checked.bad_copies:
         path = topic_copy(topic.topic_id)
-        what = f"write the copy of topic {topic.name!r} anew"
+        what = f"rewrite the copy of the catalog entry of topic {topic.name!r}"
         plan.add(what, partial(_save, path, COPY_KIND, topic), [path])
     if checked.catalog is not None:
         metas = checked.catalog.metas
         names = ", ".join(sorted(topic.name for topic in metas))
         save = partial(_save, CATALOG, CATALOG_KIND, metas)
         plan.add(f"rebuild the catalog: {names}", save, [CATALOG])
-        for folder in checked.catalog.left:
+        for folder in checked.catalog.unrestorable:
             files = _files_of(storage, folder.rpartition("/")[2])
             plan.add(f"move {folder} away", partial(_remove_tree, folder), files)
 
@@ -126,7 +134,7 @@ def _remove_tree(folder: str, storage: Storage, _: str) -> None:
 
 
 def _files_of(storage: Storage, topic_id: str) -> list[str]:
-    """All files of a topic's folder."""
+    """Return all files in a topic's folder and in the folders of its partitions."""
     numbers = partition_numbers(storage, topic_id)
     folders = [partition_folder(topic_id, number) for number in numbers]
     own = [name for name in storage.list_dir(topic_folder(topic_id)) if not name.isdecimal()]
@@ -135,6 +143,7 @@ def _files_of(storage: Storage, topic_id: str) -> list[str]:
 
 
 def _add_side_files(plan: RepairPlan, checked: CheckedLog) -> None:
+    """Plan the removal of wrong side files, which opening the log recreates."""
     for scanned in checked.partitions.values():
         bad = scanned.bad_side_files
         if bad:
@@ -147,14 +156,14 @@ def _add_side_files(plan: RepairPlan, checked: CheckedLog) -> None:
 
 
 def _producer_ids(checked: CheckedLog, clock: Clock) -> list[FramePayload]:
-    """A record that steps over all producer ids that may have been given out."""
+    """Return a record that reserves all producer ids possibly assigned; none if not needed."""
     log = checked.named(TRANSACTION_STATE)
     lost = any(finding.kind == "producer ids" for finding in checked.report.findings)
     if not lost and (log is None or not log.gaps):
         return []
     seen = [max(p.producers.entries, default=-1) for p in checked.partitions.values()]
     highest = max([*seen, *checked.transactions.names, checked.transactions.block_end])
-    value = msgspec.msgpack.encode(highest + IDS_SKIPPED)
+    value = msgspec.msgpack.encode(highest + SKIPPED_PRODUCER_IDS)
     columns = pa.record_batch(
         {
             "timestamp": pa.array([clock.now_ms()], pa.int64()),

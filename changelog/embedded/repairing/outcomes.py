@@ -1,8 +1,8 @@
-"""How transactions ended whose end is lost in some partition.
+"""Decide how transactions ended whose marker is lost in a partition.
 
-What is prepared is committed. So the transaction log decides, and where it has lost records, the
-markers of the same transaction in other partitions. If neither knows, nothing was prepared as
-far as anybody can tell: then it counts as aborted, and is named.
+A prepared transaction is committed. The transaction log therefore decides. If it has lost records,
+the markers of the same transaction in other partitions decide. If neither has the transaction, it
+is aborted, and reported as a loss.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Transaction = tuple[int, int]
 
 @dataclass
 class Outcomes:
-    """What is known of some transactions."""
+    """Outcomes of transactions whose marker is lost."""
 
     known: dict[Transaction, bool] = field(default_factory=dict)
-    """Whether each was committed."""
-    sure: bool = False
-    """Whether one that is not known was certainly not committed."""
+    """True for each transaction that committed, False for each that aborted."""
+    complete: bool = False
+    """True if a transaction without known outcome was certainly not committed."""
 
 
 def outcomes_of(checked: CheckedLog) -> Outcomes:
-    """The outcomes of all transactions of the log that have lost an end."""
-    ends = [end for scanned in checked.partitions.values() for end in scanned.lost_ends]
+    """Return the outcomes of all transactions of the log that have lost a marker."""
+    ends = [end for scanned in checked.partitions.values() for end in scanned.lost_markers]
     wanted = {(end.producer_id, end.epoch) for end in ends}
-    found = Outcomes(sure=checked.transactions.complete)
+    found = Outcomes(complete=checked.transactions.complete)
     if wanted:
         found.known = dict.fromkeys(wanted & set(_prepared(checked)), True)
         for transaction, committed in _marked(checked):
@@ -46,32 +46,32 @@ def outcomes_of(checked: CheckedLog) -> Outcomes:
 
 
 def write_ends(checked: CheckedLog, surgery: Surgery, outcomes: Outcomes) -> Iterator[str]:
-    """Give a partition the ends that it has lost; yield what cannot be known, in words."""
+    """Plan the markers that a partition has lost; yield a description of each unknown outcome."""
     scanned = surgery.scanned
     place = (scanned.meta.topic_id, scanned.number)
-    for end in sorted(scanned.lost_ends, key=lambda end: -end.first_offset):
+    for end in sorted(scanned.lost_markers, key=lambda end: -end.first_offset):
         transaction = (end.producer_id, end.epoch)
         committed = outcomes.known.get(transaction)
         name = checked.transactions.name(end.producer_id)
         what = f"{scanned.topic_partition}: how the transaction of {name}, epoch {end.epoch}, ended"
-        if committed is None and not outcomes.sure:
-            yield f"{what} is not known any more; it counts as aborted"
+        if committed is None and not outcomes.complete:
+            yield f"{what} is unknown; it is aborted"
         if not end.certain and (
             committed is None or checked.transactions.is_live(*transaction, place)
         ):
             continue  # opening the log aborts or completes it
         producer = ProducerIdentity(end.producer_id, end.epoch + 1)
-        if not _put(surgery, end, RepairMarker(producer, bool(committed))):
-            yield f"{what} cannot be written, for want of a free offset"
+        if not _place_marker(surgery, end, RepairMarker(producer, bool(committed))):
+            yield f"{what} cannot be written, because no offset is free"
 
 
-def _put(surgery: Surgery, end: LostMarker, marker: RepairMarker) -> bool:
-    """Find a place for a marker: in the last gap with room, or behind everything."""
+def _place_marker(surgery: Surgery, end: LostMarker, marker: RepairMarker) -> bool:
+    """Assign a marker to the last gap with room, or to the end of the log; False if impossible."""
     if not end.gaps and surgery.scanned.producers.open_since(end.producer_id) < 0:
         return False
     inner = [gap for gap in end.gaps if gap.until is not None]
     for gap in reversed(inner):
-        if len(surgery.in_gaps.get(gap, ())) < _room(gap):
+        if len(surgery.in_gaps.get(gap, ())) < _free_offsets(gap):
             surgery.in_gaps.setdefault(gap, []).append(marker)
             return True
     if inner and len(inner) == len(end.gaps) and end.certain:
@@ -80,21 +80,24 @@ def _put(surgery: Surgery, end: LostMarker, marker: RepairMarker) -> bool:
     return True
 
 
-def _room(gap: RecordGap) -> int:
+def _free_offsets(gap: RecordGap) -> int:
+    """Return the number of offsets in a gap; 0 for the gap at the end of the log."""
     return 0 if gap.until is None else gap.until - gap.first
 
 
 def _prepared(checked: CheckedLog) -> Iterator[Transaction]:
+    """Yield the transactions that the transaction log shows as prepared."""
     log = checked.named(TRANSACTION_STATE)
     for batch in log.committed() if log is not None else ():
         for record in batch.records():
-            said = parsed(record)
-            state = said.state if isinstance(said, TransactionalIdRecord) else None
+            record_value = parsed(record)
+            state = record_value.state if isinstance(record_value, TransactionalIdRecord) else None
             if state is not None and state.state != "empty":
                 yield state.producer_id, state.epoch
 
 
 def _marked(checked: CheckedLog) -> Iterator[tuple[Transaction, bool]]:
+    """Yield each marker in any partition: its transaction, and True if it commits."""
     for scanned in checked.partitions.values():
         yield from _markers(scanned)
 

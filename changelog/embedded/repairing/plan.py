@@ -1,8 +1,9 @@
-"""What is going to be done and what is lost; and doing it, so that nothing more can be.
+"""The plan of a repair, and its execution.
 
-Every file that a step changes or removes is copied first, durably, to a folder of its own; the
-steps come after all copies. Each step replaces files whole, and is harmless when repeated: after a
-crash in the middle a new check finds what is left to do.
+1. Copy every file that a step changes or removes, durably, to a new folder below `repaired/`.
+2. Execute the steps. Each one replaces whole files and may be repeated.
+
+After a crash between steps, a new check finds the remaining problems.
 """
 
 from __future__ import annotations
@@ -18,38 +19,39 @@ from strandline.changelog.embedded.scanning import CHUNK
 from strandline.changelog.storage import Storage
 
 Act = Callable[[Storage, str], None]
-"""Given the storage, and the folder that keeps what is moved out of the way."""
+"""Executes a step, given the storage and the folder for files that are moved away."""
 
 
 @dataclass(frozen=True)
 class RepairStep:
-    """One thing to be done."""
+    """One step of a repair."""
 
     what: str
+    """Description in the imperative."""
     act: Act
     touches: tuple[str, ...] = ()
-    """Files that it changes or removes."""
+    """Paths of the files that the step changes or removes."""
 
 
 @dataclass
 class RepairPlan:
-    """What a repair is going to do."""
+    """The steps of a repair, its losses, and the findings that it cannot repair."""
 
     steps: list[RepairStep] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
-    """What cannot be had again, a sentence each."""
+    """Descriptions of what is lost."""
     left: list[str] = field(default_factory=list)
-    """What stays as it is, since nothing says what would be right."""
+    """Findings that are left unchanged, because nothing shows what would be right."""
 
     def add(self, what: str, act: Act, touches: Iterable[str] = ()) -> None:
-        """One more step."""
+        """Add a step."""
         self.steps.append(RepairStep(what, act, tuple(touches)))
 
 
 def carry_out(plan: RepairPlan, storage: Storage, clock: Clock) -> str:
-    """Copy what is going to change, then do all steps; return the folder of the copies.
+    """Copy the files that will change, then execute all steps; return the folder of the copies.
 
-    Raises StorageFailed, DiskFull: before the first step nothing was changed then.
+    Raises StorageFailed, DiskFull. An error while copying leaves the log unchanged.
     """
     kept = _new_folder(storage, clock)
     for path in dict.fromkeys(path for step in plan.steps for path in step.touches):
@@ -81,7 +83,7 @@ def remove(storage: Storage, paths: Iterable[str]) -> None:
 
 
 def _new_folder(storage: Storage, clock: Clock) -> str:
-    """A folder of `repaired/`, named for the time; what an earlier run has kept stays as it is."""
+    """Create a folder below `repaired/`, named after the time; copies of earlier runs are kept."""
     now = dt.datetime.fromtimestamp(clock.now_ms() / 1000, dt.UTC)
     name = f"{REPAIRED}/{now:%Y-%m-%dT%H-%M-%SZ}"
     number = 1

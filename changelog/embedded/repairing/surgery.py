@@ -1,11 +1,12 @@
-"""The segments of one partition written anew where they are damaged, and a manifest for them.
+"""Rewrite the damaged segments of one partition, and its manifest.
 
-    1  segments with damage are written to new files, without it
-    2  producer snapshots and aborted indexes are removed: opening makes them anew
-    3  the manifest names the new files                              from here on it is done
-    4  the old files are removed
+    1  write the readable frames of damaged segments to new files
+    2  remove producer snapshots and aborted indexes: opening the log recreates them
+    3  replace the manifest by one that lists the new files          (the repair takes effect)
+    4  remove the old files
 
-A crash before 3 leaves strays that nobody reads, one after it files that nobody lists.
+A crash before step 3 leaves new files that no manifest lists, a crash after it old ones. Opening
+the log removes both.
 """
 
 from __future__ import annotations
@@ -35,46 +36,50 @@ from strandline.changelog.storage import Storage
 
 @dataclass(frozen=True)
 class RepairMarker:
-    """The end of a transaction, to be written in the place of one that is lost."""
+    """A transaction marker to be written in place of a lost one."""
 
     producer: ProducerIdentity
-    """With the epoch of the next transaction, as markers have it."""
+    """Producer id, and the epoch of the next transaction as in every marker."""
     commit: bool
 
 
 @dataclass
 class Surgery:
-    """What one partition needs."""
+    """The repair of one partition."""
 
     scanned: ScannedPartition
     in_gaps: dict[RecordGap, list[RepairMarker]] = field(default_factory=dict)
-    """Ends that belong into gaps with frames behind them."""
+    """Markers to be written into gaps that have frames after them."""
     at_end: list[RepairMarker] = field(default_factory=list)
+    """Markers to be appended at the end."""
     records: list[FramePayload] = field(default_factory=list)
-    """Batches to be added at the end."""
+    """Batches to be appended at the end."""
     reach: int = 0
-    """An offset below which none may be given again."""
+    """Minimum offset of new records: smaller ones may have been read and must not be reused."""
 
     @property
     def tail_is_lost(self) -> bool:
-        """Whether records may have been seen at offsets behind those that were found."""
+        """True if records may have been read at offsets after the last one found.
+
+        Also true if markers or records must be appended, because that needs new offsets as well.
+        """
         scanned = self.scanned
         open_gap = any(gap.until is None for gap in scanned.gaps)
         return open_gap or self.reach > scanned.next_offset or bool(self.at_end or self.records)
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything must be changed."""
+        """True if segments or the manifest must be changed."""
         scanned = self.scanned
-        wrong = any(one.bad_figures for one in scanned.segments)
+        wrong = any(one.wrong_entry for one in scanned.segments)
         return bool(scanned.rebuilt or scanned.gaps or wrong or self.tail_is_lost)
 
     @property
     def goes_on_at(self) -> int:
-        """The first offset of the new active segment, if the tail is lost.
+        """Base offset of the new active segment, if the tail is lost.
 
-        Above everything that is mentioned anywhere, with room for what is not: a million offsets,
-        or one for each byte that is missing.
+        It is larger than every offset mentioned anywhere, by a margin for lost records that are
+        not mentioned: `RESERVATION` offsets, or one for each missing byte if that is more.
         """
         scanned = self.scanned
         headers = [header for gap in scanned.gaps for header in gap.headers]
@@ -84,9 +89,9 @@ class Surgery:
         return highest + max(RESERVATION, missing)
 
     def add_to(self, plan: RepairPlan, clock: Clock) -> None:
-        """Say what is going to be done."""
+        """Add the repair as one step to a plan."""
         scanned = self.scanned
-        what = ", ".join(self._in_words()) or "correct the manifest"
+        what = ", ".join(self._descriptions()) or "correct the manifest"
         plan.add(
             f"{scanned.topic_partition}: {what}",
             lambda storage, _: _Operation(self, storage, clock).run(),
@@ -94,7 +99,7 @@ class Surgery:
         )
 
     def markers_of(self, one: ScannedSegment) -> list[tuple[int, RepairMarker]]:
-        """The markers to be written into a segment, each with its offset."""
+        """Return the markers to be written into a segment, each with its offset."""
         return [
             (gap.first + index, marker)
             for gap in self.scanned.gaps
@@ -103,25 +108,27 @@ class Surgery:
         ]
 
     def is_rewritten(self, one: ScannedSegment) -> bool:
-        """Whether a segment's file holds something else than it should."""
+        """Return True if a segment's file must be replaced."""
         segment = one.segment
         whole = segment is not None and segment.size == one.file_size
-        if one.closed:  # cut between two frames: its index points behind them
+        if one.closed:  # also if it was truncated between frames: its index points past the end
             whole = one.intact
         return not whole or bool(self.markers_of(one))
 
-    def _in_words(self) -> Iterator[str]:
+    def _descriptions(self) -> Iterator[str]:
+        """Yield descriptions of the changes, in the imperative."""
         for one in self.scanned.segments:
             if self.is_rewritten(one):
                 rest = bool(one.pieces or self.markers_of(one))
                 name = one.entry.name.log_file
-                yield f"write {name} anew" if rest else f"take {name} out of the log"
+                yield f"rewrite {name}" if rest else f"remove {name} from the log"
         if self.scanned.rebuilt:
             yield "rebuild the manifest"
         if self.tail_is_lost:
-            yield f"go on at offset {self.goes_on_at}"
+            yield f"continue at offset {self.goes_on_at}"
 
     def _touched(self) -> list[str]:
+        """Return the paths of the files that are changed or removed."""
         scanned = self.scanned
         changed = [one.entry.name for one in scanned.segments if self.is_rewritten(one)]
         names = [name for segment in changed for name in segment.files]
@@ -129,7 +136,7 @@ class Surgery:
 
 
 class _Operation:
-    """A surgery being carried out."""
+    """The execution of a repair."""
 
     def __init__(self, surgery: Surgery, storage: Storage, clock: Clock) -> None:
         self._surgery = surgery
@@ -147,6 +154,7 @@ class _Operation:
         entries = [entry for one in self._scanned.segments for entry in self._entries(one)]
         if surgery.tail_is_lost or not entries:
             entries = self._with_new_active(entries)
+        # Before the manifest lists the new files, because their names must be durable by then.
         storage.sync_dir(self._folder)
         remove(storage, [f"{self._folder}/{name}" for name in self._scanned.state_files])
         manifest = self._manifest
@@ -156,7 +164,7 @@ class _Operation:
         self._remove_old(entries)
 
     def _entries(self, one: ScannedSegment) -> list[SegmentEntry]:
-        """What stands in the place of a segment: nothing, if nothing of it is left."""
+        """Return the new manifest entry of a segment; none if nothing of it can be read."""
         surgery, last = self._surgery, one is self._scanned.segments[-1]
         created = one.entry.created_ms or self._now
         if not surgery.is_rewritten(one):
@@ -174,20 +182,21 @@ class _Operation:
     def _copy(
         self, one: ScannedSegment, target: Segment, markers: Sequence[tuple[int, RepairMarker]]
     ) -> None:
-        waiting = list(markers)
+        """Copy the readable frames of a segment, and write the markers between them."""
+        pending = list(markers)
         for start, end in one.pieces:
             assert one.segment is not None
             for frame in one.segment.frames(start, CHUNK, end=end):
                 header = frame.header
-                while waiting and waiting[0][0] < header.base_offset:
-                    self._mark(target, *waiting.pop(0))
+                while pending and pending[0][0] < header.base_offset:
+                    self._write_marker(target, *pending.pop(0))
                 data = frame.data[frame.position : frame.position + header.length]
-                target.append(header, [data], _INDEX_INTERVAL)
+                target.append(header, [data], _NO_INDEX)
                 self._durable_end = header.durable_end
-        for offset, marker in waiting:
-            self._mark(target, offset, marker)
+        for offset, marker in pending:
+            self._write_marker(target, offset, marker)
 
-    def _mark(self, target: Segment, offset: int, marker: RepairMarker) -> None:
+    def _write_marker(self, target: Segment, offset: int, marker: RepairMarker) -> None:
         timestamp = max(0, target.max_timestamp)
         payload = encode_marker(commit=marker.commit, coordinator_epoch=0, timestamp=timestamp)
         self._write(target, payload, offset, marker.producer)
@@ -206,10 +215,10 @@ class _Operation:
             durable_end=min(self._durable_end, offset),
             place=target.place,
         )
-        target.append(header, parts, _INDEX_INTERVAL)
+        target.append(header, parts, _NO_INDEX)
 
     def _with_new_active(self, entries: list[SegmentEntry]) -> list[SegmentEntry]:
-        """The log goes on far above, in a new leader epoch, with what must be added to it."""
+        """Create a new active segment in a new leader epoch, with the markers and records."""
         surgery, manifest = self._surgery, self._manifest
         base, end = surgery.goes_on_at, self._scanned.end
         lost = with_epoch(manifest.epochs, end, LOST, 0)
@@ -218,17 +227,17 @@ class _Operation:
             entries = [*entries[:-1], *self._closed(entries[-1])]
         active = self._new_segment(base, self._now)
         for index, marker in enumerate(surgery.at_end):
-            self._mark(active, base + index, marker)
+            self._write_marker(active, base + index, marker)
         for payload in surgery.records:
             self._write(active, payload, active.end_offset, None)
         return [*entries, self._finished(active, self._now, last=True)]
 
     def _closed(self, entry: SegmentEntry) -> list[SegmentEntry]:
-        """The entry of the segment that was active; none if it is empty."""
+        """Return the entry of the formerly active segment, now closed; none if it is empty."""
         name, folder = entry.name, self._folder
         segment = Segment.open(self._storage, folder, name, entry.created_ms, writable=False)
         for frame in segment.frames(0, CHUNK, end=segment.file.size()):
-            segment.noted(frame.header, _INDEX_INTERVAL)
+            segment.noted(frame.header, _NO_INDEX)
         if segment.size == 0:
             return []
         return [self._entry(segment, entry.generation, entry.created_ms, last=False)]
@@ -236,7 +245,7 @@ class _Operation:
     def _new_segment(self, base: int, created: int) -> Segment:
         name = SegmentName(base, self._manifest.next_generation)
         self._manifest.next_generation += 1
-        for file in name.files:  # a run that crashed may have got so far
+        for file in name.files:  # left by a repair that crashed
             self._storage.unlink(f"{self._folder}/{file}")
         return Segment.create(self._storage, self._folder, name, created)
 
@@ -263,5 +272,5 @@ class _Operation:
         remove(self._storage, [f"{self._folder}/{name}" for name in unlisted])
 
 
-_INDEX_INTERVAL = 1 << 62
-"""Opening makes the indexes of new files."""
+_NO_INDEX = 1 << 62
+"""Bytes between index entries: none, because opening the log creates the indexes of new files."""
