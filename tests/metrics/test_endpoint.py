@@ -34,7 +34,7 @@ from tests.metrics.scraping import Family, parsed, scrape
 from tests.workers.processes import Process, ending
 
 Eventually = Callable[..., None]
-PAGE = Path(__file__).parents[2] / "docs/guide/operating.md"
+PAGE = Path(__file__).parents[2] / "docs/guide/metrics.md"
 ALL: tuple[Metric, ...] = (
     *(*of_the_log.METRICS, *schedule.METRICS, *of_the_part.METRICS),
     *(*metrics.METRICS, *gauges.METRICS, *of_workers.METRICS),
