@@ -110,11 +110,12 @@ class SharedBudget:
         self.total = total
         self._left = total
         self._waiting = 0
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def take(self, count: int, within_s: float) -> None:
         """Take `count`, at most `total`, and wait for it if necessary. Raise TimeoutError."""
-        with self._changed:
+        with self._lock:
             deadline = None
             while self._left < count:
                 deadline = deadline or Deadline(within_s)
@@ -127,7 +128,7 @@ class SharedBudget:
 
     def give(self, count: int) -> None:
         """Return `count` to the budget."""
-        with self._changed:
+        with self._lock:
             self._left += count
             if self._waiting:
                 self._changed.notify_all()

@@ -82,9 +82,9 @@ class StoreProvider:
             found = None if reader is None else _get_some(reader, request.keys, room)
             if found is None:
                 continue
-            values, position = found
+            values, position, size = found
             parts.append(KeyValues(number, values, _at(position)))
-            room -= _size(values)
+            room -= size
             if room <= 0:
                 break
         # Checked after reading: if no other worker can own these partitions now, none could when
@@ -138,8 +138,8 @@ class StoreProvider:
 
 def _get_some(
     reader: CommittedReader, keys: Sequence[bytes], room: int
-) -> tuple[list[bytes | None], StorePosition | None] | None:
-    """Return the values of the first keys, about `room` bytes of them, and their position.
+) -> tuple[list[bytes | None], StorePosition | None, int] | None:
+    """Return the values of the first keys, about `room` bytes, their position, and their size.
 
     None if the reader is closed. The first step reads few values to measure their size, so that
     hardly more is read than is sent.
@@ -157,7 +157,7 @@ def _get_some(
         if size >= room or not keys:
             break
         step = max(1, min(MAX_KEYS, (room - size) * len(values) // max(1, size)))
-    return values, position
+    return values, position, size
 
 
 def _size(values: Sequence[bytes | None]) -> int:

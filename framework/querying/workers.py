@@ -250,19 +250,35 @@ class WorkerSource:
 
         Partitions that the worker does not serve, or serves no longer, are left out.
         """
+        some = list(numbers)
+        request = GetKeys(self._store, some, _keys_that_fit(keys, 0), self._at_least(some))
+        got: FoundKeys = call(request, FoundKeys)
+        whole = len(keys)
+        if got.full or len(request.keys) < whole:
+            return self._read_on(call, request, got, keys)
+        for part in got.parts:
+            self._note_position(part.partition, part.at)
+        whole_parts = (part for part in got.parts if len(part.values) == whole)
+        return {part.partition: part.values for part in whole_parts if part.partition in some}
+
+    def _read_on(
+        self,
+        call: Callable[[Request, Any], Any],
+        request: GetKeys,
+        got: FoundKeys,
+        keys: Sequence[bytes],
+    ) -> dict[int, list[bytes | None]]:
+        """Read the rest of what one request or one answer is too small for."""
+        numbers, done = request.partitions, 0
         found: dict[int, list[bytes | None]] = {}
-        rest = list(numbers)
-        while rest:
-            done = len(found.get(rest[0], ()))
-            some = rest[:1] if done else rest
-            request = GetKeys(self._store, some, _keys_that_fit(keys, done), self._at_least(some))
-            got: FoundKeys = call(request, FoundKeys)
+        rest = some = list(numbers)
+        while True:
             answered = {part.partition: part for part in got.parts if part.values or not keys}
             for number, part in answered.items():
                 self._note_position(number, part.at)
                 found.setdefault(number, []).extend(part.values)
             if not (done or got.full) and len(request.keys) == len(keys):
-                break  # the usual case: one answer has everything
+                break
             covered = _covered(got, some)
             rest = [
                 number
@@ -270,6 +286,12 @@ class WorkerSource:
                 if len(found.get(number, ())) < len(keys)
                 and (number in answered or number not in covered)
             ]
+            if not rest:
+                break
+            done = len(found.get(rest[0], ()))
+            some = rest[:1] if done else rest
+            request = GetKeys(self._store, some, _keys_that_fit(keys, done), self._at_least(some))
+            got = call(request, FoundKeys)
         whole = len(keys)
         return {n: found[n] for n in numbers if n in found and len(found[n]) == whole}
 
@@ -308,6 +330,8 @@ class WorkerSource:
         return sum(found.values())
 
     def _note_position(self, partition: int, at: ReflectedPosition) -> None:
+        if self._seen.get(partition) == at:  # the usual case, without the lock
+            return
         with self._lock:
             before = self._seen.get(partition)
             if before is None or before.topic_id != at.topic_id or before.offset < at.offset:
@@ -315,8 +339,8 @@ class WorkerSource:
 
     def _at_least(self, numbers: Collection[int]) -> dict[int, ReflectedPosition]:
         """Return the positions that answers must reflect, by partition."""
-        with self._lock:
-            return {number: self._seen[number] for number in numbers if number in self._seen}
+        seen = self._seen  # one look at each partition, so this needs no lock
+        return {number: at for number in numbers if (at := seen.get(number)) is not None}
 
     def _forget_other_histories(self, numbers: Collection[int], asked: set[int]) -> None:
         """Forget positions in other histories of the log, for partitions that were asked in vain.
@@ -325,6 +349,9 @@ class WorkerSource:
         except by accident. Only partitions in `asked` are checked, and `numbers` are added to it,
         so the first attempt of a query costs no call to the log.
         """
+        if not asked:
+            asked.update(numbers)
+            return
         in_vain = [number for number in numbers if number in asked and number in self._seen]
         now = self._fleet.changelog_ends(self._store, in_vain) if in_vain else {}
         asked.update(numbers)

@@ -20,7 +20,7 @@ from strandline.changelog.embedded.names import (
     REPAIRED,
     topic_copy,
 )
-from strandline.changelog.embedded.repairing.folder import LEFT, plan_of
+from strandline.changelog.embedded.repairing.folder import NOT_REPAIRABLE, plan_of
 from strandline.changelog.embedded.repairing.plan import RepairPlan, carry_out
 from strandline.changelog.errors import CorruptLog, StrandlineError
 from strandline.changelog.log_config import LogConfig
@@ -71,7 +71,7 @@ def repair(world: World) -> RepairPlan:
 
 def expect_sound(world: World) -> None:
     said = check_log(world.storage, clock=world.clock).report
-    wrong = [one for one in said.findings if one.severity > Severity.NOTE and one.kind not in LEFT]
+    wrong = [one for one in said.findings if one.severity > Severity.NOTE and one.kind not in NOT_REPAIRABLE]
     assert wrong == []
 
 
