@@ -5,8 +5,9 @@
     changelog.kafka.broker       an Apache Kafka cluster
 
 Producers, consumers, stores and the framework use a log through this interface only. Calls are
-thread-safe and block until they are answered. They raise the types of `changelog.errors`; every
-call may also raise OwnerUnavailable, RequestTimedOut or StorageFailed.
+thread-safe and block until they are answered. They raise the types of `changelog.errors`; besides
+the errors listed for each call, they may raise OwnerUnavailable, RequestTimedOut and
+StorageFailed.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class Broker(Protocol):
             timeout: Seconds to wait for new records if no partition has any.
 
         Raises:
-            OffsetOutOfRange: A position is before the log start or after the high watermark.
+            OffsetOutOfRange: A position is before the log start or after the log's end.
             UnknownTopic: A topic does not exist.
         """
         ...
@@ -262,7 +263,7 @@ class Broker(Protocol):
         Raises:
             ProducerFenced: A newer producer has the same transactional id.
             TransactionAborted: The transaction timed out, or was lost with the owner.
-            InvalidTxnState: There is no transaction to end, or it ended the other way.
+            InvalidTxnState: An abort is requested, but the transaction was committed.
         """
         ...
 
