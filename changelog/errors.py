@@ -65,8 +65,8 @@ class OwnerUnavailable(Retriable):
     """Seconds spent on all attempts of the call; None unless it failed because time ran out."""
 
     def __str__(self) -> str:
-        text = super().__str__()
-        return text if self.waited is None else f"{text} (waited {self.waited:.1f} s)"
+        said = super().__str__()
+        return said if self.waited is None else f"{said} (waited {self.waited:.1f} s)"
 
 
 class RegistryUnavailable(Retriable):
@@ -272,9 +272,9 @@ def out_of_memory(error: MemoryError, doing: str) -> OutOfMemory:
     >>> out_of_memory(MemoryError(), "read 9 bytes of x.log")
     OutOfMemory("no memory to read 9 bytes of x.log; raise this process's limit, or let it ...")
     """
-    details = f" ({error})" if str(error) else ""
+    said = f" ({error})" if str(error) else ""
     return OutOfMemory(
-        f"no memory to {doing}{details}; raise this process's limit, or let it take less at a time "
+        f"no memory to {doing}{said}; raise this process's limit, or let it take less at a time "
         f"(fetch_bytes, commit_records, max.message.bytes)"
     )
 
