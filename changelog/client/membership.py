@@ -8,7 +8,7 @@ revoked in the middle of its work:
     assigned   partitions that are assigned in addition
     lost       the consumer is no longer a member: uncommitted work is void
 
-Membership is lost if the owner says so, if no heartbeat was answered for a session timeout, or if
+Membership is lost if the owner reports it, if no heartbeat was answered for a session timeout, or if
 the consumer did not poll for `max_poll_interval_ms`. Its partitions are then assigned to others.
 """
 
@@ -73,7 +73,7 @@ class Membership:
         ).start()
 
     def allowed(self) -> frozenset[TopicPartition]:
-        """Return the assigned partitions. Call it at each poll. Raises MemberFenced after a loss."""
+        """Return the assigned partitions. Call it at each poll. Raises MemberFenced if lost."""
         with self._lock:
             self._polled_at = self._clock.monotonic()
             if self._failure is not None:
@@ -101,7 +101,7 @@ class Membership:
             return self._failure is None and silent < self._session_s
 
     def beat(self, timeout: float) -> bool:
-        """Send a heartbeat; return True if it brought a new assignment.
+        """Send a heartbeat; return True if it returned a new assignment.
 
         `timeout` is the maximum number of seconds to wait for one.
         """
@@ -142,7 +142,7 @@ class Membership:
         return self._stop.is_set() or self._failure is not None
 
     def beat_once(self) -> None:
-        """Send one heartbeat of the thread, and pause if it brought nothing new."""
+        """Send one heartbeat of the thread, and pause if nothing is new."""
         if self._clock.monotonic() - self._polled_at > self._max_poll_s:
             self._fail(
                 MemberFenced(
