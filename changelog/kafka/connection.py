@@ -37,7 +37,8 @@ ATTEMPT_S = 2.0
 """Seconds that one attempt of a query waits for a broker. The next attempt looks up the responsible
 broker again, because the first one may be dead."""
 MEET_S = 13.0
-"""Seconds that connecting waits for the controller, which may be dead and be replaced (9 s)."""
+"""Seconds to wait for a description of the cluster when connecting. The broker that can give one
+may be dead, and be replaced (9 s)."""
 REFRESH_MS = 1_000
 """Milliseconds after which an admin client notices that the cluster has another controller."""
 ANSWER_S = 20.0

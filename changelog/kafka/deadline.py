@@ -31,7 +31,7 @@ class DeadlineCaller:
     def __call__(self, call: Callable[[], T], seconds: float) -> T:
         """Return the result of `call`, or raise its error; TimeoutError after `seconds`.
 
-        After a TimeoutError the thread is blocked, so that later calls time out too.
+        After a TimeoutError the thread is still blocked, so later calls would time out too.
         """
         answer: Future[T] = Future()
         self._calls.put((answer, call))
