@@ -8,8 +8,8 @@ revoked in the middle of its work:
     assigned   partitions that are assigned in addition
     lost       the consumer is no longer a member: uncommitted work is void
 
-Membership is lost if the owner reports it, if no heartbeat was answered for a session timeout, or if
-the consumer did not poll for `max_poll_interval_ms`. Its partitions are then assigned to others.
+Membership is lost if the owner reports it, if no heartbeat was answered for a session timeout, or
+if the consumer did not poll for `max_poll_interval_ms`. Its partitions are then assigned to others.
 """
 
 from __future__ import annotations

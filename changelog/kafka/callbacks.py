@@ -1,8 +1,8 @@
 """Workarounds for errors raised while librdkafka makes callbacks.
 
 When a producer or a static member is fenced, the error is raised in the call that is active then.
-confluent-kafka (at least until 2.16) sets the error as the current Python exception, but continues to
-make callbacks. Code in a callback may notice the pending exception and fail, and its exception
+confluent-kafka (at least until 2.16) sets the error as the current Python exception, but continues
+to make callbacks. Code in a callback may notice the pending exception and fail, and its exception
 leaves the call instead:
 
 - usually a SystemError whose cause is the KafkaException;
@@ -41,7 +41,7 @@ def in_callback(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def called(call: Callable[[], T]) -> T:
-    """Return the result of `call`, which makes callbacks. Raises KafkaException for Kafka's errors."""
+    """Return the result of `call`, which makes callbacks. Raises KafkaException for its errors."""
     try:
         return call()
     except (KafkaException, SystemError) as raised:

@@ -1,7 +1,7 @@
 """Queries to the coordinators of groups, without being a member.
 
-Consumers read and write the groups' offsets (metadata_consumer.py gives the reason). The members of a
-group are read with the old call that lists groups.
+Consumers read and write the groups' offsets (metadata_consumer.py gives the reason). The members of
+a group are read with the old call that lists groups.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calls that may never return, made in a separate thread.
 
-librdkafka loses a transaction's call if the broker that it waits for is removed from its list at the
-wrong moment: the handler of the response returns without notifying the caller (`_DESTROY` and
+librdkafka loses a transaction's call if the broker that it waits for is removed from its list at
+the wrong moment: the handler of the response returns without notifying the caller (`_DESTROY` and
 `_OUTDATED` in rdkafka_txnmgr.c, at least in releases up to 2.15). The call then never returns,
 whatever its timeout.
 """

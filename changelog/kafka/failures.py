@@ -1,6 +1,6 @@
 """Translation of errors of librdkafka and Kafka to those of `changelog.errors`.
 
-The type tells a caller how to continue, so the table contains only codes for which that is certain.
+A caller decides by the type how to continue, so the table has only codes for which it is certain.
 Codes of Retriable and InvalidRequest guarantee that a repeated call does nothing twice. Codes that
 are not in the table are Retriable if librdkafka marks them as such.
 """

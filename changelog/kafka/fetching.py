@@ -1,8 +1,8 @@
 """Fetches from positions that the caller gives.
 
-A consumer of librdkafka continues from its own position and reads ahead. Therefore some consumers are
-kept (reader.py), and a fetch uses the one that is at its positions, which is the case if the same
-caller reads on; otherwise a new one. None is a member of a group.
+A consumer of librdkafka continues from its own position and reads ahead. Therefore some consumers
+are kept (reader.py), and a fetch uses the one that is at its positions, which is the case if the
+same caller reads on; otherwise a new one. None is a member of a group.
 
 Records that have arrived are returned at once. If there are none, the bounds of the partitions are
 queried, because librdkafka reports the end of a partition only after a wait of the broker

@@ -264,7 +264,7 @@ class KafkaMember:
                 called(self._consumer.close)
 
     def _handle_error(self, message: Message) -> None:
-        """End the membership for an error, unless it is an outage that librdkafka handles itself."""
+        """End the membership for an error, except outages, which librdkafka handles itself."""
         error = message.error()
         if error is not None:
             failure = self._connection.failure(error, self._doing)

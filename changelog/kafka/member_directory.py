@@ -3,8 +3,8 @@
 There is a record for each member: its slot, its topics and copartition groups, its query URLs. The
 topic is compacted; a member that joins deletes the records of members that no longer exist.
 
-A member takes a slot by writing a record with it, and then reading the records of all members. If two
-have written the same slot, the one whose record came first keeps it. So no two members have the
+A member takes a slot by writing a record with it, and then reading the records of all members. If
+two have written the same slot, the one whose record came first keeps it. So no two members have the
 same slot at the same time.
 """
 

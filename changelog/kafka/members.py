@@ -1,7 +1,7 @@
 """Membership in groups: the members of this process, and descriptions of all members.
 
-Kafka's coordinator knows the members of a group and their partitions. Other data of an app's members
-(slots, query URLs) are shared through `MemberDirectory`.
+Kafka's coordinator knows the members of a group and their partitions. Other data of an app's
+members (slots, query URLs) are shared through `MemberDirectory`.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class KafkaOffsets:
     def _ask(
         self, partitions: Collection[TopicPartition], time: int, isolation: Isolation, doing: str
     ) -> Answers:
-        """Return the offset of each partition at a time in ms, or OFFSET_BEGINNING or OFFSET_END."""
+        """Return the offset of each partition at `time` (ms, OFFSET_BEGINNING or OFFSET_END)."""
         if not partitions:
             return {}
         query = [KafkaPartition(*tp, time) for tp in partitions]

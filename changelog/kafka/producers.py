@@ -2,8 +2,8 @@
 
 A `ProducerIdentity` of this package is valid in this process only. Kafka's own producer ids are
 internal to librdkafka, which numbers records and repeats what was not acknowledged. This module
-recognizes repeated calls, by the same rules as the embedded log (`ProducerStates`), and answers them
-without passing the records to librdkafka again.
+recognizes repeated calls, by the same rules as the embedded log (`ProducerStates`), and answers
+them without passing the records to librdkafka again.
 
 Producers without a transactional id, of any number, share one producer of librdkafka, which keeps
 the order in each partition. Each transactional producer has its own.
@@ -267,7 +267,7 @@ class _Written:
             states.expire(now - EXPIRATION_MS)
 
     def ended(self, successor: ProducerIdentity, partitions: Collection[TopicPartition]) -> None:
-        """Record the end of a transaction; its producer has the identity `successor` from now on."""
+        """Record the end of a transaction; its producer has the identity `successor` now."""
         with self._lock:
             for partition in partitions:
                 self._states[partition].ended(successor, -1, self._clock.now_ms())

@@ -44,12 +44,13 @@ DELIVERY_MS = 30_000
 FLUSH_S = 0.5
 """Maximum seconds in one call of librdkafka, because Ctrl-C is handled only after the call."""
 MAX_DISCARD_FLUSHES = 6
-"""Maximum number of flushes that wait for reports of dropped records. After a fatal error no reports
-arrive."""
+"""Maximum number of flushes that wait for reports of dropped records. After a fatal error no
+reports arrive."""
 MAX_RECORDS = 1_000_000
 """Maximum records of a batch, librdkafka's limit."""
 EARLIEST_MS = 1
-"""Earliest timestamp of a record in ms since the epoch; librdkafka replaces 0 by the current time."""
+"""Earliest timestamp of a record in ms since the epoch. librdkafka replaces 0 by the current
+time."""
 MAX_BYTES = 900 << 20
 """Maximum bytes of a batch: librdkafka's limit, less room for Kafka's data of each record."""
 

@@ -1,8 +1,8 @@
 """Conversion of topic settings between this package and Kafka.
 
 The names are the same. Only one value differs: no compression is `none` in this package and
-`uncompressed` in Kafka. Settings that only a cluster has (min.insync.replicas, …) are passed on when
-they are set, and are shown then, although `TopicConfig` does not have them.
+`uncompressed` in Kafka. Settings that only a cluster has (min.insync.replicas, …) are passed on
+when they are set, and are shown then, although `TopicConfig` does not have them.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class KafkaTopics:
         wanted = {name for name, value in config.items() if value is None}
 
         def is_shown() -> bool | None:
-            # Compared only for settings of `TopicConfig`: Kafka may write others differently.
+            # Compare only settings of `TopicConfig`, because Kafka may write others differently.
             entries = self._settings([present.name])[present.name].own
             shown = all(
                 (key not in entries) if key in wanted else (entries.get(key) == config[key])

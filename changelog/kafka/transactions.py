@@ -3,9 +3,9 @@
     READY ──first append, or offsets──▶ OPEN ──commit, abort──▶ READY, with the next epoch
                                          └──failure──▶ OPEN, failed: must be aborted
 
-librdkafka registers partitions, sends records and ends transactions; Kafka's coordinator decides and
-fences. The epoch of the identity counts this producer's transactions (KIP-890), so that a late or
-repeated call can be distinguished from one for the next transaction.
+librdkafka registers partitions, sends records and ends transactions; Kafka's coordinator decides
+and fences. The epoch of the identity counts this producer's transactions (KIP-890), so that a late
+or repeated call can be distinguished from one for the next transaction.
 
 If Kafka rejects a producer at the commit, the cause is either another producer with its id, or a
 transaction that was open for too long. Kafka does not report which; both raise ProducerFenced.

@@ -40,7 +40,7 @@ def test_it_is_said_once_and_only_if_somebody_is_waited_for(
             check=False,
         )
         log.broker.join_group(name, how)
-    told = [record.getMessage() for record in caplog.records if "before" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "earlier" in record.getMessage()]
     assert len(told) == 1
     assert f"group {name!r} waits for earlier members (1)" in told[0]
     assert "(session_timeout_ms, 4 s here)" in told[0]
