@@ -36,7 +36,8 @@ class CopartitionGroups:
         """Return the partitions grouped into units that are assigned together, by number.
 
         >>> one, two = TopicPartition("clicks", 0), TopicPartition("users", 0)
-        >>> [len(unit) for unit in CopartitionGroups([("clicks", "users")]).split([one, two, ("clicks", 1)])]
+        >>> groups = CopartitionGroups([("clicks", "users")])
+        >>> [len(unit) for unit in groups.split([one, two, ("clicks", 1)])]
         [2, 1]
         """
         units: dict[tuple[int, str], set[TopicPartition]] = {}

@@ -239,7 +239,8 @@ class PartitionOffsets:
 
         A reader that reached a higher offset in that epoch has seen records that no longer exist.
 
-        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=(HistoryEpoch(0, 0), HistoryEpoch(2, 40)))
+        >>> epochs = (HistoryEpoch(0, 0), HistoryEpoch(2, 40))
+        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=epochs)
         >>> offsets.epoch_end(0), offsets.epoch_end(2)
         (40, 50)
         """
@@ -249,7 +250,8 @@ class PartitionOffsets:
     def epoch_before(self, offset: int) -> HistoryEpoch:
         """Return the epoch that names the position at `offset`.
 
-        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=(HistoryEpoch(0, 0, "a"), HistoryEpoch(2, 40, "b")))
+        >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(2, 40, "b"))
+        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=epochs)
         >>> offsets.epoch_before(40).incarnation
         'a'
         """
@@ -274,13 +276,17 @@ class PartitionOffsets:
         State built up to it must be rebuilt, and reading must not continue from it. Call this
         before using a stored position again.
 
-        >>> log = PartitionOffsets(0, 90, 90, "t", 1, epochs=(HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b")))
-        >>> log.divergence(ReadPosition(40, "t", 0, "a")), log.divergence(ReadPosition(60, "t", 1, "b"))
-        ('', '')
+        >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b"))
+        >>> log = PartitionOffsets(0, 90, 90, "t", 1, epochs=epochs)
+        >>> log.divergence(ReadPosition(40, "t", 0, "a"))
+        ''
+        >>> log.divergence(ReadPosition(60, "t", 1, "b"))
+        ''
         >>> log.divergence(ReadPosition(60, "t", 0, "a"))
         'it reaches to offset 60 of leader epoch 0, which the log has only to 40'
         >>> log.divergence(ReadPosition(60, "t", 1, "c"))
-        'it is of another history of the log: incarnation c, leader epoch 1, wrote what is before offset 60'
+        'it is of another history of the log: incarnation c, leader epoch 1, wrote what is before
+        offset 60'
         """
         if other := self._other_log(position):
             return other

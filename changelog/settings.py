@@ -1,8 +1,8 @@
 """Parses and checks settings, with clear errors for invalid ones.
 
 A class of settings is a dataclass whose annotations define the allowed values: a Literal of words,
-`Annotated[int, SettingRange(…)]`, or bool. `Settings` reads the annotations, and maps attributes to
-Kafka's names.
+`Annotated[int, SettingRange(…)]`, or bool. `Settings` reads the annotations, and maps attributes
+to Kafka's names.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def check_number(
     >>> check_number("poll_ms", 100, 1)
     >>> check_number("poll_ms", 2**63, 1)
     Traceback (most recent call last):
-    strandline.changelog.errors.InvalidConfig: poll_ms must be a whole number from 1 to 3155760000000, got 9223372036854775808
+    strandline.changelog.errors.InvalidConfig: poll_ms must be a whole number from 1 to
+    3155760000000, got 9223372036854775808
     """
     kind = _Number(name, int if whole else float, SettingRange(low, high))
     if not kind.allows(value):

@@ -43,7 +43,8 @@ def to_ms(at: Any, around: int) -> int:
     1000
     >>> to_ms(1_760_000_400, around=1_760_000_400_000)
     Traceback (most recent call last):
-    strandline.changelog.errors.InvalidRecord: the time 1760000400 is 1970-01-21 08:53 in milliseconds, and looks like seconds; ...
+    strandline.changelog.errors.InvalidRecord: the time 1760000400 is 1970-01-21 08:53 in
+    milliseconds, and looks like seconds; ...
     """
     if isinstance(at, dt.datetime):
         aware = at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)

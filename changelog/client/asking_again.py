@@ -9,7 +9,7 @@ from strandline.changelog.client.producer import Producer
 from strandline.changelog.client.transaction_state import ProducerPhase
 from strandline.changelog.errors import Retriable
 
-ASK_AGAIN = 3
+MAX_RETRIES = 3
 """Number of times that an unanswered commit is repeated, each for the delivery timeout."""
 
 
@@ -18,7 +18,7 @@ def commit_until_known(producer: Producer) -> None:
 
     Raises the errors of `Producer.commit_transaction`.
     """
-    for _ in range(ASK_AGAIN):
+    for _ in range(MAX_RETRIES):
         try:
             producer.commit_transaction()
             return

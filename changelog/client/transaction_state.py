@@ -39,7 +39,7 @@ class TransactionState:
     def fail(self, error: BaseException) -> None:
         """Mark an open transaction as failed; afterwards it can only be aborted.
 
-        After ProducerFenced, nothing more can be done.
+        After ProducerFenced it cannot even be aborted.
         """
         if self.state is ProducerPhase.OPEN:
             self.become(

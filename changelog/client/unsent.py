@@ -1,6 +1,6 @@
 """Unsent records of a producer, and the thread that sends them.
 
-Only the thread that holds the lock `sending` calls the log. Without transactions this is usually a
+Only the thread with the lock `sending` calls the log. Without transactions this is usually a
 background thread, which starts with the first record and ends when there is nothing to send; a
 full buffer, a flush or a bulk append sends on the caller's thread. In a transaction there is no
 background thread: the caller sends batches when they are full, and all of them at the commit.

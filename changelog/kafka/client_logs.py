@@ -119,11 +119,12 @@ class ClientLogs:
 def plain(text: str) -> str:
     """Return a line of librdkafka without internal details.
 
-    >>> plain("[thrd:db:9092/1]: db:9092/1: Connect to ipv4#10.0.0.7:9092 failed: Connection refused "
-    ...       "(after 0ms in state CONNECT)")
+    >>> plain("[thrd:db:9092/1]: db:9092/1: Connect to ipv4#10.0.0.7:9092 failed: Connection "
+    ...       "refused (after 0ms in state CONNECT)")
     'db:9092: Connect to 10.0.0.7:9092 failed: Connection refused'
-    >>> plain("db:9092/bootstrap: ApiVersionRequest failed: Local: Timed out: probably due to broker "
-    ...       "version < 0.10 (see api.version.request configuration) (after 10007ms in state APIVERSION_QUERY)")
+    >>> plain("db:9092/bootstrap: ApiVersionRequest failed: Local: Timed out: probably due to "
+    ...       "broker version < 0.10 (see api.version.request configuration) (after 10007ms in "
+    ...       "state APIVERSION_QUERY)")
     'db:9092: ApiVersionRequest failed: Local: Timed out'
     """
     text = _STATE.sub("", _THREAD.sub("", text))

@@ -104,7 +104,7 @@ class Coordinators:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Suppress the deprecation warning of the old call, which fails if warnings are errors."""
+    """Suppress the deprecation warning of the old call: it would fail if warnings are errors."""
     with _WARNINGS_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
