@@ -142,17 +142,17 @@ class Members:
         return GroupInfo(group, UNKNOWN_GENERATION, described.assignor, members)
 
     def _info(
-        self, group: str, told: CoordinatorMember, entry: MemberEntry | None, copies: set[Unit]
+        self, group: str, member: CoordinatorMember, entry: MemberEntry | None, copies: set[Unit]
     ) -> MemberInfo:
         if entry is None:
-            entry = MemberEntry(0, tuple(sorted({topic for topic, _ in told.units})), ())
+            entry = MemberEntry(0, tuple(sorted({topic for topic, _ in member.units})), ())
         share = _Share(CopartitionedSubscription(group, entry.topics, entry.together), self._topics)
         return MemberInfo(
-            told.member_id,
-            told.client,
+            member.member_id,
+            member.client,
             entry.instance,
             entry.topics,
-            sorted(share.partitions(told.units)),
+            sorted(share.partitions(member.units)),
             sorted(share.partitions(copies)),
             entry.servers,
         )
