@@ -1,7 +1,8 @@
 """The log: topics, partitions, producers, transactions, committed offsets.
 
-`open` gives a `Log` on whatever holds it. Everything else here is the vocabulary that
-programs share with it; `changelog.embedded.owner` is the embedded log itself.
+`open` returns a `Log`, on a folder, a remote owner or a Kafka cluster. The other names are the
+types and errors that programs exchange with it. `changelog.embedded.owner` implements the
+embedded log.
 """
 
 from __future__ import annotations
@@ -52,21 +53,39 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
     token: str | None = None,
     create: bool = True,
 ) -> Log:
-    """Open the log at `url`: a folder (made if need be), `strandline://host:port`, or `kafka://host:port`.
+    """Open the log at `url`: a folder, `strandline://host:port` or `kafka://host:port`.
 
-    A folder is owned by the first process that opens it; the others attach to that one, and
-    one of them takes over when it dies. `role` says how: own_or_attach (programs that run on),
-    attach_or_spawn (short-lived tools: an owner is started in the background if there is none),
-    own (raise LogLocked rather than attach). `durability` is "fsync" (an acknowledged append
-    survives a power cut) or "os" (it survives `kill -9`), and the owner's to choose. `token` is what
-    a log at a strandline:// URL asks for, by default that of the URL or of STRANDLINE_TOKEN. On an
-    Apache Kafka cluster, with librdkafka's properties in the URL (kafka://host:9092?client.id=me), these
-    three mean nothing; it needs the package confluent-kafka (the extra `kafka`).
+    The first process that opens a folder owns it. Later processes attach to the owner, and one
+    of them takes over when the owner dies.
 
-    With `create=False` a folder that holds no log is InvalidConfig, for programs that only read.
+    Args:
+        url: Folder of the log, or the URL of a log on the network. A Kafka URL may carry
+            properties of librdkafka (kafka://host:9092?client.id=me) and needs the package
+            confluent-kafka (the extra `kafka`).
+        role: Role of this process for a folder. "own_or_attach" (default): own the folder, or
+            attach to its owner; for programs that keep running. "attach_or_spawn": attach, and
+            start an owner in the background if there is none; for short-lived tools. "own":
+            raise LogLocked instead of attaching. Ignored for URLs.
+        durability: "fsync" (default): an acknowledged append survives a power cut. "os": it
+            survives `kill -9`, but not a power cut. Only the owner's choice counts. Ignored
+            for URLs.
+        clock: Source of time and identifiers. The system's by default; tests pass their own.
+        token: Token for a strandline:// URL; by default the one in the URL, or STRANDLINE_TOKEN.
+        create: True (default): create the folder and its log if they do not exist. False: raise
+            InvalidConfig then; for programs that only read.
 
-    Raises LogLocked, OwnerUnavailable, Unauthenticated, CorruptLog, FutureFormat,
-    StorageFailed, InvalidConfig, MissingDependency.
+    Returns:
+        The open log. Close it, or use it in a `with` statement.
+
+    Raises:
+        LogLocked: Another process owns the folder, and `role` is "own".
+        OwnerUnavailable: The owner does not answer.
+        Unauthenticated: The log requires a token, or does not accept this one.
+        CorruptLog: A file of the log is damaged.
+        FutureFormat: A later version wrote the log.
+        StorageFailed: The file system refused an operation.
+        InvalidConfig: `url` or an option is invalid, or there is no log and `create` is False.
+        MissingDependency: A Kafka URL is given and confluent-kafka is not installed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, open(folder) as log:
@@ -92,22 +111,23 @@ def open(  # noqa: A001 — as in `changelog.open(…)`, like `gzip.open`
 
 
 def backup(log: str | os.PathLike[str], to: str | os.PathLike[str]) -> BackupReport:
-    """Back up the log in the folder `log` into the folder `to`, while it is in use or not.
+    """Back up the log in the folder `log` into the folder `to`; the log may be in use.
 
-    The backup shows the whole log at one moment. What earlier backups in `to` have is not copied again.
-    State folders and pins are no part of it: stores are restored from their changelogs.
+    The backup shows the whole log at one moment. It is incremental: data that an earlier backup
+    in `to` contains is not copied again. State folders and pins are not included, because stores
+    are restored from their changelogs.
 
     Args:
         log: Folder of the log.
-        to: Folder of the backups, made if need be; it takes any number of backups.
+        to: Folder of the backups, created if it does not exist. It holds any number of backups.
 
     Returns:
-        The backup's name and moment, and how much was copied.
+        Name and time of the backup, and the number of bytes copied.
 
     Raises:
-        InvalidConfig: One of the two is not a folder that serves.
-        LogLocked: Another process works in `to`.
-        StorageFailed: A disk failed or is full, or the owner of the log ended; back up again.
+        InvalidConfig: One of the two folders cannot be used.
+        LogLocked: Another process is using `to`.
+        StorageFailed: A disk failed or is full, or the owner of the log ended. Back up again.
     """
     from strandline.changelog import backups
 
@@ -117,22 +137,22 @@ def backup(log: str | os.PathLike[str], to: str | os.PathLike[str]) -> BackupRep
 def restore(
     backups: str | os.PathLike[str], to: str | os.PathLike[str], *, name: str | None = None
 ) -> RestoreReport:
-    """Make a log in the folder `to`, of a backup in the folder `backups`.
+    """Restore a backup from the folder `backups` as a new log in the folder `to`.
 
-    It has an id of its own. It is verified, and checked, before it is in its place.
+    The new log gets an id of its own. It is verified and checked before it is moved to `to`.
 
     Args:
-        backups: Folder of backups.
-        to: Folder of the new log, which does not exist yet or is empty.
-        name: The backup, as `backup` reported it; the last one by default.
+        backups: Folder of the backups.
+        to: Folder of the new log. It must be empty or not exist.
+        name: Name of the backup, as `backup` returned it; the latest one by default.
 
     Returns:
-        Ids of the new log and of the one that was backed up, and the moment it shows.
+        Ids of the new and of the original log, and the time of the backup.
 
     Raises:
-        InvalidConfig: There is no such backup, or there is something at `to`.
-        CorruptLog: The backup is damaged; nothing was made.
-        StorageFailed: A disk failed or is full; nothing was made.
+        InvalidConfig: There is no such backup, or `to` is not empty.
+        CorruptLog: The backup is damaged; nothing was created.
+        StorageFailed: A disk failed or is full; nothing was created.
     """
     from strandline.changelog.backups import restoring
 

@@ -1,7 +1,7 @@
-"""Small lists as Arrow columns, built from their buffers.
+"""Arrow columns of small lists, built from buffers.
 
-`pa.array` does the same, and more quickly for long ones, but at its first call it imports pandas
-where that is installed: half a second, which nothing has to wait for that opens a log.
+`pa.array` does the same, and is faster for long lists. But its first call imports pandas if it is
+installed, which takes half a second; opening a log must not wait for that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 
 def int64s(items: Sequence[int]) -> pa.Int64Array:
-    """Integers as a column. Raises OverflowError beyond 64 bits, TypeError for a null.
+    """Return integers as a column. Raises OverflowError beyond 64 bits, TypeError for a null.
 
     >>> int64s([1, -2]).to_pylist()
     [1, -2]
@@ -24,7 +24,7 @@ def int64s(items: Sequence[int]) -> pa.Int64Array:
 
 
 def int64_range(start: int, end: int) -> pa.Int64Array:
-    """`start`, … , `end` - 1 as a column.
+    """Return the integers from `start` to `end` (exclusive) as a column.
 
     >>> int64_range(5, 8).to_pylist()
     [5, 6, 7]
@@ -34,7 +34,7 @@ def int64_range(start: int, end: int) -> pa.Int64Array:
 
 
 def binaries(items: Sequence[bytes | None]) -> pa.BinaryArray:
-    """Bytes and nulls as a column. Raises OverflowError beyond 2 GiB, TypeError for text.
+    """Return bytes and nulls as a column. Raises OverflowError beyond 2 GiB, TypeError for text.
 
     >>> binaries([b"a", None, b""]).to_pylist()
     [b'a', None, b'']

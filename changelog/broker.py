@@ -1,8 +1,13 @@
-"""The one interface behind which a log lives.
+"""The interface that every log implements.
 
-`changelog.embedded.owner.Owner` implements it on a folder, `changelog.flight` over a socket to the
-owner; producers, consumers, stores and the framework know nothing else. Calls are
-thread-safe and block until they are answered. They raise the types of `changelog.errors`.
+    changelog.embedded.owner     a folder, in the process that owns it
+    changelog.flight             a socket to the owner
+    changelog.kafka.broker       an Apache Kafka cluster
+
+Producers, consumers, stores and the framework use a log through this interface only. Calls are
+thread-safe and block until they are answered. They raise the types of `changelog.errors`; besides
+the errors listed for each call, they may raise OwnerUnavailable, RequestTimedOut and
+StorageFailed.
 """
 
 from __future__ import annotations
@@ -43,9 +48,19 @@ class Broker(Protocol):
         schema: pa.Schema | None = None,
         internal: bool = False,
     ) -> TopicInfo:
-        """Create a topic, durably. Raises TopicExists, InvalidTopic, InvalidConfig.
+        """Create a topic, durably, and return its description.
 
-        `internal` allows a reserved name (one that begins with two underscores).
+        Args:
+            name: Name of the topic.
+            partitions: Number of partitions.
+            config: Topic settings by Kafka's names; unset ones follow the log's settings.
+            schema: Arrow schema of the values of a typed topic; without one, values are bytes.
+            internal: True: allow a reserved name (one that begins with two underscores).
+
+        Raises:
+            TopicExists: A topic of this name exists.
+            InvalidTopic: The name is not allowed.
+            InvalidConfig: A setting or the number of partitions is invalid.
         """
         ...
 
@@ -61,41 +76,59 @@ class Broker(Protocol):
         partitions: int | None = None,
         schema: pa.Schema | None = None,
     ) -> TopicInfo:
-        """Change settings (None takes one back), raise the number of partitions, or extend the schema.
+        """Change settings, raise the number of partitions, or extend the schema.
 
-        A schema may only gain nullable fields. Raises SchemaMismatch otherwise, InvalidConfig
-        for fewer partitions.
+        Args:
+            name: Name of the topic.
+            config: Settings to change; None as a value resets one to its default.
+            partitions: New number of partitions, at least the current one.
+            schema: New schema: the current one with nullable fields added at its end.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            InvalidConfig: A setting is invalid, or `partitions` is less than the current number.
+            SchemaMismatch: The schema does not extend the current one.
         """
         ...
 
     def topics(self) -> list[TopicInfo]:
-        """All topics, by name."""
+        """Return the descriptions of all topics, sorted by name, internal ones included."""
         ...
 
     def topic(self, name: str) -> TopicInfo:
-        """One topic. Raises UnknownTopic."""
+        """Return the description of a topic. Raises UnknownTopic."""
         ...
 
     def describe_config(self) -> dict[str, str]:
-        """What is set for the log as a whole, by the names of `changelog.log_config`."""
+        """Return the explicit settings of the whole log, by the names of `changelog.log_config`."""
         ...
 
     def alter_config(self, changes: Mapping[str, str | None]) -> dict[str, str]:
-        """Change that, durably (None takes a setting back); what is set then.
+        """Change settings of the whole log, durably, and return the explicit settings afterwards.
 
-        It counts at once, in every topic on which nothing else is set. Raises InvalidConfig, also
-        if a topic's settings would contradict the log's; nothing has changed then.
+        A change takes effect at once in every topic that does not override the setting.
+
+        Args:
+            changes: New values by name; None resets a setting to its built-in default.
+
+        Raises:
+            InvalidConfig: A value is invalid, or contradicts a topic's settings. Nothing was
+                changed.
         """
         ...
 
     # The log --------------------------------------------------------------------------
 
     def append(self, appends: Sequence[Append]) -> list[Appended]:
-        """Append batches, in order; return once all are acknowledged.
+        """Append batches in order, and return once all of them are acknowledged.
 
-        Plain appends are durable then (mode "fsync"). Transactional ones join their
-        producer's transaction, which begins with the first of them, and are durable when
-        it commits. If one is refused, those before it stand, and the error is raised.
+        An acknowledged plain append is durable (with durability "fsync"). A transactional append
+        joins the open transaction of its producer, or begins one; it becomes durable when the
+        transaction commits. If a batch is rejected, the batches before it remain appended and
+        the error is raised.
+
+        A producer may retry with the same sequence numbers: a batch that the log already has is
+        not written again, and its `Appended.duplicate` is True.
         """
         ...
 
@@ -107,17 +140,26 @@ class Broker(Protocol):
         isolation: Isolation = "read_committed",
         timeout: float = 0.0,
     ) -> dict[TopicPartition, Fetched]:
-        """Read on from `positions`, about `max_bytes` a partition, at least one batch if any.
+        """Read records from the given positions on. Every requested partition is in the result.
 
-        With nothing new in any partition it waits up to `timeout` seconds. Every partition
-        asked for is in the answer. Raises OffsetOutOfRange, UnknownTopic.
+        Args:
+            positions: First offset to read, by partition.
+            max_bytes: Approximate maximum per partition, in bytes. At least one batch is
+                returned if there is one, however large.
+            isolation: "read_committed" reads up to the last stable offset and leaves out aborted
+                records; "read_uncommitted" reads up to the high watermark.
+            timeout: Seconds to wait for new records if no partition has any.
+
+        Raises:
+            OffsetOutOfRange: A position is before the log start or after the log's end.
+            UnknownTopic: A topic does not exist.
         """
         ...
 
     def offsets(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, PartitionOffsets]:
-        """The ends of partitions."""
+        """Return the log start, high watermark and other bounds of partitions."""
         ...
 
     def offset_for_time(
@@ -127,33 +169,48 @@ class Broker(Protocol):
         *,
         isolation: Isolation = "read_committed",
     ) -> int | None:
-        """Offset of the first record whose timestamp is at least `timestamp` (ms); None if there is none."""
+        """Return the offset of the first record at or after `timestamp` (ms since the epoch).
+
+        None if all records are older.
+        """
         ...
 
     def delete_records(self, partition: TopicPartition, before: int) -> int:
-        """Move the log's start up to offset `before` (-1: the high watermark); return the new start."""
+        """Delete the records before an offset, and return the new log start.
+
+        Args:
+            partition: Partition to delete from.
+            before: New log start; -1 is the high watermark.
+        """
         ...
 
     def clean(self, topics: Collection[str] | None = None) -> None:
-        """Ask for compacted topics (None: all of them) to be cleaned soon, however little is dirty.
+        """Request cleaning of compacted topics soon, whatever their dirty ratio.
 
-        Active segments are closed for it. `cleaning` tells how it goes. Raises UnknownTopic,
-        InvalidTopic for one that is not compacted.
+        Active segments are closed first, so that their records can be cleaned too. Returns
+        without waiting; `cleaning` reports the progress.
+
+        Args:
+            topics: Names of compacted topics; None: all compacted topics.
+
+        Raises:
+            UnknownTopic: A topic does not exist.
+            InvalidTopic: A topic is not compacted.
         """
         ...
 
     def cleaning(self) -> list[CleaningStatus]:
-        """How things stand with the partitions of compacted topics that have anything in them."""
+        """Return the cleaning status of all non-empty partitions of compacted topics."""
         ...
 
     @property
     def pins(self) -> Pins | None:
-        """Ranges of offsets that can be read again, the same; None where no log can promise that."""
+        """Pins, which keep ranges of offsets unchanged for repeated reads; None on Kafka."""
         ...
 
     @property
     def snapshots(self) -> Snapshots | None:
-        """All files at one moment, for backups; None where the log has no folder of its own."""
+        """Snapshots of all files at one moment, for backups; None if the log has no folder."""
         ...
 
     # Producers and transactions -------------------------------------------------------
@@ -161,10 +218,14 @@ class Broker(Protocol):
     def init_producer(
         self, transactional_id: str | None = None, *, timeout_ms: int = 10_000
     ) -> ProducerIdentity:
-        """An identity for a producer.
+        """Return a new identity for a producer.
 
-        With a `transactional_id`: finishes or aborts what a predecessor left, and fences it.
-        `timeout_ms` is how long each transaction may stay open.
+        With a `transactional_id`, first complete or abort the transaction that an earlier
+        producer with this id left open, and fence that producer.
+
+        Args:
+            transactional_id: Id of the transactional producer; None for a plain one.
+            timeout_ms: Milliseconds that a transaction may stay open before the log aborts it.
         """
         ...
 
@@ -176,20 +237,33 @@ class Broker(Protocol):
         *,
         member_id: str = "",
     ) -> None:
-        """Make committing `offsets` for `group` a part of the producer's transaction.
+        """Commit `offsets` for `group` as part of the producer's transaction.
 
-        In the name of a member if the group has some: raises MemberFenced, here or when the
-        transaction is to be committed, if it does not hold one of the partitions any more.
-        Without offsets it is only required that it is still a member; who asks for the committed offsets
-        of what it holds waits for the transaction's end all the same.
+        The offsets become the group's committed offsets when the transaction commits. Until it
+        ends, `committed` raises CoordinatorLoading for these partitions.
+
+        Args:
+            producer: Identity of the transactional producer.
+            group: Name of the consumer group.
+            offsets: Next offset to read, by partition. Empty: only require that the member is
+                still in the group; its owned partitions count as pending all the same.
+            member_id: Id of the member that commits; required if the group has members.
+
+        Raises:
+            MemberFenced: The member no longer owns one of the partitions. Raised here or by
+                `end_transaction`.
         """
         ...
 
     def end_transaction(self, producer: ProducerIdentity, *, commit: bool) -> ProducerIdentity:
         """Commit or abort, and return the identity for the next transaction (KIP-890).
 
-        A retry after a lost answer is answered the same. Raises ProducerFenced,
-        TransactionAborted (it had timed out, or the owner was lost), InvalidTxnState.
+        A call that is retried because its answer was lost returns the same result.
+
+        Raises:
+            ProducerFenced: A newer producer has the same transactional id.
+            TransactionAborted: The transaction timed out, or was lost with the owner.
+            InvalidTxnState: An abort is requested, but the transaction was committed.
         """
         ...
 
@@ -202,9 +276,15 @@ class Broker(Protocol):
         *,
         member_id: str = "",
     ) -> None:
-        """Commit `offsets` for `group` at once, outside a transaction; None deletes.
+        """Commit `offsets` for `group` at once, outside a transaction.
 
-        In the name of a member if the group has some. Raises MemberFenced.
+        Args:
+            group: Name of the consumer group.
+            offsets: Next offset to read, by partition; None deletes a committed offset.
+            member_id: Id of the member that commits; required if the group has members.
+
+        Raises:
+            MemberFenced: The member does not own one of the partitions.
         """
         ...
 
@@ -215,23 +295,26 @@ class Broker(Protocol):
         *,
         require_stable: bool = True,
     ) -> dict[TopicPartition, CommittedOffset]:
-        """What `group` has committed (all, or of `partitions`; those without are left out).
+        """Return the committed offsets of `group`. Partitions without one are left out.
 
-        With `require_stable` an offset that an open transaction is about to change raises
-        CoordinatorLoading: ask again when it has ended.
+        Args:
+            group: Name of the consumer group.
+            partitions: Partitions of interest; None: all that have a committed offset.
+            require_stable: True (default): raise CoordinatorLoading if an open transaction is
+                going to change one of these offsets. Retry after it has ended.
         """
         ...
 
     def groups(self) -> list[str]:
-        """The groups that have committed offsets, or members."""
+        """Return the names of all groups with committed offsets or members."""
         ...
 
     def describe_group(self, group: str) -> GroupInfo:
-        """The members of a group, and what each holds."""
+        """Return the members of a group, and the partitions that each of them owns."""
         ...
 
     def join_group(self, group: str, subscription: Subscription) -> GroupMember:
-        """Become a member, which holds nothing yet. Raises InvalidConfig."""
+        """Join a group as a new member that owns no partition yet. Raises InvalidConfig."""
         ...
 
     def beat_group(
@@ -243,19 +326,28 @@ class Broker(Protocol):
         *,
         timeout: float = 0.0,
     ) -> Assignment:
-        """A member is alive and holds these partitions; answers which it may hold.
+        """Send a heartbeat: report the partitions that a member owns, return its assignment.
 
-        `call` numbers the member's calls, `seen` is the number of the latest answer it has. It is
-        answered as soon as there is a later one, at the latest after `timeout` seconds. What it
-        may not hold (any more) goes to others once a later call of the member's, with that
-        answer seen, leaves it out. Raises MemberFenced if it is no member any more.
+        The call returns as soon as there is an assignment with a higher number than `seen`, and
+        at the latest after `timeout` seconds. A revoked partition is assigned to another member
+        only after a later heartbeat, sent with that assignment seen, no longer lists it as owned.
+
+        Args:
+            member: The member.
+            call: Number of this heartbeat, one more than that of the member's previous one.
+            seen: Number of the latest assignment that the member has received.
+            holds: Partitions that the member owns.
+            timeout: Seconds to wait for a new assignment.
+
+        Raises:
+            MemberFenced: The member is no longer in the group.
         """
         ...
 
     def leave_group(self, member: GroupMember) -> None:
-        """Give up membership and all that is held; harmless when repeated."""
+        """Leave the group and release all owned partitions. Repeated calls have no effect."""
         ...
 
     def close(self) -> None:
-        """Let go of the log; harmless when repeated."""
+        """Close the log. Repeated calls have no effect."""
         ...

@@ -1,4 +1,4 @@
-"""What the log tells of its cleaner, as every process sees it."""
+"""Status reports of the log's cleaner, as every process receives them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CleaningState = Literal["idle", "waiting", "requested", "running", "failed"]
 
 
 def check_compacted(topic: str, config: TopicConfig) -> None:
-    """Raise InvalidTopic for a topic in which there is nothing to clean."""
+    """Raise InvalidTopic for a topic that is not compacted, and so is never cleaned."""
     if not config.compact:
         raise InvalidTopic(
             f"topic {topic!r} is not compacted (cleanup.policy={config.cleanup_policy}), so there is "
@@ -25,83 +25,92 @@ def check_compacted(topic: str, config: TopicConfig) -> None:
 
 
 def dirty_ratio(clean_bytes: int, dirty_bytes: int) -> float:
-    """Dirty bytes / all bytes; 0 of nothing."""
+    """Return dirty bytes / all bytes; 0 if there are none."""
     total = clean_bytes + dirty_bytes
     return dirty_bytes / total if total else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CleanedPartition:
-    """What one pass over a partition did."""
+    """Report of one cleaning pass over a partition."""
 
     started_ms: int
-    """Wall-clock time, ms since 1970."""
+    """Wall-clock time of the start, in milliseconds since the epoch."""
     seconds: float
+    """Duration of the pass."""
     throttled_seconds: float
-    """Of these, spent waiting for `log.cleaner.io.max.bytes.per.second`."""
+    """Part of `seconds` spent waiting for `log.cleaner.io.max.bytes.per.second`."""
     start: int
     """First dirty offset before the pass."""
     end: int
-    """First dirty offset after it."""
+    """First dirty offset after the pass."""
     whole: bool
-    """Whether it got to the end of what could be cleaned; else the next pass goes on at `end`."""
+    """True if the pass reached the end of the cleanable records; else the next one starts at
+    `end`."""
     map_use: float
-    """The part of the map's room that was taken, 0 to 1; 1 also if it was full several times."""
+    """Used fraction of the key map, 0 to 1; also 1 if the map was filled several times."""
     read: int
-    """Records looked at."""
+    """Number of records read."""
     kept: int
+    """Number of records kept."""
     superseded: int
-    """Records removed since a later one has their key."""
+    """Number of records removed because a later record has the same key."""
     tombstones: int
-    """Tombstones removed, their `delete.retention.ms` being over."""
+    """Number of tombstones removed after their `delete.retention.ms`."""
     aborted: int
-    """Records of aborted transactions removed."""
+    """Number of removed records of aborted transactions."""
     keyless: int
-    """Records without a key removed."""
+    """Number of removed records without a key."""
     markers: int
-    """Transaction markers removed."""
+    """Number of removed transaction markers."""
     bytes_before: int
-    """Of the segments that were rewritten."""
+    """Bytes of the rewritten segments before the pass."""
     bytes_after: int
+    """Bytes of the rewritten segments after the pass."""
     segments_before: int
+    """Number of rewritten segments before the pass."""
     segments_after: int
+    """Number of segments that they became."""
     left_alone: int
-    """Segments in which there was nothing to do."""
+    """Number of segments that needed no change."""
     spilled_bytes: int = 0
-    """Of the file of keys that the map had no room for; 0: they all had."""
+    """Bytes of keys that were spilled to a file because the map was full; 0 if all fitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class CleaningStatus:
-    """How things stand with one partition of a compacted topic."""
+    """Cleaning status of one partition of a compacted topic."""
 
     topic: str
     partition: int
     clean_bytes: int
+    """Bytes of the clean segments."""
     dirty_bytes: int
-    """That can be cleaned by now."""
+    """Bytes that can be cleaned now."""
     min_ratio: float
-    """`min.cleanable.dirty.ratio`."""
+    """Value of `min.cleanable.dirty.ratio`."""
     first_dirty: int
-    """Below this offset no key has two records."""
+    """Offset below which no key has two records."""
     state: CleaningState
-    """waiting: it is due; requested: somebody asked for it; running: a pass is at it; failed: the last
-    pass failed; else idle."""
+    """State of the cleaning: "waiting" (a pass is due), "requested", "running" (a pass is
+    running), "failed" (the last pass failed), or "idle"."""
     done_bytes: int = 0
-    """Read and written by the pass that runs."""
+    """Bytes read and written so far by the running pass."""
     total_bytes: int = 0
-    """About what it has to read and write."""
+    """Approximate bytes that the running pass reads and writes in total."""
     next_ms: int | None = None
-    """When it is tried again after a failure, ms since 1970."""
+    """Time of the next attempt after a failure, in milliseconds since the epoch."""
     failures: int = 0
-    """In a row."""
+    """Number of consecutive failures."""
     reason: str = ""
-    """Why the last pass failed."""
+    """Error message of the last failure."""
     last: CleanedPartition | None = None
+    """Report of the last pass; None before the first."""
     active_bytes: int = 0
-    """Of the active segment, which is not cleaned before it is closed; neither clean nor dirty."""
+    """Bytes of the active segment. It is cleaned only once it is closed, and counts neither as
+    clean nor as dirty."""
 
     @property
     def ratio(self) -> float:
-        """Dirty bytes / all bytes, but those that cannot be cleaned yet."""
+        """Dirty bytes / all bytes, without bytes that cannot be cleaned yet."""
         return dirty_ratio(self.clean_bytes, self.dirty_bytes)

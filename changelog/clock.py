@@ -1,4 +1,4 @@
-"""Time and chance, passed in so that tests decide both."""
+"""Time and random identifiers, passed in as arguments so that tests control both."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the log asks of time and chance."""
+    """Source of time and random identifiers."""
 
     def now_ms(self) -> int:
-        """Wall-clock time, in milliseconds since the epoch."""
+        """Return the wall-clock time in milliseconds since the epoch."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back and go on while the machine sleeps, for deadlines."""
+        """Return seconds that never decrease and include suspend time, for deadlines."""
         ...
 
     def new_id(self) -> str:
-        """A fresh identifier, 32 hexadecimal digits, never given before."""
+        """Return a new unique identifier of 32 hexadecimal digits."""
         ...
 
 
@@ -37,7 +37,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until told: for tests and the test driver.
+    """A clock that moves only when `advance` or `jump` is called, for tests.
 
     >>> clock = ManualClock(now_ms=1_000)
     >>> clock.advance(250); clock.now_ms(), clock.monotonic()
@@ -55,7 +55,7 @@ class ManualClock:
         self._elapsed_ms += ms
 
     def jump(self, ms: int) -> None:
-        """Set the wall clock forward (or back) by `ms`, while no time passes."""
+        """Move only the wall clock, forward or back, by `ms` milliseconds."""
         self._now_ms += ms
 
     def now_ms(self) -> int:

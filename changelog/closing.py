@@ -1,4 +1,4 @@
-"""Closing what nobody closed."""
+"""Closes objects that were garbage collected, or left open at exit, without being closed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from collections.abc import Callable
 _log = logging.getLogger("strandline")
 
 EXIT_SECONDS = 10.0
-"""How long the end of the process waits for what is being closed."""
+"""Maximum seconds that the end of the process waits for the closing thread."""
 
 
 class CloseOnce:
-    """Calls `close` once: when it is called itself, when `thing` has become garbage, or at exit.
+    """Calls `close` once: when called itself, when `thing` is garbage collected, or at exit.
 
-    `close` must not refer to `thing`. Garbage is collected wherever something is allocated, whatever
-    locks are held there: that of all thread pools, while one of them starts a thread, or that of a
-    module being imported. `close` may want them, and so may threads that it waits for. So it is left
-    to a thread that is there already, and nobody waits for it.
+    `close` must not refer to `thing`. The garbage collector may run at any allocation, with any
+    lock held: the global lock of thread pools, while one starts a thread, or the import lock.
+    `close`, or a thread that it waits for, may need the same lock. To avoid a deadlock, `close`
+    then runs in a thread that was started before, and the collector does not wait for it.
 
     >>> class Lamp: ...
     >>> lamp = Lamp()
@@ -44,14 +44,15 @@ class CloseOnce:
         if threading.main_thread().is_alive():
             _Closer.pending.put(self._close)
         else:
-            self._close()  # the process ends
+            self._close()  # the process ends, so the closing thread may have ended
 
 
 class _Closer:
-    """The thread that closes what was garbage."""
+    """The thread that closes garbage-collected objects."""
 
     pending: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-    """May be filled by the garbage collector, even while it is being filled."""
+    """Functions to call; None ends the thread. SimpleQueue.put is reentrant, which is necessary
+    because the garbage collector may run within a put and put another one."""
     _thread: threading.Thread | None = None
     _beginning = threading.Lock()
 
@@ -70,7 +71,7 @@ class _Closer:
             try:
                 close()
             except Exception as error:
-                _log.warning("what nobody had closed could not be: %s", error, exc_info=True)
+                _log.warning("an object left open could not be closed: %s", error, exc_info=True)
 
     @classmethod
     def _end(cls) -> None:
@@ -80,7 +81,7 @@ class _Closer:
 
     @classmethod
     def forget_after_fork(cls) -> None:
-        """In a forked child there is no such thread, and what is pending is the parent's."""
+        """Reset the state in a forked child: the thread and pending objects are the parent's."""
         cls.pending, cls._thread, cls._beginning = queue.SimpleQueue(), None, threading.Lock()
 
 

@@ -1,9 +1,9 @@
-"""What can be set on a topic, by Kafka's names, and what a topic may be called.
+"""Topic settings by Kafka's names, and rules for names of topics and clients.
 
-`TopicInfo.config` keeps only what was set explicitly, as strings; `TopicConfig.parse` turns
-it into typed values with the defaults filled in. Allowed values are checked wherever a
-`TopicConfig` comes into being, so one that exists is valid. Names, meanings and defaults are
-those of Kafka's `TopicConfig` and `LogConfig` unless a field says otherwise.
+`TopicInfo.config` has only settings that were set explicitly, as strings; `TopicConfig.parse`
+converts them to typed values and fills in defaults. Every `TopicConfig` is checked when it is
+created, so each one is valid. Names, meanings and defaults are those of Kafka's `TopicConfig` and
+`LogConfig` unless a field says otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Compression = Literal["none", "lz4", "zstd"]
 
 MAX_PARTITIONS = 100_000
 UNLIMITED = -1
-"""As `retention.ms` or `retention.bytes`: keep everything."""
+"""Value of `retention.ms` and `retention.bytes` that keeps everything."""
 
 _DAY_MS = 24 * 60 * 60 * 1000
 
@@ -37,41 +37,46 @@ class TopicConfig:
     True
     >>> TopicConfig.parse({"retention.sm": "1"})
     Traceback (most recent call last):
-    strandline.changelog.errors.InvalidConfig: no topic setting is called 'retention.sm'; did you mean 'retention.ms'?
+    strandline.changelog.errors.InvalidConfig: no topic setting is called 'retention.sm'; ...
     """
 
     cleanup_policy: CleanupPolicy = "delete"
-    """Whether old segments are deleted, keys compacted to their last value, or both."""
+    """Treatment of old records: "delete" old segments, "compact" keys to their last value, or
+    both."""
     retention_ms: Annotated[int, SettingRange(UNLIMITED)] = 7 * _DAY_MS
-    """How old a segment's youngest record gets before the segment is deleted; -1: unlimited."""
+    """Maximum age of a segment's youngest record in milliseconds; then the segment is deleted.
+    -1: unlimited."""
     retention_bytes: Annotated[int, SettingRange(UNLIMITED)] = UNLIMITED
-    """How large a partition grows before old segments are deleted; -1: unlimited."""
+    """Maximum size of a partition in bytes; above it, old segments are deleted. -1: unlimited."""
     segment_bytes: Annotated[int, SettingRange(4096, INT_MAX)] = 128 << 20
-    """Roll to a new segment before this size is exceeded. (Kafka: 1 GiB.)"""
+    """Maximum size of a segment in bytes. (Kafka: 1 GiB.)"""
     segment_ms: Annotated[int, SettingRange(1)] = 7 * _DAY_MS
-    """Roll once a segment spans this much message time."""
+    """Maximum message time that a segment spans, in milliseconds."""
     file_delete_delay_ms: Annotated[int, SettingRange(0, LONGEST_MS, LONG_MAX)] = 60_000
-    """How long the files of a deleted segment stay for those who still read them."""
+    """Milliseconds for which files of a deleted segment are kept for readers still using them."""
     min_cleanable_dirty_ratio: Annotated[float, SettingRange(0.0, 1.0)] = 0.5
-    """Compact when dirty bytes / all bytes is above this."""
+    """Ratio of dirty bytes to all bytes above which a partition is compacted."""
     min_compaction_lag_ms: Annotated[int, SettingRange(0)] = 0
-    """A record younger than this is not compacted away."""
+    """Milliseconds for which a new record is not compacted."""
     max_compaction_lag_ms: Annotated[int, SettingRange(1)] = LONG_MAX
-    """A record older than this is compacted whatever the dirty ratio."""
+    """Milliseconds after which a record is compacted whatever the dirty ratio."""
     delete_retention_ms: Annotated[int, SettingRange(0, LONGEST_MS, LONG_MAX)] = _DAY_MS
-    """How long tombstones and transaction markers stay after the first cleaning that met them."""
+    """Milliseconds for which tombstones and transaction markers are kept after the first pass
+    that found them."""
     max_message_bytes: Annotated[int, SettingRange(1, 1000 << 20)] = 100 << 20
-    """The largest batch that may be appended. (Kafka: about 1 MiB.)"""
+    """Maximum size of a batch in bytes. (Kafka: about 1 MiB.)"""
     message_timestamp_type: TimestampType = "CreateTime"
-    """Whether a record's time is the producer's, or the moment of its append."""
+    """Source of a record's timestamp: the producer ("CreateTime"), or the log's clock at the
+    append ("LogAppendTime")."""
     message_timestamp_before_max_ms: Annotated[int, SettingRange(0)] = LONG_MAX
-    """How far before the log's clock a record's CreateTime may lie."""
+    """Maximum milliseconds by which a record's CreateTime may be before the log's clock."""
     message_timestamp_after_max_ms: Annotated[int, SettingRange(0)] = LONG_MAX
-    """How far after the log's clock a record's CreateTime may lie. (Kafka 4: one hour.)"""
+    """Maximum milliseconds by which a record's CreateTime may be after the log's clock. (Kafka 4:
+    one hour.)"""
     compression_type: Compression = "none"
-    """How the bodies of batches are compressed. (Kafka's default leaves it to the producer.)"""
+    """Compression of the bodies of batches. (Kafka's default leaves it to the producer.)"""
     index_interval_bytes: Annotated[int, SettingRange(0, INT_MAX)] = 4096
-    """About how many bytes lie between two entries of the offset index."""
+    """Approximate number of bytes between two entries of the offset index."""
 
     def __post_init__(self) -> None:
         topic_settings.check(self)
@@ -83,14 +88,14 @@ class TopicConfig:
 
     @classmethod
     def parse(cls, config: Mapping[str, str]) -> TopicConfig:
-        """From strings by Kafka's names, defaults for the rest.
+        """Return the settings given as strings by Kafka's names, and defaults for the others.
 
         Raises InvalidConfig for an unknown name and for a value that is not allowed.
         """
         return cls(**topic_settings.parse(config))
 
     def as_strings(self) -> dict[str, str]:
-        """Every setting, defaults too, as `parse` takes them.
+        """Return all settings, including defaults, in the form that `parse` accepts.
 
         >>> TopicConfig(segment_ms=1000).as_strings()["segment.ms"]
         '1000'
@@ -99,31 +104,32 @@ class TopicConfig:
 
     @property
     def compact(self) -> bool:
-        """Whether keys are compacted."""
+        """True if keys are compacted."""
         return "compact" in self.cleanup_policy
 
     @property
     def delete(self) -> bool:
-        """Whether old segments are deleted."""
+        """True if old segments are deleted."""
         return "delete" in self.cleanup_policy
 
 
 def check_topic_name(name: str, internal: bool = False) -> None:
-    """Raise InvalidTopic unless a topic may have that name (Kafka's `Topic.validate`).
+    """Raise InvalidTopic unless a topic may have this name (Kafka's `Topic.validate`).
 
-    Names that begin with two underscores are the log's own, and need `internal`.
+    Names that begin with two underscores are reserved for the log and require `internal`.
 
     >>> check_topic_name("orders.eu-west_1")
     >>> check_topic_name("orders/eu")
     Traceback (most recent call last):
-    strandline.changelog.errors.InvalidTopic: a topic cannot be called 'orders/eu': '/' is not allowed; use letters, digits, '.', '_' and '-'
+    strandline.changelog.errors.InvalidTopic: a topic cannot be called 'orders/eu': '/' is not
+    allowed; use letters, digits, '.', '_' and '-'
     """
     if problem := _problem_with_name(name, internal):
         raise InvalidTopic(f"a topic cannot be called {name!r}: {problem}")
 
 
 def check_partitions(name: str, partitions: int, present: int = 0) -> None:
-    """Raise InvalidConfig unless a topic that has `present` partitions may have so many."""
+    """Raise InvalidConfig unless a topic with `present` partitions may get `partitions`."""
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise InvalidConfig(
             f"topic {name!r}: the number of partitions is 1 to {MAX_PARTITIONS}, got {partitions!r}"
@@ -136,12 +142,13 @@ def check_partitions(name: str, partitions: int, present: int = 0) -> None:
 
 
 def check_client_name(what: str, name: str) -> None:
-    """Raise InvalidConfig unless a group, or a producer (its transactional id), may have that name.
+    """Raise InvalidConfig unless a group or transactional producer may have this name.
 
     >>> check_client_name("a group", "flights/eu 1")
     >>> check_client_name("a group", "")
     Traceback (most recent call last):
-    strandline.changelog.errors.InvalidConfig: the name of a group has 1 to 1000 printable characters, got ''
+    strandline.changelog.errors.InvalidConfig: the name of a group has 1 to 1000 printable
+    characters, got ''
     """
     if not 0 < len(name) <= _LONGEST_CLIENT_NAME or not name.isprintable():
         raise InvalidConfig(

@@ -1,4 +1,8 @@
-"""Topics that are shared out as one: the first of them, by name, stands for all."""
+"""Copartition groups: topics whose partitions of equal number go to the same member.
+
+The first topic of a group, by name, is its lead. Only leads are assigned to members; the other
+topics follow them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from strandline.changelog.records import TopicPartition
 
 
 class CopartitionGroups:
-    """For each topic the one that stands for it, itself if it goes alone.
+    """The copartition groups of some topics. Groups that share a topic are merged.
 
     >>> leads = CopartitionGroups([("clicks", "users"), ("users", "bills")])
     >>> leads.of(["bills", "clicks", "other"])
@@ -16,8 +20,8 @@ class CopartitionGroups:
     """
 
     def __init__(self, together: Iterable[Sequence[str]]) -> None:
-        # A forest: its roots are the leads. Paths are halved as they are walked, so the time is
-        # nearly linear in the names, in whatever order they come.
+        # A union-find forest whose roots are the leads. Paths are shortened as they are walked,
+        # so the time is nearly linear in the number of names, in any order.
         above: dict[str, str] = {}
         for topics in together:
             roots = {_root(above, topic) for topic in topics}
@@ -25,14 +29,15 @@ class CopartitionGroups:
         self._lead = {topic: _root(above, topic) for topic in above}
 
     def of(self, topics: Iterable[str]) -> list[str]:
-        """Those that stand for these topics."""
+        """Return the leads of these topics, sorted. A topic without a group is its own lead."""
         return sorted({self._lead.get(topic, topic) for topic in topics})
 
     def split(self, partitions: Iterable[TopicPartition]) -> list[frozenset[TopicPartition]]:
-        """Those of the partitions that go together, lowest numbers first.
+        """Return the partitions grouped into units that are assigned together, by number.
 
         >>> one, two = TopicPartition("clicks", 0), TopicPartition("users", 0)
-        >>> [len(unit) for unit in CopartitionGroups([("clicks", "users")]).split([one, two, ("clicks", 1)])]
+        >>> groups = CopartitionGroups([("clicks", "users")])
+        >>> [len(unit) for unit in groups.split([one, two, ("clicks", 1)])]
         [2, 1]
         """
         units: dict[tuple[int, str], set[TopicPartition]] = {}
@@ -42,7 +47,10 @@ class CopartitionGroups:
         return [frozenset(units[unit]) for unit in sorted(units)]
 
     def counts(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """By lead, how many partitions there are to share out; given those of each topic."""
+        """Return the number of units of each lead, given the number of partitions of each topic.
+
+        A lead has as many units as the largest topic of its group has partitions.
+        """
         most: dict[str, int] = {}
         for topic, count in counts.items():
             lead = self._lead.get(topic, topic)
@@ -52,7 +60,10 @@ class CopartitionGroups:
     def expand(
         self, share: Iterable[TopicPartition], topics: Collection[str], counts: Mapping[str, int]
     ) -> frozenset[TopicPartition]:
-        """The partitions of all topics that a share of the leads stands for."""
+        """Return the partitions of `topics` that go with the partitions of leads in `share`.
+
+        `counts` is the number of partitions of each topic.
+        """
         numbers: dict[str, list[int]] = {}
         for lead, number in share:
             numbers.setdefault(lead, []).append(number)
@@ -65,6 +76,7 @@ class CopartitionGroups:
 
 
 def _root(above: dict[str, str], topic: str) -> str:
+    """Return the root of a topic, and shorten the path to it."""
     while (parent := above.setdefault(topic, topic)) != topic:
         above[topic] = topic = above[parent]
     return topic

@@ -1,10 +1,11 @@
-"""The token that this process shows, or asks for.
+"""The token of this process, from its environment.
 
     STRANDLINE_TOKEN         the token itself
-    STRANDLINE_TOKEN_FILE    the path of a file that holds nothing else, if the former is not set
+    STRANDLINE_TOKEN_FILE    the path of a file that contains only the token; used if
+                             STRANDLINE_TOKEN is not set
 
-A file or a variable, and no argument of a command: the arguments of a process can be read by every
-user of its machine.
+No command takes a token as an argument, because every user of a machine can read the arguments of
+its processes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def token_of(environment: Mapping[str, str] = os.environ) -> str:
     """Return the token of the environment; empty if there is none.
 
     Raises:
-        InvalidConfig: The file that is named there holds no token.
+        InvalidConfig: The file named by STRANDLINE_TOKEN_FILE contains no token.
         StorageFailed: The file cannot be read.
 
     >>> token_of({"STRANDLINE_TOKEN": "open sesame"})
@@ -36,11 +37,11 @@ def token_of(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def read_token(path: str | os.PathLike[str]) -> str:
-    """Return the token in the file at `path`, without white space around it.
+    """Return the token in the file at `path`, without surrounding white space.
 
     Raises:
-        InvalidConfig: There is no such file, or it holds no token.
-        StorageFailed: It cannot be read.
+        InvalidConfig: There is no such file, or it contains no token.
+        StorageFailed: The file cannot be read.
     """
     try:
         with Path(path).open("rb") as file:
@@ -54,7 +55,7 @@ def read_token(path: str | os.PathLike[str]) -> str:
     except UnicodeDecodeError:
         token = ""
     if not token or len(content) > MAX_TOKEN_FILE_BYTES or "\n" in token:
-        # What was read may be a secret, so it is not repeated.
+        # The message omits the content, which may be a secret.
         raise InvalidConfig(
             f"{path} holds no token; one line of UTF-8 with nothing else is expected"
         )

@@ -1,9 +1,9 @@
 """Typed decoders of JSON and MessagePack, built one at a time.
 
-The first use of a Struct by msgspec fills in what the type is, without a lock. Two threads that do
-so at the same time crash the process (msgspec 0.22; see docs/upstream.md). So every decoder is built
-here, under one lock. Using a decoder that is built is safe on any thread.
-`tests/test_architecture.py` forbids the other ways.
+The first use of a Struct by msgspec initializes information about the type, without a lock. If two
+threads do so at the same time, the process crashes (msgspec 0.22; see docs/upstream.md). Therefore
+all decoders are built here, under one lock. Any thread may use a decoder once it is built.
+`tests/test_architecture.py` forbids building decoders elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _building = threading.Lock()
 
 
 def _unlock_after_fork() -> None:
-    global _building  # noqa: PLW0603 - a thread of the parent may have held it
+    # A thread of the parent may have held the lock at the fork.
+    global _building  # noqa: PLW0603
     _building = threading.Lock()
 
 
@@ -30,7 +31,7 @@ os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
 def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """A decoder of JSON to `kind`. Raises TypeError if msgspec does not support that type."""
+    """Return a JSON decoder for `kind`. Raises TypeError if msgspec does not support the type."""
     with _building:
         return msgspec.json.Decoder(kind)
 
@@ -55,14 +56,20 @@ def msgpack_decoder(
     dec_hook: Callable[[type, Any], Any] | None = None,
     ext_hook: Callable[[int, memoryview], Any] | None = None,
 ) -> msgspec.msgpack.Decoder[Any]:
-    """A decoder of MessagePack to `kind`; the hooks are msgspec's. Raises TypeError as `json_decoder`."""
+    """Return a MessagePack decoder for `kind`; the hooks are msgspec's.
+
+    Raises TypeError if msgspec does not support the type.
+    """
     with _building:
         return msgspec.msgpack.Decoder(kind, dec_hook=dec_hook, ext_hook=ext_hook)
 
 
 def converter(kind: type[T], *, strict: bool = True) -> Callable[[Any], T]:
-    """A function from plain objects to `kind`, as `msgspec.convert`. Raises TypeError as `json_decoder`."""
-    json_decoder(kind)  # fills in what the type is
+    """Return a function that converts plain objects to `kind`, as `msgspec.convert`.
+
+    Raises TypeError if msgspec does not support the type.
+    """
+    json_decoder(kind)  # initializes msgspec's information about the type, under the lock
 
     def convert(value: Any) -> T:
         return msgspec.convert(value, kind, strict=strict)
@@ -72,5 +79,5 @@ def converter(kind: type[T], *, strict: bool = True) -> Callable[[Any], T]:
 
 @cache
 def known_json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """The decoder of JSON to `kind`, built at the first call."""
+    """Return the JSON decoder for `kind`, which is built by the first call and cached."""
     return json_decoder(kind)

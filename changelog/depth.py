@@ -1,10 +1,10 @@
-"""How deep a value may be nested: one rule for everything that is decoded.
+"""Limit of nesting for all values that are decoded.
 
-Decoders call themselves for each container in a container, on the C stack of their thread. A value of
-a few kilobytes that is nested deep enough ends the process, most of all on threads with small stacks.
-So the depth is found out before a decoder sees the bytes, without recursion. A value of at most
-MAX_DEPTH bytes cannot be nested deeper than that, and one with as few bytes that could begin a
-container cannot either: only others are gone through.
+Decoders are recursive: each nested container takes space on the C stack of the thread. A deeply
+nested value of a few kilobytes overflows the stack and ends the process, especially on threads with
+small stacks. Therefore the depth is checked without recursion before a value is decoded. Most
+values need no walk: one of at most MAX_DEPTH bytes, or with at most MAX_DEPTH bytes that could
+begin a container, cannot be nested deeper than MAX_DEPTH.
 
 The functions raise RecursionError, which is one of `changelog.errors.UNREADABLE`.
 """
@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 MAX_DEPTH = 200
-"""Containers (arrays, maps, objects, records) within each other."""
+"""Maximum number of nested containers (arrays, maps, objects, records)."""
 
 
 def check_json(data: bytes | bytearray | memoryview | str) -> None:
-    """Refuse JSON that is nested deeper than MAX_DEPTH. Raises RecursionError.
+    """Raise RecursionError for JSON that is nested deeper than MAX_DEPTH.
 
     >>> check_json(b"[" * 200 + b"]" * 200)
     >>> check_json(b"[" * 201 + b"]" * 201)
@@ -43,14 +43,14 @@ def check_json(data: bytes | bytearray | memoryview | str) -> None:
 
 
 def check_all_json(texts: Iterable[bytes]) -> None:
-    """Refuse any of several JSON texts that is nested too deep. Raises RecursionError."""
+    """Raise RecursionError if one of several JSON texts is nested too deep."""
     for text in texts:
         if len(text) > MAX_DEPTH:
             check_json(text)
 
 
 def check_msgpack(data: bytes | bytearray | memoryview) -> None:
-    """Refuse MessagePack that is nested deeper than MAX_DEPTH. Raises RecursionError.
+    """Raise RecursionError for MessagePack that is nested deeper than MAX_DEPTH.
 
     >>> check_msgpack(bytes([0x91]) * 200 + bytes([0xC0]))
     >>> check_msgpack(bytes([0x91]) * 201 + bytes([0xC0]))
@@ -65,7 +65,7 @@ def check_msgpack(data: bytes | bytearray | memoryview) -> None:
 
 
 def check_value(value: Any) -> None:
-    """Refuse an object of dicts and lists that is nested too deep. Raises RecursionError."""
+    """Raise RecursionError for an object of dicts and lists that is nested too deep."""
     level, depth = [value], 0
     while level := [inner for outer in level for inner in _inner(outer)]:
         depth += 1
@@ -74,7 +74,7 @@ def check_value(value: Any) -> None:
 
 
 def too_deep() -> RecursionError:
-    """The error for a value that is nested deeper than MAX_DEPTH."""
+    """Return the error for a value that is nested deeper than MAX_DEPTH."""
     return RecursionError(f"it is nested more than {MAX_DEPTH} deep")
 
 
@@ -86,9 +86,9 @@ def _inner(value: Any) -> list[Any]:
 
 
 def _walk(data: bytes) -> None:
-    """Go through one value, token by token. What is cut off is left to the decoder to refuse."""
+    """Check one value token by token. A truncated value is left to the decoder to reject."""
     at, end = 0, len(data)
-    left: list[int] = []  # of each open container, the items that are still to come
+    left: list[int] = []  # number of remaining items of each open container
     while at < end:
         first = data[at]
         size, items = _FIXED[first], _ITEMS[first]
@@ -114,7 +114,10 @@ def _walk(data: bytes) -> None:
 
 
 def _floats(data: bytes, at: int, items: int) -> int:
-    """How many bytes the items of a container take if all are floats of one width; else 0."""
+    """Return the bytes of a container's items if all are floats of one width; else 0.
+
+    Skipping them at once makes long vectors fast to check.
+    """
     first = data[at : at + 1]
     if first not in (b"\xca", b"\xcb"):
         return 0
@@ -123,7 +126,10 @@ def _floats(data: bytes, at: int, items: int) -> int:
 
 
 def _tables() -> tuple[list[int], list[int]]:
-    """By the first byte of a token: how many bytes it takes (0: it says so), and its items."""
+    """Return, by the first byte of a token, its size and its number of items.
+
+    A size of 0 means that a length field follows (`_SIZED`).
+    """
     sizes, items = [1] * 256, [0] * 256
     for first in range(0xA0, 0xC0):
         sizes[first] = 1 + first - 0xA0
@@ -158,5 +164,6 @@ _SIZED = {
     0xDE: (2, 0, 2),
     0xDF: (4, 0, 2),
 }
-"""Width of the length, further bytes behind it, and items for each that it counts (0: bytes)."""
+"""Tokens with a length field: its width, extra bytes after it, and items per counted unit (0: the
+length counts bytes)."""
 _FIXED, _ITEMS = _tables()

@@ -1,8 +1,9 @@
-"""A folder by its descriptor, which leads to the same folder whatever becomes of its path.
+"""A folder accessed through its descriptor, which refers to the same folder if its path changes.
 
-A path is not an identity: a folder can be moved or removed while it is in use, another one can come
-to its path, and any name inside can be a symbolic link. So every access starts at the descriptor of
-the folder, no link inside is followed, and `check` compares what the path leads to with what is held.
+A path is not an identity: a folder can be moved or removed while it is in use, another folder can
+take its path, and any name inside can be a symbolic link. Therefore every access starts at the
+folder's descriptor, links inside are not followed, and `check` compares the folder at the path with
+the open one.
 """
 
 from __future__ import annotations
@@ -22,34 +23,39 @@ from strandline.changelog.trust import check_trusted
 
 _FOLDER = os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _STEP = _FOLDER | getattr(os, "O_PATH", os.O_RDONLY)
-"""Flags for a folder that is only a step on the way to what is in it."""
+"""Flags to open an intermediate folder of a path."""
 _FILE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Flags for every file. Without O_NONBLOCK opening a pipe would wait for its other end."""
+"""Flags to open a file. Without O_NONBLOCK, opening a named pipe would wait for its other end."""
 
 NOT_ALLOWED = (errno.ENOSYS, errno.EPERM, errno.EAGAIN, errno.EINVAL)
-"""Errors of openat2 after which the path is walked: unknown, forbidden (seccomp), or a race."""
+"""Errors of openat2 after which the path is walked in Python: the call is unknown, forbidden (by
+seccomp), or failed because of a race."""
 
 
 class Inode(NamedTuple):
-    """A file or folder of this machine, until the next boot: device numbers may change then."""
+    """Identity of a file or folder on this machine, valid until the next boot.
+
+    Device numbers may change at a boot.
+    """
 
     device: int
     number: int
 
 
 class Identity(NamedTuple):
-    """What tells a folder from its copies, which have the same content and may have the same path."""
+    """Identity of a folder that copies of it do not share, even at the same path."""
 
     device: int
     inode: int
     born_ns: int
-    """Birth time in ns since 1970; 0 where the file system keeps none. No tool can copy it."""
+    """Birth time in nanoseconds since the epoch; 0 if the file system has none. No tool can copy
+    it."""
 
 
 class Directory:
-    """The folder at `path`, which is opened when it is first needed, and held from then on.
+    """The folder at `path`. It is opened when first needed, and kept open from then on.
 
-    With `follow=False` the last name of the path is no link.
+    With `follow=False` the last part of the path must not be a symbolic link.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, follow: bool = True) -> None:
@@ -60,7 +66,7 @@ class Directory:
         self._opening = threading.Lock()
 
     def descriptor(self) -> int:
-        """The folder's descriptor. Raises FileNotFoundError if there is none."""
+        """Return the folder's descriptor. Raises FileNotFoundError if it does not exist."""
         if self._descriptor < 0:
             with self._opening:
                 if self._descriptor < 0:
@@ -70,7 +76,7 @@ class Directory:
         return self._descriptor
 
     def _open(self) -> int:
-        if self._follow:  # the path is the user's word, and may lead through links
+        if self._follow:  # the user chose the path, so links in it are followed
             return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         parent = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -83,13 +89,13 @@ class Directory:
         check_trusted(os.fstat(self.descriptor()), self.path)
 
     def identity(self) -> Identity:
-        """What tells this folder from its copies. Raises FileNotFoundError if there is none."""
+        """Return an identity that copies of the folder do not share. Raises FileNotFoundError."""
         descriptor = self.descriptor()
         found = os.fstat(descriptor)
         return Identity(found.st_dev, found.st_ino, _born_ns(descriptor, found))
 
     def check(self) -> None:
-        """Raise FolderLost if the path does not lead to this folder any more."""
+        """Raise FolderLost if the path no longer leads to this folder."""
         if self._inode is None:
             return
         try:
@@ -106,7 +112,7 @@ class Directory:
             )
 
     def missing(self) -> list[str]:
-        """Paths of the folder and its parents as far as they do not exist, from the top."""
+        """Return the paths of the folder and its parents that do not exist, topmost first."""
         missing: list[str] = []
         if self._descriptor >= 0:
             return missing
@@ -117,7 +123,7 @@ class Directory:
         return missing
 
     def open_file(self, path: str, flags: int, mode: int = 0o600) -> int:
-        """Descriptor of a file inside. Raises OSError; ELOOP where a link is on the way."""
+        """Return the descriptor of a file inside. Raises OSError, ELOOP for a symbolic link."""
         if not flags & (os.O_WRONLY | os.O_RDWR):
             descriptor = _opened_beneath(self.descriptor(), path, flags | _FILE)
             if descriptor is not None:
@@ -128,9 +134,9 @@ class Directory:
 
     @contextlib.contextmanager
     def folder(self, path: str, *, readable: bool = False) -> Iterator[int]:
-        """Descriptor of a folder inside, for as long as the context lasts; "" is the folder itself.
+        """Yield the descriptor of a folder inside, closed afterwards; "" is the folder itself.
 
-        It serves as `dir_fd`; with `readable` it can be listed and fsynced too.
+        It can be used as `dir_fd`; with `readable` it can also be listed and fsynced.
         """
         parts = [part for part in path.split("/") if part not in ("", ".")]
         current = root = self.descriptor()
@@ -154,12 +160,12 @@ class Directory:
 
 
 def inode_of(found: os.stat_result) -> Inode:
-    """What a status belongs to."""
+    """Return the inode of a stat result."""
     return Inode(found.st_dev, found.st_ino)
 
 
 def open_folder(name: str, parent: int, *, readable: bool = False) -> int:
-    """Descriptor of the folder `name` in `parent`. Raises OSError; ELOOP if it is a link."""
+    """Return the descriptor of the folder `name` in `parent`. Raises OSError, ELOOP for a link."""
     if name == "..":
         raise OSError(errno.EXDEV, "it leads out of its folder")
     try:
@@ -171,12 +177,12 @@ def open_folder(name: str, parent: int, *, readable: bool = False) -> int:
 
 
 def is_folder(name: str, parent: int) -> bool:
-    """Whether there is a folder `name` in `parent`; a link to one is none."""
+    """Return True if `name` in `parent` is a folder, and not a link to one."""
     return stat.S_ISDIR(_mode(name, parent))
 
 
 def is_link(name: str, parent: int) -> bool:
-    """Whether `name` in `parent` is a symbolic link."""
+    """Return True if `name` in `parent` is a symbolic link."""
     return stat.S_ISLNK(_mode(name, parent))
 
 
@@ -187,7 +193,7 @@ def _mode(name: str, parent: int) -> int:
         return 0
 
 
-# What Python's os does not have ---------------------------------------------------------------
+# System calls missing in Python's os ----------------------------------------------------------
 
 
 class _OpenHow(ctypes.Structure):
@@ -201,11 +207,11 @@ class _OpenHow(ctypes.Structure):
 _OPENAT2 = 437
 """Number of the system call, the same on all architectures of Linux."""
 _BENEATH_WITHOUT_LINKS = 0x08 | 0x04
-"""RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS."""
+"""Flags RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS of openat2."""
 
 
 def _linux_function(name: str, *arguments: Any) -> Any:
-    """A function of the C library; None where there is none."""
+    """Return a function of the C library; None if it does not exist."""
     if sys.platform != "linux":
         return None
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
@@ -223,7 +229,10 @@ _statx = _linux_function(
 
 
 def _opened_beneath(folder: int, path: str, flags: int) -> int | None:
-    """A file opened by one system call, where the kernel walks; None: it must be walked here."""
+    """Open a file with openat2, which walks the path in the kernel.
+
+    Return None if the call is not available, and the path must be walked folder by folder.
+    """
     if _syscall is None:
         return None
     how = _OpenHow(flags, 0, _BENEATH_WITHOUT_LINKS)
@@ -241,11 +250,11 @@ _AT_EMPTY_PATH = 0x1000
 _STATX_BTIME = 0x800
 _STATX_BYTES = 256
 _MASK_AT, _BTIME_AT = 0, 80
-"""Where in `struct statx` the mask and the birth time are."""
+"""Byte positions of the mask and the birth time in `struct statx`."""
 
 
 def _born_ns(descriptor: int, found: os.stat_result) -> int:
-    """Birth time of an open file; 0 where it is not known."""
+    """Return the birth time of an open file in nanoseconds since the epoch; 0 if unknown."""
     seconds = getattr(found, "st_birthtime", None)  # macOS
     if seconds is not None:
         return int(seconds * 1_000_000_000)

@@ -1,35 +1,37 @@
 """The errors of Strandline: few types, split by what the caller does next.
 
     StrandlineError
-    ├── Retriable                 nothing happened; try again (later)
+    ├── Retriable                 retry later
     │   ├── CoordinatorLoading        offsets or transactions are still being read
     │   ├── OwnerUnavailable          the process that owns the log is gone or stalled
     │   ├── RegistryUnavailable       the schema registry does not answer
+    │   ├── QuotaExceeded             the client has too much in flight
     │   └── RequestTimedOut           no answer within the deadline
     ├── InvalidRequest            nothing happened; fix the call or its data
     │   ├── UnknownTopic · TopicExists · UnknownPartition · InvalidTopic
     │   ├── InvalidConfig · InvalidRecord · RecordTooLarge · SchemaMismatch
-    │   ├── OffsetOutOfRange          the position is not in the log (any more)
-    │   ├── UnknownPin                the pin was released, or not used for too long
+    │   ├── OffsetOutOfRange          the position is not in the log, or no longer
+    │   ├── UnknownPin                the pin was released or expired
     │   ├── InvalidTxnState           the call does not fit the transaction's state
+    │   ├── KeyInSeveralPartitions    several partitions of a store have the key
     │   ├── NotInTask                 a store or topic used outside a running handler
-    │   ├── Unauthenticated           a remote log asks for a (different) token
+    │   ├── Unauthenticated           a remote log requires a (different) token
     │   ├── NotAuthorized             the token lacks a right; use another one
-    │   └── MissingDependency         an optional package, or Java, is not there
-    ├── Fenced                    someone else has taken this client's place; reopen
+    │   └── MissingDependency         an optional package, or Java, is not installed
+    ├── Fenced                    another instance has replaced this client; reopen
     │   └── ProducerFenced · MemberFenced
-    ├── TaskFailed                a handler raised; mend it or its record, then run again
-    ├── TransactionAborted        roll back to the last commit, then go on
-    │   ├── RebalanceInProgress             nothing is wrong: its group was shared out anew meanwhile
-    │   └── OutOfOrderSequence        the log misses records sent before these
-    ├── OutOfMemory               this process may take no more; commit less at a time, or raise the limit
-    ├── StorageFailed             the disk said no; mend it, then reopen
+    ├── TaskFailed                a handler raised; fix it or its record, then run again
+    ├── TransactionAborted        roll back to the last commit, then continue
+    │   ├── RebalanceInProgress       no error: the group was rebalanced meanwhile
+    │   └── OutOfOrderSequence        the log lacks records that were sent before these
+    ├── OutOfMemory               memory limit reached; commit less at a time, or raise it
+    ├── StorageFailed             a disk or file system error; fix it, then reopen
     │   ├── DiskFull · TooManyFiles   nothing happened; make room, then try again
-    │   ├── PartitionPoisoned
+    │   ├── PartitionPoisoned         an earlier write failed; the partition is read-only
     │   ├── UntrustedFolder           others own or may write it; chmod, or STRANDLINE_TRUST=1
-    │   ├── FolderLost                the folder was moved or removed while in use; open it again
+    │   ├── FolderLost                the folder was moved or removed while in use; reopen
     │   └── LogLocked                 another process owns the folder
-    └── CorruptLog                what is on disk is not what was written; `strandline repair`
+    └── CorruptLog                files differ from what was written; `strandline repair`
         └── FutureFormat              written by a later version; upgrade
 
 Foreign exceptions (OSError, Arrow's, RocksDB's) are translated where they enter.
@@ -49,7 +51,7 @@ class StrandlineError(Exception):
 
 
 class Retriable(StrandlineError):
-    """Nothing happened, and the same call may succeed later."""
+    """The call failed for now, and the same call may succeed later."""
 
 
 class CoordinatorLoading(Retriable):
@@ -60,7 +62,7 @@ class OwnerUnavailable(Retriable):
     """The process that owns the log folder is gone, or does not answer."""
 
     waited: float | None = None
-    """Seconds that went by in vain, all attempts of the call together; None if it did not end for that."""
+    """Seconds spent on all attempts of the call; None unless it failed because time ran out."""
 
     def __str__(self) -> str:
         said = super().__str__()
@@ -68,11 +70,11 @@ class OwnerUnavailable(Retriable):
 
 
 class RegistryUnavailable(Retriable):
-    """The schema registry is needed, and is not to be reached or not well."""
+    """The schema registry is needed, but cannot be reached or reports an error."""
 
 
 class QuotaExceeded(Retriable):
-    """A client has as much in flight as it may; wait for its calls, or make smaller ones."""
+    """A client has reached its limit of data in flight; wait for its calls, or send less."""
 
 
 class RequestTimedOut(Retriable):
@@ -80,23 +82,23 @@ class RequestTimedOut(Retriable):
 
 
 class InvalidRequest(StrandlineError):
-    """Nothing happened: the call, or the data in it, must be changed first."""
+    """The call was rejected without effect; change the call or its data."""
 
 
 class UnknownTopic(InvalidRequest):
-    """No topic of that name (or that topic id) exists."""
+    """No topic with this name (or topic id) exists."""
 
 
 class TopicExists(InvalidRequest):
-    """A topic of that name exists already."""
+    """A topic with this name exists already."""
 
 
 class UnknownPartition(InvalidRequest):
-    """The topic has no partition of that number."""
+    """The topic has no partition with this number."""
 
 
 class InvalidTopic(InvalidRequest):
-    """The name cannot be a topic's, or is reserved."""
+    """The topic name is not allowed or reserved, or the topic does not support the call."""
 
 
 class InvalidConfig(InvalidRequest):
@@ -104,7 +106,7 @@ class InvalidConfig(InvalidRequest):
 
 
 class InvalidRecord(InvalidRequest):
-    """A record cannot be stored in that topic, or cannot be encoded or decoded."""
+    """A record cannot be stored in the topic, or cannot be encoded or decoded."""
 
 
 class RecordTooLarge(InvalidRecord):
@@ -112,23 +114,23 @@ class RecordTooLarge(InvalidRecord):
 
 
 class SchemaMismatch(InvalidRecord):
-    """Columns do not fit the topic's schema, or a schema does not extend the last one."""
+    """Columns do not fit the topic's schema, or a schema does not extend the current one."""
 
 
 class OffsetOutOfRange(InvalidRequest):
-    """The position lies before the log's start or beyond its end."""
+    """The position is before the log's start or beyond its end."""
 
 
 class UnknownPin(InvalidRequest):
-    """No such pin: it was released, or not used for too long, or never made."""
+    """The pin does not exist: it was released, expired, or was never created."""
 
 
 class InvalidTxnState(InvalidRequest):
-    """The call does not fit the state that the transaction is in."""
+    """The call does not fit the transaction's state."""
 
 
 class KeyInSeveralPartitions(InvalidRequest):
-    """Several partitions of a store have the key, and what they have cannot be merged into one value."""
+    """Several partitions of a store have the key, and their values cannot be merged."""
 
 
 class NotInTask(InvalidRequest):
@@ -136,47 +138,47 @@ class NotInTask(InvalidRequest):
 
 
 class Unauthenticated(InvalidRequest):
-    """The owner of a remote log asks for a token, or does not accept this one."""
+    """The owner of a remote log requires a token, or does not accept this one."""
 
 
 class NotAuthorized(InvalidRequest):
-    """The client's token does not have the right that a call needs; use a token that has it."""
+    """The client's token lacks the right that a call needs; use a token that has it."""
 
 
 class MissingDependency(InvalidRequest):
-    """An optional package, or a Java runtime, is needed and missing."""
+    """An optional package or a Java runtime is needed, but is not installed."""
 
 
 class Fenced(StrandlineError):
-    """Another instance has taken this one's place; what it had not committed is void."""
+    """Another instance has replaced this one; its uncommitted work is lost."""
 
 
 class ProducerFenced(Fenced):
-    """A newer producer with the same transactional id, or a newer epoch, exists."""
+    """A newer producer with the same transactional id or a newer epoch exists."""
 
 
 class MemberFenced(Fenced):
-    """A consumer is not (or no longer) the member of its group that holds the partition."""
+    """A consumer is not (or no longer) the member of its group that owns the partition."""
 
 
 class TaskFailed(StrandlineError):
-    """A task has stopped at a record (or timer) whose handler raised; nothing of that was kept."""
+    """A task stopped at a record or timer whose handler raised; its changes were rolled back."""
 
 
 class TransactionAborted(StrandlineError):
-    """The transaction is gone; roll back to the last commit and go on from there."""
+    """The transaction was aborted; roll back to the last commit and continue from there."""
 
 
 class RebalanceInProgress(TransactionAborted):
-    """The transaction's group was shared out anew, and its member had not heard of it yet."""
+    """The transaction's group was rebalanced before its member was notified."""
 
 
 class OutOfOrderSequence(TransactionAborted):
-    """A batch's sequence leaves a gap, so records sent before it were lost."""
+    """A batch's sequence number leaves a gap, so records sent before it were lost."""
 
 
 class OutOfMemory(StrandlineError, MemoryError):
-    """This process may take no more memory."""
+    """The process cannot allocate the memory it needs."""
 
 
 class StorageFailed(StrandlineError):
@@ -184,15 +186,15 @@ class StorageFailed(StrandlineError):
 
 
 class DiskFull(StorageFailed):
-    """There is no space left on the device, or a quota is used up. What was begun was undone."""
+    """The device is full or a quota is used up. The operation was undone."""
 
 
 class TooManyFiles(StorageFailed):
-    """This process, or the machine, may not open another file. What was begun was undone."""
+    """The limit of open files, of the process or the machine, is reached. Nothing was changed."""
 
 
 UNDONE = (DiskFull, TooManyFiles)
-"""Of errors of the disk those after which everything is as it was, so that one may try again."""
+"""Storage errors of operations that had no effect, so that the caller may retry."""
 
 
 class PartitionPoisoned(StorageFailed):
@@ -200,11 +202,11 @@ class PartitionPoisoned(StorageFailed):
 
 
 class FolderLost(StorageFailed):
-    """The folder at the path, or the lock in it, is not the one that was opened; it is left alone."""
+    """The path no longer leads to the folder or lock that was opened; nothing is written there."""
 
 
 class UntrustedFolder(StorageFailed):
-    """A folder, or a file in it, belongs to another user or can be written by others."""
+    """A folder or a file in it belongs to another user, or others can write it."""
 
 
 class LogLocked(StorageFailed):
@@ -212,15 +214,15 @@ class LogLocked(StorageFailed):
 
 
 class CorruptLog(StrandlineError):
-    """A file holds something else than what was written to it."""
+    """A file's content differs from what was written to it."""
 
 
 REPAIR = "run `strandline repair`"
-"""The way out of most damage to a log; it shows first what it would do, and what is lost."""
+"""Advice in messages about a damaged log. The command first shows what it would do and lose."""
 
 
 def cause(error: CorruptLog) -> str:
-    """What an error says without its way out, for a message that has one of its own.
+    """Return an error's message without the advice, for a message with advice of its own.
 
     >>> cause(CorruptLog(f"x.log: the frame at byte 0 is cut off; {REPAIR}"))
     'x.log: the frame at byte 0 is cut off'
@@ -233,7 +235,7 @@ class FutureFormat(CorruptLog):
 
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
-"""What decoders raise at bytes that are not what they should be: too deep, too large, no text."""
+"""Exceptions that decoders raise for malformed bytes: nested too deep, too large, not text."""
 
 
 def from_os_error(error: OSError, doing: str, path: str) -> StorageFailed:
@@ -253,13 +255,14 @@ def from_os_error(error: OSError, doing: str, path: str) -> StorageFailed:
 
 
 def from_failed_sync(error: OSError, path: str) -> StorageFailed:
-    """Translate the OSError of an fsync: whatever its cause, nobody knows what is on the disk.
+    """Translate the OSError of an fsync. Return StorageFailed whatever the cause.
 
-    So it is no DiskFull even if there is no room: trying again would not tell.
+    After a failed fsync the content of the disk is unknown. Even without space on the device it
+    is no DiskFull, because a second fsync may succeed although the first one lost data.
     """
     return StorageFailed(
-        f"cannot fsync {path}: {error.strerror or error}; what was written last may not be on the "
-        f"disk. See the system's log for the cause, mend it, then open the log again"
+        f"cannot fsync {path}: {error.strerror or error}; the last writes may not be on the disk. "
+        f"See the system's log for the cause, fix it, then open the log again"
     )
 
 
@@ -277,14 +280,14 @@ def out_of_memory(error: MemoryError, doing: str) -> OutOfMemory:
 
 
 def files_allowed() -> str:
-    """How many files this process may open, for messages."""
+    """Return the soft and hard limit of open files of this process, for messages."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return f"limit {soft}, at most {hard}"
 
 
 MORE_FILES = "raise it with `ulimit -n` (LimitNOFILE= of systemd) and start again"
 
-_MACHINE = "the device failed: see the system's log, mend or replace it, then open the log again"
+_MACHINE = "the device failed: see the system's log, fix or replace it, then open the log again"
 _PERMISSION = "the folder and its files must belong to the user who runs this, and be writable"
 _WAYS_OUT = {
     errno.EIO: _MACHINE,
@@ -298,7 +301,7 @@ _WAYS_OUT = {
 
 
 def _room(number: int, path: str) -> str:
-    """How much room there is where `path` is."""
+    """Return the free space (or size limit) for a file at `path`, for messages."""
     if number == errno.EFBIG:
         return f"files may have {resource.getrlimit(resource.RLIMIT_FSIZE)[0]} bytes, `ulimit -f`"
     folder = os.path.abspath(path)

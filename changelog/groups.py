@@ -1,12 +1,16 @@
-"""Consumer groups: members that share the partitions of their topics among themselves.
+"""Consumer groups: members that divide the partitions of their topics among themselves.
 
-The owner of the log decides who has which partition (as Kafka's brokers do since KIP-848). A
-member tells which partitions it *holds*; the owner answers which it *may* hold. One that it may
-no longer hold goes to another member only after it was given up, so at no time do two members
-hold the same partition, and those that do not move are never interrupted. Offsets are
-committed in a member's name, and only for partitions that it holds.
+The owner of the log assigns partitions to members, as Kafka's brokers do since KIP-848:
 
-Who is in a group is not on the disk: members join again when the log gets another owner.
+    member → owner    heartbeat with the partitions that the member owns
+    owner → member    assignment: the partitions that it may own
+
+A partition that is revoked from a member is assigned to another one only after the first has
+reported that it no longer owns it. So no two members own a partition at the same time, and
+reading of partitions that do not move is never interrupted. Offsets are committed by a member, and
+only for partitions that it owns.
+
+Membership is not stored on disk: members join again when another process takes over the log.
 """
 
 from __future__ import annotations
@@ -20,78 +24,83 @@ from strandline.changelog.records import TopicPartition
 Assignor = Literal["cooperative-sticky", "range", "roundrobin"]
 
 MAX_STANDBY_REPLICAS = 100
+"""Maximum of `Subscription.standby_replicas`."""
 MAX_SUBSCRIBED = 10_000
-"""Names of topics in one subscription: in `topics`, and in `together`."""
+"""Maximum number of topic names in a subscription, separately in `topics` and `together`."""
 MAX_MEMBERS = 1_000
-"""Members of one group."""
+"""Maximum number of members of a group."""
 MAX_SERVERS = 100
-"""URLs at which one member answers queries."""
+"""Maximum number of query URLs of a member."""
 MAX_SERVER_CHARACTERS = 2_000
-"""Characters of one of these."""
+"""Maximum length of a query URL, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a member wants of its group."""
+    """The topics and settings with which a member joins a group."""
 
     topics: Sequence[str]
     assignor: Assignor = "cooperative-sticky"
-    """How partitions are shared out; all members of a group say the same."""
+    """Assignment strategy; it must be the same for all members of a group."""
     session_timeout_ms: int = 10_000
-    """A member that is not heard of for so long is out of the group."""
+    """Milliseconds without a heartbeat after which the member is removed from the group."""
     client: str = ""
-    """Who it is, for those who look at the group: a program and its process id."""
+    """Name of the member in descriptions of the group: its program and process id."""
     instance: str | None = None
-    """Of a static member (KIP-345): one that comes back under this name within the session
-    timeout has the partitions that it had, and nobody else's move."""
+    """Name of a static member (KIP-345). If it rejoins within the session timeout, it gets its
+    partitions back and no other partition moves."""
     together: Sequence[Sequence[str]] = ()
-    """Topics that are shared out as one: whoever has partition n of one has it of the others."""
+    """Copartition groups: lists of topics whose partitions of equal number are assigned to the
+    same member."""
     standby_replicas: int = 0
-    """Of how many other members each partition is kept a copy by; the most that any member says."""
+    """Number of other members that keep a copy of each partition. The highest number among the
+    group's members applies."""
     servers: Sequence[str] = ()
-    """Where it answers queries, as Kafka Streams' `application.server`: URLs, the nearest first."""
+    """URLs at which the member answers queries (Kafka Streams' `application.server`), nearest
+    first."""
 
 
 class GroupMember(NamedTuple):
-    """In whose name offsets are committed."""
+    """Identity of a member, used to commit offsets."""
 
     group: str
     member_id: str
     slot: int = 0
-    """The lowest number that no other member has: it names what must not be there twice, as a
-    transactional id. One that takes the place of a dead member has its number too."""
+    """Lowest number that no other member of the group has. Names of exclusive resources, such as
+    transactional ids, contain it. A member that replaces a dead one gets its slot."""
 
 
 class Assignment(NamedTuple):
-    """The partitions that a member may hold."""
+    """The partitions assigned to a member."""
 
     number: int
-    """Grows with each answer that says something else."""
+    """Number of the assignment; it grows with each change."""
     partitions: Sequence[TopicPartition]
     standbys: Sequence[TopicPartition] = ()
-    """Those of others that it is to keep copies of: it is the first to get them."""
+    """Partitions of other members that it keeps copies of. If their owner leaves, they are
+    preferably assigned to this member."""
 
 
 class MemberInfo(NamedTuple):
-    """A member, as others see it."""
+    """Description of a member."""
 
     member_id: str
     client: str
     instance: str | None
     topics: Sequence[str]
     held: Sequence[TopicPartition]
-    """What it holds, or is giving up."""
+    """Partitions that it owns, including revoked ones that it has not released yet."""
     standbys: Sequence[TopicPartition] = ()
-    """What it keeps copies of."""
+    """Partitions that it keeps copies of."""
     servers: Sequence[str] = ()
-    """Where it answers queries."""
+    """URLs at which it answers queries."""
 
 
 class GroupInfo(NamedTuple):
-    """A group as it is described."""
+    """Description of a group."""
 
     name: str
     generation: int
-    """Grows whenever partitions are shared out anew."""
+    """Number of the current assignment; it grows with each rebalance."""
     assignor: str
     members: Sequence[MemberInfo]

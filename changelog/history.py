@@ -1,18 +1,17 @@
 """The history of a partition, and positions that name it.
 
-A copy of a log folder, for example a backup that is put back, shares a history with the original
-up to the moment of the copy. From then on both may give the same offsets to different records.
-So an offset alone says nothing: a position also names the history that it was taken in.
+A copy of a log folder, such as a restored backup, shares its history with the original up to the
+time of the copy. After that, both may give the same offsets to different records. An offset alone
+is therefore ambiguous, and a position also names the history in which it was reached.
 
 An *incarnation* is one opening of a log by an owner, and has a random identifier. The first append
-to a partition after an opening begins a new *leader epoch* there, with the incarnation that wrote
-it. Two copies are never appended to by the same incarnation, so a partition that has an incarnation
-in its list of epochs shares with any other copy that has it everything up to the last record which
-both have of that epoch.
+to a partition after an opening begins a new *leader epoch*, which is listed with its incarnation.
+Two copies are never written by the same incarnation. So if two copies of a partition both list an
+incarnation, they are identical up to the last record of that epoch that both of them have.
 
-The position at an offset is named by the epoch of the record before that offset. It is valid where
-the list of epochs has its incarnation, and where that epoch reaches to its offset. `divergence` is
-the one function that decides this; `PartitionOffsets.divergence` calls it.
+The position at an offset is named by the epoch of the record before that offset. It is valid if
+the partition lists its incarnation, and if that epoch reaches to its offset.
+`PartitionOffsets.divergence` decides this, with the functions of this module.
 """
 
 from __future__ import annotations
@@ -23,31 +22,31 @@ from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 UNKNOWN_EPOCH = -1
-"""Leader epoch of a position whose last record was written in an epoch that is not known (Kafka)."""
+"""Leader epoch of a position whose last record was written in an unknown epoch (Kafka)."""
 
 REBUILT = "rebuilt"
-"""Stands for the incarnations of an epoch whose manifest was lost, and rebuilt from the frames. They
-name the leader epoch only, so there a position is told from another history by that alone."""
+"""Incarnation of epochs whose manifest was lost and rebuilt from the frames. Frames contain only
+the leader epoch, so in these epochs positions are compared by leader epoch alone."""
 
 LOST = "lost"
-"""Stands for the incarnations of offsets whose records a repair found to be gone. No record is there,
-so a reader that had read further goes on behind them; what was built from them is built anew."""
+"""Incarnation of offsets whose records were lost and removed by a repair. There are no records, so
+a reader that had read further continues after them; state built from them must be rebuilt."""
 
 MOST_EPOCHS = 2_000
-"""Maximum number of epochs listed for a partition. A position of an older one is not trusted. With
-an opening every minute, each of which appends to the partition, the list reaches back 33 hours."""
+"""Maximum number of epochs listed for a partition. Positions of older epochs are not trusted. With
+an opening every minute, each with an append to the partition, the list covers 33 hours."""
 
 
 class HistoryEpoch(NamedTuple):
-    """Offsets of a partition that were written by one incarnation of the log."""
+    """A range of offsets of a partition, written by one incarnation of the log."""
 
     number: int
-    """The leader epoch, which frames carry. It rises with every entry."""
+    """Leader epoch, which is stored in frames. It rises with every entry."""
     start: int
-    """Offset of its first record."""
+    """Offset of the first record."""
     incarnation: str = ""
-    """Which opening of the log wrote it; empty if it was written by a version that had no such
-    identifiers."""
+    """Opening of the log that wrote the range; empty if an early version without identifiers
+    did."""
 
 
 Epochs = tuple[HistoryEpoch, ...]
@@ -73,7 +72,7 @@ class LogPosition(Protocol):
 
 
 def epoch_before(epochs: Epochs, offset: int) -> HistoryEpoch:
-    """Return the epoch of the record before `offset`: it names the position at that offset.
+    """Return the epoch of the record before `offset`, which names the position at that offset.
 
     A position before all listed epochs is named by the first one, whose history includes it.
 
@@ -105,10 +104,10 @@ def epochs_within(epochs: Epochs, offset: int, limit: int) -> Epochs:
 
 
 def with_epoch(epochs: Epochs, start: int, incarnation: str, oldest: int) -> Epochs:
-    """Return the list of epochs after `incarnation` began a new one at offset `start`.
+    """Return the list of epochs with a new one of `incarnation` that begins at offset `start`.
 
-    Epochs that turn out to be empty are left out, and so are those that ended before offset
-    `oldest`, the first one that the partition still has.
+    Empty epochs are left out, and so are those that ended before offset `oldest`, the first
+    offset that the partition still has.
 
     >>> with_epoch((HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b")), 40, "c", 0)[1:]
     (HistoryEpoch(number=2, start=40, incarnation='c'),)
@@ -120,15 +119,15 @@ def with_epoch(epochs: Epochs, start: int, incarnation: str, oldest: int) -> Epo
 
 
 def is_cut_short(epochs: Epochs) -> bool:
-    """Return whether older epochs may be missing from the list because it was too long."""
+    """Return True if older epochs may be missing because the list was too long."""
     return len(epochs) >= MOST_EPOCHS
 
 
 def continues(epochs: Epochs, offset: int, incarnation: str) -> bool:
-    """Return whether a reader at `offset`, whose position names `incarnation`, may read on.
+    """Return True if a reader at `offset`, whose position names `incarnation`, may continue.
 
-    `epochs` are those that came with what was read from there (`Fetched.epochs`), so the answer
-    is about the very records that were read. They are empty where a log does not list any.
+    `epochs` must be those of the fetch itself (`Fetched.epochs`), so that they describe exactly
+    the fetched records. They are empty if the log does not list any.
 
     >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b"))
     >>> continues(epochs, 40, "a"), continues(epochs, 41, "a")
@@ -142,9 +141,10 @@ def continues(epochs: Epochs, offset: int, incarnation: str) -> bool:
 def shared_end(epochs: Epochs, end: int, position: LogPosition) -> int:
     """Return the offset up to which a partition can have the records of a position's history.
 
-    `end` is the partition's high watermark. For an incarnation that the partition does not list
-    the answer is where the partition's own epoch of the same number begins: both histories counted
-    alike as long as they were one. Without incarnations (Kafka, old positions) numbers decide.
+    `end` is the partition's high watermark. For an incarnation that the partition does not list,
+    the result is the start of the partition's own epoch of the same number, because both
+    histories numbered epochs alike as long as they were the same. Without incarnations (Kafka,
+    old positions) the numbers decide.
     """
     if position.incarnation:
         if epochs and epochs[-1].incarnation == position.incarnation:
@@ -159,7 +159,7 @@ def shared_end(epochs: Epochs, end: int, position: LogPosition) -> int:
 
 
 def is_listed(epochs: Epochs, position: LogPosition) -> bool:
-    """Return whether the history of a position is one that the partition remembers."""
+    """Return True if the partition lists the incarnation of a position."""
     if not position.incarnation or not epochs:
         return True
     return any(_is_of(epoch, position) for epoch in epochs)
@@ -172,15 +172,16 @@ def _is_of(epoch: HistoryEpoch, position: LogPosition) -> bool:
 
 
 def _start_of(epochs: Epochs, number: int, end: int) -> int:
-    """Where the first epoch with at least that number begins."""
+    """Return the start of the first epoch with at least this number; `end` if there is none."""
     return next((epoch.start for epoch in epochs if epoch.number >= number), end)
 
 
 def _end_of_unnamed(epochs: Epochs, end: int) -> int:
-    """Up to where a position without an incarnation may be trusted.
+    """Return the offset up to which a position without an incarnation may be trusted.
 
-    Versions that named no incarnation also listed none. Behind the first record of one that does,
-    a position without one is of another history, or of a list that has lost its beginning.
+    Versions that did not name incarnations in positions did not list them either. A position
+    without one that is after the first named epoch's start belongs to another history, or to
+    epochs that were removed from the list.
     """
     for epoch in epochs:
         if epoch.incarnation not in ("", REBUILT):

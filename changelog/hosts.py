@@ -1,4 +1,4 @@
-"""Names of machines, as they stand in addresses."""
+"""Host names in addresses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it is this machine, as only this machine sees it; of another name it is not known.
+    """Return True for a loopback address or "localhost". Other names are not resolved.
 
     >>> is_loopback("localhost"), is_loopback("::1"), is_loopback("0.0.0.0"), is_loopback("db")
     (True, True, False, False)
@@ -20,7 +20,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bracketed(host: str) -> str:
-    """As it stands before a port: an address with colons in brackets.
+    """Return a host as it is written before a port: an IPv6 address in brackets.
 
     >>> bracketed("::1"), bracketed("db")
     ('[::1]', 'db')

@@ -1,8 +1,8 @@
-"""Arrow IPC record-batch messages, read with an eye on what they would take in memory.
+"""Reads Arrow IPC record-batch messages with a limit on the memory that they take.
 
-A compressed buffer begins with its length once it is unpacked, and Arrow takes that much memory
-before it has looked at a byte: a few kilobytes can claim, or become, gigabytes. So these lengths are
-added up first; that they are right is Arrow's to see.
+A compressed buffer begins with its uncompressed length, and Arrow allocates that much memory before
+it reads the data: a message of a few kilobytes can claim gigabytes, or become that large. Therefore
+these lengths are added up first. Arrow itself checks that they are correct.
 
 The layout is that of RecordBatch in Arrow's format/Message.fbs, in FlatBuffers.
 """
@@ -14,14 +14,14 @@ import struct
 import pyarrow as pa
 
 MAX_UNPACKED = 1 << 30
-"""Bytes that the compressed buffers of one message may have, unpacked."""
+"""Maximum uncompressed bytes of all compressed buffers of a message."""
 
 
 def read_batch(message: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch in a message, its buffers long enough for its columns.
+    """Return the batch in a message, after checking that its buffers are long enough.
 
-    Who does not trust the writer calls `validate(full=True)` before any value is looked at.
-    Raises ArrowInvalid for anything else.
+    If the writer is not trusted, call `validate(full=True)` on the batch before reading values.
+    Raises ArrowInvalid.
     """
     try:
         found = pa.ipc.read_message(message)
@@ -29,14 +29,14 @@ def read_batch(message: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
         batch = pa.ipc.read_record_batch(found, schema)
         batch.validate()
     except MemoryError:
-        raise  # what it takes is bounded, so it is this machine that has too little
+        raise  # the batch's size is bounded, so the machine has too little memory
     except (EOFError, OSError, ValueError, RecursionError) as error:
         raise pa.ArrowInvalid(str(error)) from error
     return batch
 
 
 def check_unpacked_size(message: pa.Message) -> None:
-    """Raise ArrowInvalid if what is compressed in it is, or claims to be, more than MAX_UNPACKED."""
+    """Raise ArrowInvalid if the claimed uncompressed size is more than MAX_UNPACKED."""
     if message.type != "record batch":
         raise pa.ArrowInvalid(f"a record batch was expected, got a {message.type}")
     try:
@@ -51,9 +51,9 @@ def check_unpacked_size(message: pa.Message) -> None:
 
 
 def claimed_bytes(content: pa.Buffer) -> int:
-    """Return how many bytes the buffers of a message's batch have, unpacked, by what it says itself.
+    """Return the uncompressed bytes of a message's buffers, as claimed by the message.
 
-    Nothing is unpacked. Buffers that share bytes count each. Raises ArrowInvalid.
+    Nothing is uncompressed. Buffers that share bytes are counted separately. Raises ArrowInvalid.
     """
     try:
         message = pa.ipc.read_message(content)
@@ -66,7 +66,7 @@ def claimed_bytes(content: pa.Buffer) -> int:
 
 
 def _buffer_sizes(metadata: memoryview) -> list[int]:
-    """The lengths of a batch's buffers as they are in the message."""
+    """Return the lengths of a batch's buffers in the message, compressed or not."""
     batch = _target(metadata, _field(metadata, _target(metadata, 0), _MESSAGE_HEADER))
     buffers = _field(metadata, batch, _BATCH_BUFFERS)
     if not buffers:
@@ -78,7 +78,7 @@ def _buffer_sizes(metadata: memoryview) -> list[int]:
 
 
 def _unpacked_sizes(metadata: memoryview, body: memoryview) -> list[int]:
-    """The lengths of a batch's compressed buffers; none if it is not compressed."""
+    """Return the claimed uncompressed lengths of a batch's buffers; none if not compressed."""
     batch = _target(metadata, _field(metadata, _target(metadata, 0), _MESSAGE_HEADER))
     buffers = _field(metadata, batch, _BATCH_BUFFERS)
     if not buffers or not _field(metadata, batch, _BATCH_COMPRESSION):
@@ -89,7 +89,7 @@ def _unpacked_sizes(metadata: memoryview, body: memoryview) -> list[int]:
     for index in range(count):
         at, size = _PAIR.unpack_from(metadata, start + _U32.size + index * _PAIR.size)
         (unpacked,) = _I64.unpack_from(body, at) if size else (0,)
-        sizes.append(0 if unpacked == _AS_IT_IS else unpacked)
+        sizes.append(0 if unpacked == _STORED_UNCOMPRESSED else unpacked)
     return sizes
 
 
@@ -97,7 +97,7 @@ def _unpacked_sizes(metadata: memoryview, body: memoryview) -> list[int]:
 
 
 def _field(data: memoryview, table: int, number: int) -> int:
-    """Position of a table's field; 0 if it has none."""
+    """Return the position of a table's field; 0 if the table lacks it."""
     vtable = table - _I32.unpack_from(data, table)[0]
     slot = 4 + 2 * number
     if slot >= _U16.unpack_from(data, vtable)[0]:
@@ -107,13 +107,13 @@ def _field(data: memoryview, table: int, number: int) -> int:
 
 
 def _target(data: memoryview, position: int) -> int:
-    """Where the offset at a position leads."""
+    """Return the position to which the offset at `position` points."""
     return position + int(_U32.unpack_from(data, position)[0])
 
 
 _MESSAGE_HEADER = 2
 _BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3
-_AS_IT_IS = -1
-"""As the length of an unpacked buffer: compressing it would not have made it smaller."""
+_STORED_UNCOMPRESSED = -1
+"""Length that marks a buffer stored uncompressed, because compression would not shrink it."""
 _U16, _U32, _I32 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i")
 _I64, _PAIR = struct.Struct("<q"), struct.Struct("<qq")

@@ -1,4 +1,4 @@
-"""A file of a real folder, and what the system lets a process do with its files."""
+"""A file of a real folder, and system calls for files that Python lacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 class LocalFile:
-    """A file of a real folder, by its descriptor."""
+    """A file of a real folder, accessed through its descriptor."""
 
     def __init__(
         self, descriptor: int, path: str, check: Callable[[], None] = lambda: None
@@ -32,7 +32,8 @@ class LocalFile:
         self._closed = False
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")  # and is closed with this object
+            # `__del__` closes the descriptor.
+            raise OSError(errno.EINVAL, "it is no regular file")
         check_trusted(found, path)
         self._end = found.st_size
 
@@ -45,7 +46,7 @@ class LocalFile:
         self._write("write again", position, (data,))
 
     def _write(self, doing: str, position: int, parts: Sequence[Bytes]) -> int:
-        """The position behind what was written."""
+        """Write `parts` at `position`, and return the position after the last byte."""
         try:
             pending = [memoryview(part).cast("B") for part in parts if len(part)]
             while pending:
@@ -58,7 +59,7 @@ class LocalFile:
 
     def read(self, position: int, size: int) -> Bytes:
         size = max(0, min(size, self._end - position))
-        # From Arrow's pool, which keeps what readers give back: fresh memory costs as much as the read.
+        # Arrow's pool reuses freed memory. New memory would cost as much time as the read.
         try:
             view = memoryview(pa.allocate_buffer(size)).cast("B")
         except MemoryError as error:
@@ -91,10 +92,11 @@ class LocalFile:
                 raise FileNotFoundError(errno.ENOENT, "it was removed while the log was open")
         except OSError as error:
             raise from_failed_sync(error, self._path) from error
-        self._check()  # nothing is acknowledged in a folder that is not ours any more
+        # After the fsync: nothing may be acknowledged if the folder was replaced meanwhile.
+        self._check()
 
     def write_back(self, position: int) -> None:
-        if _sync_file_range is not None:  # what goes wrong here is told by `sync`
+        if _sync_file_range is not None:  # errors are reported by the next `sync`
             _sync_file_range(self._descriptor, position, self._end - position, _WRITE)
 
     def close(self) -> None:
@@ -111,7 +113,7 @@ _MANY_FILES = 65_536
 
 
 def _after(parts: list[memoryview], written: int) -> list[memoryview]:
-    """What is left of `parts` once `written` bytes of them are gone."""
+    """Return `parts` without the first `written` bytes."""
     for index, part in enumerate(parts):
         if written < len(part):
             return [part[written:], *parts[index + 1 :]]
@@ -120,9 +122,9 @@ def _after(parts: list[memoryview], written: int) -> list[memoryview]:
 
 
 def allow_many_files() -> int:
-    """Let this process open as many files as the system allows it, and say how many.
+    """Raise this process's limit of open files as far as allowed, and return the limit.
 
-    An owner has a file open for every partition, a store several.
+    An owner keeps a file open for each partition, and a store keeps several.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
@@ -134,7 +136,7 @@ def allow_many_files() -> int:
 
 
 def _linux_sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """sync_file_range(2), which Python does not have; None where there is none."""
+    """Return the C function sync_file_range(2), which Python lacks; None if it does not exist."""
     function: Any = getattr(ctypes.CDLL(None), "sync_file_range", None)
     if function is None:
         return None
@@ -145,18 +147,19 @@ def _linux_sync_file_range() -> Callable[[int, int, int, int], int] | None:
 
 _sync_file_range = _linux_sync_file_range()
 _WRITE = 2
-"""SYNC_FILE_RANGE_WRITE. The flags that wait would take an error away from the next fdatasync."""
+"""Flag SYNC_FILE_RANGE_WRITE, without those that wait: they would consume an error that the next
+fdatasync must report."""
 
 
 def _sync_descriptor(descriptor: int) -> None:
-    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone does not reach the platter
+    if hasattr(fcntl, "F_FULLFSYNC"):  # on macOS, fsync does not flush the disk's own cache
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
         os.fdatasync(descriptor)
 
 
 def sync_folder(descriptor: int) -> None:
-    """Fsync a folder."""
+    """Fsync a folder, so that names created and removed in it are durable."""
     if hasattr(fcntl, "F_FULLFSYNC"):
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:

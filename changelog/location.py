@@ -1,11 +1,11 @@
-"""Where a log is, as users write it: a folder, or the URL of a log that is somewhere else.
+"""Locations of logs as users write them: a folder, or the URL of a log on the network.
 
     data/log                                the folder of an embedded log
     kafka://host:port                       an Apache Kafka cluster (changelog/kafka/address.py)
     strandline://host:port, grpc://…        a served log (changelog/flight/address.py)
 
-What begins with `word:/` and is none of these is a slip, or meant for another program. It is refused
-everywhere, for taken as a folder it would be made, with its passwords in its name.
+Any other text that begins with `word:/` is a mistake, and is rejected everywhere. As a folder it
+would be created, with a password of the URL in its name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from strandline.changelog.errors import InvalidConfig
 
 KAFKA = "kafka"
 KAFKA_VARIABLE = "STRANDLINE_KAFKA"
-"""The environment variable with properties for every cluster, written as in a URL."""
+"""Environment variable with properties for all Kafka clusters, written as in a URL."""
 SERVED = {
     "strandline": "grpc+tcp",
     "grpc": "grpc+tcp",
@@ -37,7 +37,7 @@ _USER = re.compile(r"(:/+)[^/]*@")
 
 
 def is_url(log: str | os.PathLike[str]) -> bool:
-    """Whether it is a URL rather than a folder.
+    """Return True for a URL, False for a folder.
 
     >>> is_url("kafka://db"), is_url("./data"), is_url("data/a://b")
     (True, False, False)
@@ -46,7 +46,7 @@ def is_url(log: str | os.PathLike[str]) -> bool:
 
 
 def is_kafka(log: str | os.PathLike[str]) -> bool:
-    """Whether it is a Kafka cluster.
+    """Return True for the URL of a Kafka cluster.
 
     >>> is_kafka("kafka://db:9092"), is_kafka("strandline://db"), is_kafka("./data")
     (True, False, False)
@@ -56,7 +56,7 @@ def is_kafka(log: str | os.PathLike[str]) -> bool:
 
 
 def is_served(log: str) -> bool:
-    """Whether it names a log on the network that speaks our protocol.
+    """Return True for the URL of a log served with Strandline's protocol.
 
     >>> is_served("strandline://db:7361"), is_served("./data"), is_served("kafka://x:9092")
     (True, False, False)
@@ -66,7 +66,7 @@ def is_served(log: str) -> bool:
 
 
 def is_encrypted(log: str | os.PathLike[str]) -> bool:
-    """Whether the log is reached by TLS.
+    """Return True if the connection to the log uses TLS.
 
     >>> is_encrypted("strandline+tls://db"), is_encrypted("strandline://db"), is_encrypted("./data")
     (True, False, False)
@@ -86,9 +86,10 @@ def is_encrypted(log: str | os.PathLike[str]) -> bool:
 
 
 def options_of(query: str) -> dict[str, str]:
-    """The options in a URL, after its "?"; the last of a name counts. Raises InvalidConfig.
+    """Return the options of a URL, given the part after "?". Raises InvalidConfig.
 
-    Any character may be percent-encoded. `%`, `&`, and in a name `=`, must be; a plus is a plus.
+    If a name occurs twice, the last value counts. Any character may be percent-encoded; `%`, `&`,
+    and `=` in a name must be. A plus sign is not a space.
 
     >>> options_of("token=a+b%26c=%25&x=")
     {'token': 'a+b&c=%', 'x': ''}
@@ -99,7 +100,7 @@ def options_of(query: str) -> dict[str, str]:
         try:
             found[unquote(name, errors="strict")] = unquote(value, errors="strict")
         except UnicodeDecodeError:
-            # The value may be a secret, so it is not repeated.
+            # The message omits the value, which may be a secret.
             raise InvalidConfig(
                 f"the option {name} of the URL is not UTF-8, percent-encoded; write % as %25"
             ) from None
@@ -107,7 +108,7 @@ def options_of(query: str) -> dict[str, str]:
 
 
 def shown(log: str) -> str:
-    """As it may be shown: without what is secret, the options of a URL and who calls.
+    """Return a location without secrets: without a URL's options, user and password.
 
     >>> shown("strandline://db?token=secret"), shown("./data"), shown("./what?")
     ('strandline://db', './data', './what?')
@@ -118,7 +119,7 @@ def shown(log: str) -> str:
 
 
 def check(log: str | os.PathLike[str]) -> None:
-    """Raise InvalidConfig if it is neither a folder nor the URL of a log."""
+    """Raise InvalidConfig for a text that is neither a folder nor the URL of a log."""
     text = os.fspath(log)
     found = _URL.match(text)
     if found is None or found[1] not in {KAFKA, *SERVED}:
@@ -126,7 +127,7 @@ def check(log: str | os.PathLike[str]) -> None:
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
-    """Raise InvalidConfig if it can only be meant as a URL.
+    """Raise InvalidConfig for a path that looks like a URL.
 
     >>> check_folder("data"), check_folder("./kafka:/data")
     (None, None)
@@ -152,8 +153,8 @@ def check_folder(path: str | os.PathLike[str]) -> None:
 def check_exists(log: str | os.PathLike[str]) -> None:
     """Raise InvalidConfig unless `log` is the folder of a log, or a URL.
 
-    For whatever only reads: opening a mistyped path would make an empty log there. The error
-    names logs nearby: in the folder itself, and beside it with a name like it.
+    For programs that only read, because opening a mistyped path would create an empty log there.
+    The error suggests logs nearby: inside the folder, and next to it with a similar name.
     """
     if is_url(log) or (Path(log) / FOLDER_META).exists():
         return

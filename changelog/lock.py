@@ -1,4 +1,4 @@
-"""A lock of one process and one holder in it, for as long as that process lives."""
+"""A file lock with one holder in one process, released at the latest when the process ends."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ UNKNOWN = "it is not known which"
 
 
 class FileLock:
-    """An flock, and a table of this process's own: threads sharing a descriptor both "get" a flock.
+    """An flock, and a table of the locks of this process.
 
-    The file is never unlinked, or two processes could each lock "the" file; one that was unlinked by
-    somebody else is noticed by `check`. With `whole` the folder itself is locked too, which no
-    removal of a file undoes. A forked child neither holds nor releases its parent's lock.
+    The table is necessary because flock does not exclude threads that share a descriptor.
+
+    The file is never unlinked: otherwise two processes could each lock a file at the same path. If
+    something else unlinks it, `check` notices. With `whole` the folder itself is locked too, so
+    that removing the lock file does not free the lock. A forked child neither holds nor releases
+    its parent's lock.
     """
 
-    _mutex = threading.RLock()  # garbage that is collected meanwhile may release one
+    # Reentrant, because the garbage collector may run with it held and release another lock.
+    _mutex = threading.RLock()
     _held: dict[Inode, list[int]] = {}
-    """By the lock file, the descriptors that hold it."""
+    """Descriptors that hold a lock, by the inode of the lock file."""
 
     def __init__(self, directory: Directory, path: str, note: str, *, whole: bool = False) -> None:
         self._path = f"{directory.path}/{path}"
@@ -43,18 +47,18 @@ class FileLock:
             if self._inode in FileLock._held:
                 raise LogLocked(f"{self._path} is already locked by this process (pid {self._pid})")
             held = [descriptor]
-            if whole:  # first, as its holder may have lost the lock file
+            if whole:  # the folder first, because its holder may have lost the lock file
                 folder = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory.descriptor())
                 undo.callback(os.close, folder)
                 held.append(folder)
                 self._flock(folder)
             self._flock(descriptor)
             self._taken = True
-            self.check()  # between the opening and the lock it may have been replaced
-            if (
-                os.fstat(descriptor).st_nlink == 1
-            ):  # else it may be somebody's file with this name too
-                # In this order a full disk does not refuse a lock that was there before.
+            self.check()  # the file may have been replaced between the opening and the lock
+            # With a second name it may be another program's file, which must not be overwritten.
+            if os.fstat(descriptor).st_nlink == 1:
+                # Write before truncating, so that a full disk does not prevent locking a file
+                # that exists already: overwriting needs no new space.
                 written = os.pwrite(descriptor, note.encode(), 0)
                 os.ftruncate(descriptor, written)
             FileLock._held[self._inode] = held
@@ -69,7 +73,7 @@ class FileLock:
             ) from None
 
     def check(self) -> None:
-        """Raise FolderLost if it is held, and its file is not at its path any more."""
+        """Raise FolderLost if the lock is held and its file is no longer at its path."""
         if not self._taken:
             return
         try:
@@ -88,13 +92,14 @@ class FileLock:
                 return
             self._taken = False
             for descriptor in FileLock._held.pop(self._inode, []):
-                # Closing alone would leave it to a child that is being forked and has not yet let go.
+                # Unlock explicitly: a child that was just forked may still have the descriptor
+                # open, so that closing it here would not release the flock.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
 
     @classmethod
     def forget_after_fork(cls) -> None:
-        """In a forked child: the parent's locks are not ours, and end with the parent."""
+        """Close the parent's locks in a forked child, without releasing them for the parent."""
         cls._mutex = threading.RLock()
         for descriptors in cls._held.values():
             for descriptor in descriptors:
@@ -106,10 +111,10 @@ os.register_at_fork(after_in_child=FileLock.forget_after_fork)
 
 
 def holder(path: Path) -> str:
-    """What a lock file that is held says of its holder; UNKNOWN if it names a process that has ended.
+    """Return the note of the lock file's holder; UNKNOWN if it names a process that has ended.
 
-    A note stays when its lock is released, and the next holder has the lock a moment before it
-    writes its own.
+    The note of an earlier holder remains in the file after its release, and a new holder has the
+    lock for a moment before it writes its own.
     """
     try:
         note = path.read_bytes()[:NOTE_BYTES].decode(errors="replace").strip()

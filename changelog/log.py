@@ -1,4 +1,4 @@
-"""A log with everything at hand: topics, producers, consumers, whole topics as tables."""
+"""The open log as programs use it: topics, producers, consumers, whole topics as tables."""
 
 from __future__ import annotations
 
@@ -30,13 +30,17 @@ if TYPE_CHECKING:
     import polars as pl
 
 Offsets = Mapping[int, int] | int
-"""By partition, or the same for all."""
+"""Offsets by partition number, or one offset for all partitions."""
 
 
 class Log:
-    """An open log. `broker` is the interface below; `clock` what its clients go by.
+    """An open log, as `changelog.open` returns it. Thread-safe.
 
-    Raises what `Broker` raises.
+    Close it, or use it in a `with` statement. Methods raise the errors of `Broker`.
+
+    Args:
+        broker: The implementation: a folder's owner, a connection to one, or a Kafka cluster.
+        clock: Time source of the log's producers and consumers; the system's by default.
     """
 
     def __init__(self, broker: Broker, *, clock: Clock | None = None) -> None:
@@ -48,11 +52,19 @@ class Log:
     # Clients --------------------------------------------------------------------------
 
     def producer(self, **options: Any) -> Producer:
-        """A new producer; options as for `Producer`."""
+        """Return a new producer.
+
+        Args:
+            **options: Keyword arguments of `Producer`, such as `transactional_id`.
+        """
         return Producer(self.broker, **{"clock": self._clock, **options})
 
     def consumer(self, **options: Any) -> Consumer:
-        """A new consumer; options as for `Consumer`."""
+        """Return a new consumer.
+
+        Args:
+            **options: Keyword arguments of `Consumer`, such as `group`.
+        """
         return Consumer(self.broker, **{"clock": self._clock, **options})
 
     # Topics ---------------------------------------------------------------------------
@@ -65,7 +77,23 @@ class Log:
         config: Mapping[str, str] | None = None,
         schema: pa.Schema | None = None,
     ) -> TopicInfo:
-        """Create a topic, durably. Raises TopicExists, InvalidTopic, InvalidConfig."""
+        """Create a topic, durably.
+
+        Args:
+            name: Name of the topic. Names that begin with two underscores are reserved.
+            partitions: Number of partitions. It can be raised later, but not lowered.
+            config: Topic settings by Kafka's names, such as {"cleanup.policy": "compact"}; the
+                log's settings and the built-in defaults apply to all others.
+            schema: Arrow schema of the values of a typed topic; without one, values are bytes.
+
+        Returns:
+            Description of the new topic.
+
+        Raises:
+            TopicExists: A topic of this name exists.
+            InvalidTopic: The name is not allowed.
+            InvalidConfig: A setting is unknown, or its value is not allowed.
+        """
         return self.broker.create_topic(name, partitions, config=config, schema=schema)
 
     def alter_topic(
@@ -76,15 +104,39 @@ class Log:
         partitions: int | None = None,
         schema: pa.Schema | None = None,
     ) -> TopicInfo:
-        """Change settings, add partitions, or extend the schema (see `Broker.alter_topic`)."""
+        """Change settings, add partitions, or extend the schema.
+
+        Args:
+            name: Name of the topic.
+            config: Settings to change; None as a value resets a setting to its default.
+            partitions: New number of partitions, at least the current one.
+            schema: New schema, which may only add nullable fields to the current one.
+
+        Returns:
+            Description of the changed topic.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            InvalidConfig: A setting is invalid, or `partitions` is less than the current number.
+            SchemaMismatch: The schema does not extend the current one.
+        """
         return self.broker.alter_topic(name, config=config, partitions=partitions, schema=schema)
 
     def config(self) -> LogConfig:
-        """The settings of the log as a whole: defaults for topics, and the cleaner's."""
+        """Return the settings of the whole log: defaults for topics, and the cleaner's."""
         return LogConfig(self.broker.describe_config())
 
     def alter_config(self, changes: Mapping[str, str | None]) -> LogConfig:
-        """Change them, durably and at once; None takes one back. Raises InvalidConfig.
+        """Change settings of the whole log, durably. They take effect at once.
+
+        Args:
+            changes: New values by name; None resets a setting to its built-in default.
+
+        Returns:
+            All settings of the log after the change.
+
+        Raises:
+            InvalidConfig: A setting is invalid, or contradicts a topic's; nothing was changed.
 
         >>> import tempfile
         >>> from strandline import changelog
@@ -100,15 +152,19 @@ class Log:
         self.broker.delete_topic(name)
 
     def topic(self, name: str) -> TopicInfo:
-        """One topic. Raises UnknownTopic."""
+        """Return the description of a topic. Raises UnknownTopic."""
         return self.broker.topic(name)
 
     def topics(self, *, internal: bool = False) -> list[TopicInfo]:
-        """The topics by name, with or without the log's own."""
+        """Return the descriptions of all topics, sorted by name.
+
+        Args:
+            internal: True: include the log's own topics.
+        """
         return [topic for topic in self.broker.topics() if internal or not topic.internal]
 
     def offsets(self, topic: str) -> dict[int, PartitionOffsets]:
-        """The ends of each partition."""
+        """Return the log start, high watermark and other bounds of each partition of a topic."""
         return {tp.partition: e for tp, e in self.broker.offsets(self._partitions(topic)).items()}
 
     def _partitions(self, topic: str) -> list[TopicPartition]:
@@ -125,7 +181,25 @@ class Log:
         timestamp: str | int | None = None,
         partition: int | None = None,
     ) -> list[BatchMetadata]:
-        """Append a DataFrame, Arrow data or a list of rows (see `Producer.append`)."""
+        """Append a DataFrame, Arrow data or a list of rows; return once all is acknowledged.
+
+        Args:
+            topic: Name of the topic.
+            data: A DataFrame, an Arrow table or batch, or a list of mappings.
+            key: Column with the keys of records.
+            timestamp: Column with the times of records, or one time for all of them in
+                milliseconds since the epoch; now by default.
+            partition: Partition of all records; by default each record's key selects it.
+
+        Returns:
+            Partition and offsets of each appended batch.
+
+        Raises:
+            InvalidRecord: A record cannot be stored in the topic (see `Producer.append`).
+            SchemaMismatch: The columns do not fit the topic's schema.
+            RecordTooLarge: A record exceeds the topic's `max.message.bytes`.
+            UnknownTopic: There is no such topic.
+        """
         with self._lock:
             if self._appender is None:
                 self._appender = self.producer()
@@ -139,11 +213,22 @@ class Log:
         end: Offsets | None = None,
         isolation: Isolation = "read_committed",
     ) -> pa.Table:
-        """All records of a topic, partition by partition in their order, as a table.
+        """Return the records of a topic as a table, ordered by partition and offset.
 
         Columns: partition (int32), offset (int64), timestamp (UTC, ms), key (binary), value
-        (binary, or a struct on a typed topic), headers if any record has some. `start` and
-        `end` bound the offsets, end excluded; by default all there is at the time of the call.
+        (binary, or a struct on a typed topic), and headers if any record has some.
+
+        Args:
+            topic: Name of the topic.
+            start: First offset, of each partition or of all; by default the log start.
+            end: End offset (exclusive), of each partition or of all; by default, and at most,
+                the end at the time of the call.
+            isolation: "read_committed" (default): only committed records. "read_uncommitted":
+                also records of open and aborted transactions.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            InvalidRequest: `start` or `end` names a partition that does not exist.
         """
         info = self.broker.topic(topic)
         partitions = [TopicPartition(topic, n) for n in range(info.partitions)]
@@ -168,12 +253,23 @@ class Log:
         isolation: Isolation = "read_committed",
         tombstones: bool = False,
     ) -> pl.DataFrame:
-        """The records of a topic as a polars DataFrame, bounds as for `read`.
+        """Return the records of a topic as a polars DataFrame.
 
-        On a typed topic the value's columns stand for themselves; partition, offset, timestamp
-        and key come first, with an underscore in front if the value has a column of that name.
-        Tombstones are left out; with `tombstones` they are rows whose value is null, and a
-        column `tombstone` (bool) behind the key tells them apart.
+        The first columns are partition, offset, timestamp and key. On a typed topic the columns
+        of the value follow; otherwise, a column `value`. A leading column is prefixed with an
+        underscore if the value has a column of the same name.
+
+        Args:
+            topic: Name of the topic.
+            start: First offset, as for `read`.
+            end: End offset (exclusive), as for `read`.
+            isolation: Visibility of uncommitted records, as for `read`.
+            tombstones: False (default): leave out tombstones. True: include them as rows whose
+                value is null, marked by a column `tombstone` (bool) after the key.
+
+        Raises:
+            UnknownTopic: There is no such topic.
+            InvalidRequest: `start` or `end` names a partition that does not exist.
         """
         import polars as pl
 
@@ -191,7 +287,7 @@ class Log:
     # Closing --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the log; harmless when repeated. Producers are to be closed before."""
+        """Close the log. Close its producers first. Repeated calls have no effect."""
         with self._lock:
             if self._appender is not None:
                 self._appender.close()
@@ -213,7 +309,7 @@ class Log:
 def _bounds(
     given: Offsets | None, whole: Mapping[TopicPartition, int], *, limit: bool = False
 ) -> dict[TopicPartition, int]:
-    """An offset for each partition: what was given, or as far as there is anything."""
+    """Return an offset for each partition: the one given, but not outside the log."""
     if isinstance(given, int):
         given = {tp.partition: given for tp in whole}
     given = given or {}
@@ -266,7 +362,7 @@ def _table(batch: Batch, value: pa.DataType) -> pa.Table:
 
 
 def _flattened(table: pa.Table) -> pa.Table:
-    """The fields of `value` as columns of their own."""
+    """Replace the struct column `value` by one column for each of its fields."""
     index = table.schema.get_field_index("value")
     fields = list(table.schema.field(index).type)
     taken = {field.name for field in fields}

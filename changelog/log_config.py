@@ -1,8 +1,8 @@
-"""What can be set for a log as a whole, by the names of Kafka's broker settings.
+"""Settings of a log as a whole, by the names of Kafka's broker settings.
 
-Two kinds: defaults for topics that do not say otherwise (Kafka's ServerTopicConfigSynonyms), and
-how the cleaner works. A topic's setting is what was set on it, else the log's default, else the
-built-in one. All may be changed while the log is open.
+There are two kinds: defaults for topics (Kafka's ServerTopicConfigSynonyms), and settings of the
+cleaner. The value of a topic's setting is the one set on the topic, else the log's default, else
+the built-in default. All settings may be changed while the log is open.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ _MOST_THREADS = 64
 
 @dataclass(frozen=True, slots=True)
 class CleanerConfig:
-    """How the cleaner works: `log.cleaner.…`. Raises InvalidConfig when built with a wrong value."""
+    """Settings of the cleaner, `log.cleaner.…`. The constructor raises InvalidConfig."""
 
     enable: bool = True
-    """Whether the cleaner runs by itself; on request it always does."""
+    """True: the cleaner runs by itself. Requested cleanings always run."""
     threads: Annotated[int, SettingRange(1, _MOST_THREADS)] = 1
-    """How many partitions are cleaned at once."""
+    """Number of partitions that are cleaned concurrently."""
     dedupe_buffer_size: Annotated[int, SettingRange(_LEAST_BUFFER, _LARGEST_BUFFER, LONG_MAX)] = (
         128 << 20
     )
-    """Bytes for the keys of a pass, of all threads together. (Kafka: at least 1 MiB a thread.)"""
+    """Bytes of memory for keys, for all threads together. (Kafka: at least 1 MiB per thread.)"""
     io_max_bytes_per_second: Annotated[int, SettingRange(1)] = LONG_MAX
-    """What all threads together read and write at most, on average. (Kafka's may have a fraction.)"""
+    """Maximum average bytes per second that all threads together read and write. (Kafka allows
+    fractions.)"""
     backoff_ms: Annotated[int, SettingRange(1, LONGEST_MS, LONG_MAX)] = 15_000
-    """How long to wait when nothing is due, and after a first failure. (Kafka: also 0.)"""
+    """Milliseconds to wait when no partition is due, and after a first failure. (Kafka allows
+    0.)"""
 
     def __post_init__(self) -> None:
         _CLEANER.check(self)
@@ -57,7 +59,7 @@ class CleanerConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """The settings of a log as a whole, valid. Raises InvalidConfig when built of others.
+    """The settings of a log as a whole. The constructor raises InvalidConfig for invalid ones.
 
     >>> config = LogConfig({"log.retention.ms": "-1", "log.cleaner.threads": "2"})
     >>> config.cleaner.threads, config.topic({}).retention_ms
@@ -67,7 +69,7 @@ class LogConfig:
     """
 
     given: Mapping[str, str] = field(default_factory=dict)
-    """What was set, by Kafka's names; never one of a setting's other names."""
+    """Explicitly set values, by Kafka's names in milliseconds (`log.retention.ms`)."""
 
     def __post_init__(self) -> None:
         check_names(self.given, NAMES, "log")
@@ -78,9 +80,10 @@ class LogConfig:
         _ = self.cleaner
 
     def altered(self, changes: Mapping[str, str | None]) -> LogConfig:
-        """These settings with changes; None takes one back. Raises InvalidConfig.
+        """Return these settings with changes; None resets one to its default.
 
-        `log.retention.hours`, `log.retention.minutes` and `log.roll.hours` are taken too, and kept in ms.
+        `log.retention.hours`, `log.retention.minutes` and `log.roll.hours` are accepted too, and
+        stored in ms. Raises InvalidConfig.
 
         >>> LogConfig().altered({"log.retention.hours": "2"}).given
         {'log.retention.ms': '7200000'}
@@ -100,22 +103,22 @@ class LogConfig:
         return LogConfig(given)
 
     def topic(self, config: Mapping[str, str]) -> TopicConfig:
-        """All settings of a topic on which `config` was set. Raises InvalidConfig."""
+        """Return the effective settings of a topic with settings `config`. Raises InvalidConfig."""
         return TopicConfig.parse({**self.topic_defaults, **config})
 
     @cached_property
     def topic_defaults(self) -> Mapping[str, str]:
-        """What was set for topics that do not say otherwise, by the topic's names."""
+        """Explicitly set defaults of topics, by the names of the topic's settings."""
         return {own: self.given[name] for name, own in _TOPIC_NAMES.items() if name in self.given}
 
     @cached_property
     def cleaner(self) -> CleanerConfig:
-        """How the cleaner works."""
+        """Settings of the cleaner."""
         own = {name: text for name, text in self.given.items() if name in _CLEANER.names}
         return CleanerConfig(**_CLEANER.parse(own))
 
     def settings(self) -> list[Setting]:
-        """Every setting, with its value and whether it was set."""
+        """Return every setting with its value and the source of the value."""
         topics = self.topic({}).as_strings()
         values = {name: topics[own] for name, own in _TOPIC_NAMES.items()}
         values |= _CLEANER.as_strings(self.cleaner)
@@ -137,8 +140,9 @@ _LOG_NAMES = {
     "max.message.bytes": "message.max.bytes",
     "compression.type": "compression.type",
 }
-"""What a topic's setting is called as the log's default, where that is not `log.` and its name."""
+"""Names of the log's defaults by the topic's names, where they are not `log.` plus that name."""
 _TOPIC_NAMES = {_LOG_NAMES.get(own, f"log.{own}"): own for own in topic_settings.names}
+"""Names of topic settings, by the names of the log's defaults for them."""
 
 _HOUR_MS = 60 * 60 * 1000
 _UNITS = {
@@ -146,10 +150,10 @@ _UNITS = {
     "log.retention.minutes": ("log.retention.ms", 60 * 1000),
     "log.roll.hours": ("log.roll.ms", _HOUR_MS),
 }
-"""Other names of settings, in other units: how many ms one is."""
+"""Alternative names of settings in other units: the name in ms, and the unit in milliseconds."""
 
 NAMES = tuple(sorted((*_TOPIC_NAMES, *_CLEANER.names)))
-"""All settings of a log."""
+"""Names of all settings of a log."""
 
 
 def _check_given(name: str, text: str) -> None:

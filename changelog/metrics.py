@@ -1,14 +1,14 @@
-"""Numbers about what runs here, and Prometheus's text format for them.
+"""Metrics, and Prometheus's text format for them.
 
-    Metric                          what a number is called, and what it means
-    Counter · Histogram · Latency   count as things happen, on any thread
-    Reading                         a number at one moment
-    exposition                      readings as text, format 0.0.4
+    Metric                                   name, kind, description and labels of a metric
+    MonotonicCounter · Histogram · Latency   thread-safe counters of events
+    MetricReading                            the value of a metric at one moment
+    exposition                               readings as text, format 0.0.4
 
-There is no global registry: whoever counts gives its readings when it is asked. What can be
-found out by looking is not counted, but looked at then; so counting costs what runs next to nothing.
+There is no global registry: each component returns its readings on request (`MetricSource`). Values
+that can be computed at that time are not counted beforehand, so counting costs almost nothing.
 
-The numbers name topics, tasks and stores. No key and no value of a record is ever among them.
+Labels name topics, tasks and stores. They never contain keys or values of records.
 """
 
 from __future__ import annotations
@@ -30,89 +30,92 @@ SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
     *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""Bounds for what takes from a tenth of a millisecond to ten seconds."""
+"""Histogram bounds in seconds, from 0.1 ms to 10 s."""
 
 QUANTILES = (0.5, 0.95, 0.99)
 RECENT = 1_000
-"""Of how many observations, the last ones, quantiles are told."""
+"""Number of latest observations from which quantiles are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What is told under one name."""
+    """Name, kind, description and labels of a metric."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram", "summary"]
     meaning: str
+    """Description, Prometheus's HELP text."""
     labels: tuple[str, ...] = ()
-    """The names of what tells its readings apart."""
+    """Names of the labels that distinguish the readings of the metric."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramValue:
-    """What a histogram has seen."""
+    """The content of a histogram."""
 
     bounds: tuple[float, ...]
+    """Upper bounds (inclusive) of the buckets, ascending."""
     counts: tuple[int, ...]
-    """Observations up to each bound and above the one before it; last those above all."""
+    """Number of observations in each bucket; the last one counts those above all bounds."""
     total: float
-    """All observations, added up."""
+    """Sum of all observations."""
 
     @property
     def count(self) -> int:
-        """How many observations."""
+        """Number of observations."""
         return sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """How the last observations were spread."""
+    """Quantiles of the latest observations."""
 
     values: tuple[tuple[float, float], ...]
-    """Quantile and value; none before the first observation."""
+    """Pairs of quantile and value; empty before the first observation."""
     count: int
-    """How many observations there were in all."""
+    """Number of all observations."""
     total: float
+    """Sum of all observations."""
 
 
 class MetricReading(NamedTuple):
-    """A number at one moment."""
+    """The value of a metric at one moment."""
 
     metric: Metric
     labels: tuple[str, ...]
-    """A value for each label of the metric."""
+    """Values of the metric's labels, in their order."""
     value: float | HistogramValue | Quantiles
 
 
 @runtime_checkable
 class MetricSource(Protocol):
-    """What tells numbers of itself; may be asked from any thread."""
+    """A component with metrics. Any thread may call it."""
 
     def metrics(self) -> list[MetricReading]:
-        """Its readings of this moment."""
+        """Return the current readings."""
         ...
 
 
 def measured(thing: object) -> list[MetricReading]:
-    """The readings of what is `MetricSource`; none of anything else."""
+    """Return the readings of a `MetricSource`; an empty list for other objects."""
     return thing.metrics() if isinstance(thing, MetricSource) else []
 
 
 class MonotonicCounter:
-    """A number that only grows."""
+    """A number that only grows. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.value = 0
 
     def add(self, amount: int = 1) -> None:
-        """So much more."""
+        """Add `amount` to the number."""
         with self._lock:
             self.value += amount
 
 
 class Histogram:
-    """How often something was how large.
+    """Counts of observations by size. Thread-safe.
 
     >>> sizes = Histogram((1, 10))
     >>> sizes.observe(1); sizes.observe(3, times=2); sizes.observe(50)
@@ -128,30 +131,30 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many observations."""
+        """Number of observations."""
         return self.read().count
 
     def observe(self, value: float, times: int = 1) -> None:
-        """It was `value`, that many times."""
+        """Count an observation of `value`, or several equal ones."""
         with self._lock:
             self._counts[bisect_left(self._bounds, value)] += times
             self._total += value * times
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Observe how many seconds the block takes, unless it raises."""
+        """Observe the seconds that a `with` block takes, unless it raises."""
         begun = time.perf_counter()
         yield
         self.observe(time.perf_counter() - begun)
 
     def read(self) -> HistogramValue:
-        """What was seen so far."""
+        """Return the observations so far."""
         with self._lock:
             return HistogramValue(self._bounds, tuple(self._counts), self._total)
 
 
 class Latency(Histogram):
-    """A histogram that also knows the quantiles of the last observations.
+    """A histogram that also has the quantiles of the latest observations.
 
     >>> waits = Latency()
     >>> for ms in range(1, 101): waits.observe(ms / 1000)
@@ -169,11 +172,11 @@ class Latency(Histogram):
             self._last.extend([value] * times)
 
     def recent(self) -> Quantiles:
-        """The quantiles of the last `RECENT` observations."""
+        """Return the quantiles of the latest `RECENT` observations."""
         with self._lock:
             last = sorted(self._last)
         seen = self.read()
-        # The nearest rank: a value that was observed, none in between.
+        # Nearest rank: return observed values, without interpolation.
         ranks = [(q, math.ceil(q * len(last)) - 1) for q in QUANTILES] if last else []
         return Quantiles(tuple((q, last[rank]) for q, rank in ranks), seen.count, seen.total)
 
@@ -182,7 +185,7 @@ class Latency(Histogram):
 
 
 def exposition(readings: Iterable[MetricReading]) -> str:
-    """Readings as Prometheus reads them: all of a metric together, in the order they came in.
+    """Return readings in Prometheus's text format, grouped by metric, in the given order.
 
     >>> waiting = Metric("waiting", "gauge", "How many wait.", ("line",))
     >>> print(exposition([MetricReading(waiting, ("left",), 2)]), end="")
@@ -208,7 +211,7 @@ def _lines(metric: Metric, readings: Sequence[MetricReading]) -> Iterator[str]:
 def _samples(
     value: float | HistogramValue | Quantiles,
 ) -> Iterator[tuple[str, dict[str, str], float]]:
-    """The lines that tell one value: what is added to the name, and to the labels, and the number."""
+    """Yield the samples of a value: suffix of the name, additional labels, and number."""
     if isinstance(value, HistogramValue):
         bounds = (*value.bounds, math.inf)
         for bound, count in zip(bounds, accumulate(value.counts), strict=True):
@@ -234,4 +237,4 @@ def _escaped(text: str, *, quote: bool = False) -> str:
 
 
 def _number(value: float) -> str:
-    return "+Inf" if value == math.inf else repr(+value)  # of a bool, a number
+    return "+Inf" if value == math.inf else repr(+value)  # the plus makes an int of a bool

@@ -1,8 +1,8 @@
-"""Pins: ranges of offsets that can be read again, the same, whatever becomes of the log meanwhile.
+"""Pins: ranges of offsets that can be read repeatedly with the same result.
 
-Retention deletes segments, compaction rewrites them without what is superseded. Who must be able to
-read a range twice (a batch of Spark's that is tried again) has it pinned first: the files that hold it
-are kept, as they are, until the pin is released or has not been used for its time.
+Retention deletes segments, and compaction rewrites them without superseded records. A reader that
+must be able to read a range twice, such as a Spark batch that may be retried, pins it first. The
+files of the range are kept unchanged until the pin is released, or was not used for its timeout.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from strandline.changelog.history import UNKNOWN_EPOCH
 from strandline.changelog.records import Fetched, TopicPartition
 
 MAX_TIMEOUT_MS = 30 * 24 * 60 * 60 * 1000
-"""The longest that a pin may be kept unused."""
+"""Maximum milliseconds for which an unused pin may be kept."""
 NAME_PATTERN = "[0-9a-z]{1,32}"
-"""What each part of a pin's name looks like; they name folders."""
+"""Regular expression for each part of a pin's name; the parts are names of folders."""
 
 
 class PinName(NamedTuple):
-    """A pin, by who reads and by the positions between which it reads, each a name of its choice."""
+    """Name of a pin: its holder, and names of the start and end position, chosen by the holder."""
 
     holder: str
     since: str
@@ -32,56 +32,70 @@ class PinName(NamedTuple):
 
 
 class PinnedRange(NamedTuple):
-    """Offsets of one partition."""
+    """A range of offsets of one partition."""
 
     topic_id: str
     start: int
     end: int
-    """Not included; at most the last stable offset."""
+    """End offset (exclusive); at most the last stable offset."""
     leader_epoch: int = UNKNOWN_EPOCH
-    """Of the position at `end`, with `incarnation`: see `changelog.history`. Looked at when the
-    range is pinned, not kept."""
+    """Leader epoch of the position at `end` (see `changelog.history`). It is checked when the
+    range is pinned, and not stored."""
     incarnation: str = ""
+    """Incarnation of the position at `end`, used like `leader_epoch`."""
 
 
 PinnedRanges = Mapping[TopicPartition, PinnedRange]
 
 
 class Pins(Protocol):
-    """The pins of one log. Calls may be repeated: each says how things are to be."""
+    """The pins of one log. All calls are idempotent."""
 
     def hold(
         self, name: PinName, ranges: PinnedRanges, *, timeout_ms: int
     ) -> dict[TopicPartition, PinnedRange]:
-        """Pin what is committed in these ranges, durably, until it was not used for `timeout_ms`.
+        """Pin the committed records in these ranges, durably, and return the pinned ranges.
 
-        If there is a pin of that name, that is kept as it is, and its ranges are returned. The
-        holder's pins that begin elsewhere (`since`) are released: whoever begins there is done with them.
-        Raises OffsetOutOfRange, UnknownTopic, InvalidConfig, StorageFailed: then nothing is pinned.
+        If a pin of this name exists, it is kept unchanged and its ranges are returned. Pins of
+        the same holder with another start (`since`) are released, because a holder that starts
+        at a new position has finished with them.
+
+        Args:
+            name: Name of the pin.
+            ranges: Ranges by partition.
+            timeout_ms: Milliseconds without use after which the pin expires.
+
+        Raises:
+            OffsetOutOfRange: A range is not in the log. After any error nothing is pinned.
+            UnknownTopic: A topic does not exist.
+            InvalidConfig: The name or the timeout is invalid.
+            StorageFailed: The file system refused an operation.
         """
         ...
 
     def use(self, name: PinName) -> dict[TopicPartition, PinnedRange]:
-        """The ranges of a pin, whose time begins anew. Raises UnknownPin."""
+        """Return the ranges of a pin, and restart its timeout. Raises UnknownPin."""
         ...
 
     def fetch(
         self, name: PinName, partition: TopicPartition, offset: int, *, max_bytes: int
     ) -> Fetched:
-        """Committed records from `offset` on, about `max_bytes`, as they were when they were pinned.
+        """Return about `max_bytes` of pinned records from `offset` on, as they were when pinned.
 
-        At least one batch, if there is any before the range's end, where `next_offset` stops. A batch may
-        reach beyond that end. Raises UnknownPin, UnknownPartition, OffsetOutOfRange, CorruptLog.
+        The result has at least one batch if there is one before the end of the range.
+        `next_offset` is at most that end, but the last batch may reach beyond it.
+
+        Raises UnknownPin, UnknownPartition, OffsetOutOfRange, CorruptLog.
         """
         ...
 
     def release(self, holder: str, until: str) -> None:
-        """Let go of the holder's pins that end there; harmless when there are none."""
+        """Release the holder's pins that end at `until`, if there are any."""
         ...
 
 
 def there(pins: Pins | None) -> Pins:
-    """The pins of a log that has some. Raises UnknownPin: nothing is pinned in one that has none."""
+    """Return `pins`. Raises UnknownPin if it is None, because the log does not support pins."""
     if pins is None:
-        raise UnknownPin("this log keeps nothing for readers: it is a Kafka cluster")
+        raise UnknownPin("this log has no pins, because it is a Kafka cluster")
     return pins

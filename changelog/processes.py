@@ -1,4 +1,4 @@
-"""Other processes of this machine, as the system knows them."""
+"""State of other processes of this machine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from strandline.changelog.errors import StorageFailed
 
 DEAD = "ZX"
-"""States of a process that has ended, whether or not its parent has taken note."""
+"""State letters of a process that has ended: zombie (not yet reaped by its parent) and dead."""
 
 
 def state_of(pid: int) -> tuple[str, str]:
-    """State letter and start time of a process; ("X", "") if there is none.
+    """Return the state letter and start time of a process; ("X", "") if it does not exist.
 
-    Pids come again; pid and start time together do not.
+    Pids are reused, but the pair of pid and start time is unique.
     """
     if os.path.exists("/proc/self/stat"):
         try:
@@ -34,12 +34,12 @@ def state_of(pid: int) -> tuple[str, str]:
 
 
 def parse_stat(content: str) -> tuple[str, str]:
-    """State and start time (clock ticks since boot) in the text of /proc/<pid>/stat.
+    """Return state and start time (clock ticks since boot) from the text of /proc/<pid>/stat.
 
     >>> parse_stat("12 (a) b)) S " + " ".join(str(n) for n in range(4, 25)))
     ('S', '22')
     """
-    # The second field is the program's name in parentheses, which may hold any character.
+    # The second field is the program's name in parentheses, which may contain any character.
     fields = content.rpartition(")")[2].split()
     if len(fields) < 20:
         raise StorageFailed(f"cannot read the process table: got {content!r}")

@@ -1,4 +1,4 @@
-"""Messages that may come by the thousand: the first at once, then a sum now and then."""
+"""Rate-limited log messages: the first at once, later ones summed up from time to time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ EVERY_SECONDS = 10.0
 
 
 class RateLimitedLog:
-    """Logs the first of like messages, and after that at most one in `every` seconds, with their number.
+    """Logs a first message at once, then at most one in `every` seconds with the number skipped.
 
     Thread-safe.
 
     >>> from strandline.changelog.clock import ManualClock
-    >>> clock, said = ManualClock(), []
+    >>> clock, logged = ManualClock(), []
     >>> log = logging.Logger("doctest")
-    >>> log.addFilter(lambda record: said.append(record.getMessage()))
-    >>> rarely = RateLimitedLog(log, clock)
-    >>> rarely.note("a"); rarely.note("b"); rarely.note("c")
-    >>> clock.advance(10_000); rarely.note("d")
-    >>> said
+    >>> log.addFilter(lambda record: logged.append(record.getMessage()))
+    >>> limited = RateLimitedLog(log, clock)
+    >>> limited.note("a"); limited.note("b"); limited.note("c")
+    >>> clock.advance(10_000); limited.note("d")
+    >>> logged
     ['a', 'd (and 2 before it)']
     """
 
@@ -31,24 +31,24 @@ class RateLimitedLog:
         self._clock = clock
         self._every = every
         self._lock = threading.Lock()
-        self._unsaid = 0
+        self._skipped = 0
         self._next = clock.monotonic()
 
     def note(self, text: str, *, level: int = logging.WARNING, **fields: object) -> None:
-        """Something happened; say so if it is time. `fields` are for those who read JSON."""
+        """Log `text`, or count it as skipped. `fields` are added to the log record (for JSON)."""
         with self._lock:
             now = self._clock.monotonic()
             if now < self._next:
-                self._unsaid += 1
+                self._skipped += 1
                 return
-            unsaid, self._unsaid = self._unsaid, 0
+            unsaid, self._skipped = self._skipped, 0
             self._next = now + self._every
         more = f" (and {unsaid:,} before it)" if unsaid else ""
         self._log.log(level, "%s", text + more, extra={**fields, "times": unsaid + 1})
 
     def close(self) -> None:
-        """Say how many went unsaid."""
+        """Log the number of messages skipped since the last one."""
         with self._lock:
-            unsaid, self._unsaid = self._unsaid, 0
+            unsaid, self._skipped = self._skipped, 0
         if unsaid:
             self._log.warning("(and %s more like the last one)", f"{unsaid:,}")

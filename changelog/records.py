@@ -1,6 +1,6 @@
-"""What travels through the log: topic partitions, batches of columns, single records.
+"""Records, batches, topics and positions: the values that clients exchange with a log.
 
-A batch is an Arrow RecordBatch with these columns, whatever system holds the log:
+A batch is an Arrow RecordBatch with these columns, on every kind of log:
 
     timestamp   int64            milliseconds since the epoch
     key         binary           null for a keyless record
@@ -39,7 +39,7 @@ HEADERS_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic."""
+    """A partition of a topic."""
 
     topic: str
     partition: int
@@ -49,7 +49,7 @@ class TopicPartition(NamedTuple):
 
 
 def columns_schema(value: pa.DataType, *, headers: bool) -> pa.Schema:
-    """The schema of a batch whose values have Arrow type `value`.
+    """Return the schema of a batch whose values have the Arrow type `value`.
 
     >>> columns_schema(pa.binary(), headers=False).names
     ['timestamp', 'key', 'value']
@@ -66,7 +66,7 @@ def columns_schema(value: pa.DataType, *, headers: bool) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRecord:
-    """One record as a consumer gets it."""
+    """A record as a consumer receives it."""
 
     topic: str
     partition: int
@@ -81,24 +81,24 @@ class ConsumerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive committed records of one partition, as columns."""
+    """Consecutive records of one partition, as columns."""
 
     topic: str
     partition: int
     base_offset: int
     """Offset of the first record."""
     columns: pa.RecordBatch
-    """See the module's docstring for its schema."""
+    """The records; the docstring of `changelog.records` describes the columns."""
     leader_epoch: int = 0
     sparse_offsets: pa.Int64Array | None = field(default=None, repr=False)
-    """The offset of each record where they do not follow one another (after compaction)."""
+    """Offset of each record if they have gaps (after compaction); None if they are consecutive."""
 
     def __len__(self) -> int:
         return int(self.columns.num_rows)
 
     @property
     def offsets(self) -> pa.Int64Array:
-        """The offset of each record."""
+        """Offset of each record."""
         if self.sparse_offsets is not None:
             return self.sparse_offsets
         return int64_range(self.base_offset, self.base_offset + len(self))
@@ -111,7 +111,7 @@ class Batch:
         return self.base_offset + len(self) - 1
 
     def slice(self, start: int, length: int | None = None) -> Batch:
-        """Records `start` … of this batch, without copying."""
+        """Return `length` records (default: all) from index `start` on, without copying."""
         sparse = self.sparse_offsets
         base = self.base_offset + start if sparse is None else int(sparse[start].as_py())
         return Batch(
@@ -124,16 +124,16 @@ class Batch:
         )
 
     def clip(self, start: int, end: int) -> Batch:
-        """The records with offsets in [`start`, `end`), without copying."""
+        """Return the records with offsets from `start` to `end` (exclusive), without copying."""
         if start <= self.base_offset and self.last_offset < end:
             return self
-        first, behind = np.searchsorted(self.offsets.to_numpy(), [start, end])
-        if first >= behind:
+        first, stop = np.searchsorted(self.offsets.to_numpy(), [start, end])
+        if first >= stop:
             return Batch(self.topic, self.partition, start, self.columns.slice(0, 0))
-        return self.slice(int(first), int(behind - first))
+        return self.slice(int(first), int(stop - first))
 
     def records(self) -> Iterator[ConsumerRecord]:
-        """The same as single records."""
+        """Yield the records of the batch one by one."""
         columns = self.columns
         has_headers = columns.schema.get_field_index("headers") >= 0
         headers = columns.column("headers").to_pylist() if has_headers else [None] * len(self)
@@ -152,64 +152,79 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What one partition had to give from a position on."""
+    """The result of a fetch from one partition."""
 
     batches: list[Batch]
     next_offset: int
-    """Where the next fetch goes on; control and aborted records are behind it, unseen."""
+    """Offset to fetch next. It may be beyond the last record of `batches`, because transaction
+    markers and aborted records are skipped."""
     log_start: int
     high_watermark: int
     last_stable_offset: int
     epochs: Epochs = ()
-    """Epochs that name the positions from where was fetched to `next_offset`, and perhaps some
-    after it: see `changelog.history.continues`. Empty where the log lists none (Kafka, a pin)."""
+    """Epochs that name the positions from the fetched one to `next_offset`; later epochs may
+    follow. See `changelog.history.continues`. Empty if the log lists none (Kafka, a pin)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionOffsets:
-    """The ends of one partition."""
+    """The bounds of one partition: its ends, how far it was cleaned, and its history."""
 
     log_start: int
+    """Offset of the first record that the partition still has."""
     high_watermark: int
-    """End of what read_uncommitted sees."""
+    """End (exclusive) of the records visible with read_uncommitted."""
     last_stable_offset: int
-    """End of what read_committed sees."""
+    """End (exclusive) of the records visible with read_committed."""
     topic_id: str
     leader_epoch: int
     epochs: Epochs = ()
-    """Which opening of the log wrote which offsets: what `divergence` looks at (KIP-320). Empty on
-    Kafka, which does not list them."""
+    """Epochs of the partition: the opening of the log that wrote each range of offsets (KIP-320).
+    `divergence` compares positions with them. Empty on Kafka, which does not list them."""
     purged_end: int = 0
-    """Below it tombstones may be gone: see `must_start_over`."""
+    """Offset below which tombstones may have been removed: see `must_start_over`."""
     clean_end: int = 0
-    """Below it no key has two records."""
+    """Offset below which no key has two records."""
     superseding_end: int = 0
-    """Who stops before it may lack values that later ones have replaced: read on to here."""
+    """Offset up to which a reader must read to have a value for every key.
+
+    A reader that stops before this offset may miss keys whose older records were already removed
+    because of a newer record below this offset."""
     committed_end: int = 0
-    """Below it is all that was committed by now. An open transaction may hide some of it: then the
-    last stable offset is lower, and comes here once that has ended. On Kafka the high watermark."""
+    """End (exclusive) of all transactions committed so far; on Kafka the high watermark.
+
+    An open transaction may hide some of them: then the last stable offset is lower, and reaches
+    this offset once that transaction has ended."""
     cluster_id: str = ""
-    """On Kafka the cluster's id, which positions name instead of an incarnation."""
+    """Id of the Kafka cluster, which positions name instead of an incarnation; else empty."""
 
     @property
     def settled_end(self) -> int:
-        """Who begins with nothing now needs no tombstone below this: nothing older of its key is left."""
-        # purged_end is the higher one after a pass that was cut short: up to there it had come.
-        # (Or after a lost manifest was made up again: then it has to be taken on trust.)
+        """Offset below which a reader that starts without state needs no tombstones.
+
+        Below it the partition has no older record that a tombstone would delete.
+        """
+        # purged_end exceeds clean_end after a pass that was interrupted: it is the offset that
+        # pass had reached. It also does after a lost manifest was rebuilt, which cannot know
+        # better.
         return max(self.clean_end, self.purged_end)
 
     def must_start_over(self, position: int, settled_end: int = 0) -> bool:
-        """Whether who builds state from the log may have missed a deletion, and must build it anew.
+        """Return True if a reader may have missed a deletion and must rebuild its state.
 
-        The state has all that was there below `position`, and is to go on from there; or has just
-        fetched from there: ask *after* the fetch, with the position from *before* it, since
-        tombstones may go in between, and before anything of it is kept. `settled_end` is that of
-        the log when the state was begun with nothing (0: not known).
+        Call it *after* each fetch, with the position from *before* the fetch, because tombstones
+        may be removed in between; and before any fetched record is applied.
 
-        Why that is enough: a tombstone below `settled_end` deletes nothing that was to be read by
-        then. Any other is gone only if it is below `purged_end`, and is missed only by who had
-        not come to it: if it is not below `position`. Tombstones stay for `delete.retention.ms`
-        after what they delete is gone, so whoever builds state in less time never starts over.
+        A tombstone below `settled_end` deletes no record that the reader can have seen. Any other
+        tombstone can be missing only below `purged_end`, and the reader has missed it only if it
+        was at or after `position`. Tombstones are kept for `delete.retention.ms` after the
+        records that they delete were removed, so a reader that catches up within that time never
+        has to start over.
+
+        Args:
+            position: Offset up to which (exclusive) the reader's state is complete.
+            settled_end: The partition's `settled_end` when the reader started without state;
+                0 if it is not known.
 
         >>> offsets = PartitionOffsets(0, 50, 50, "t", 0, purged_end=20, clean_end=30)
         >>> offsets.must_start_over(20), offsets.must_start_over(19)
@@ -220,11 +235,12 @@ class PartitionOffsets:
         return self.purged_end > max(position, settled_end)
 
     def epoch_end(self, leader_epoch: int) -> int:
-        """Where the records of `leader_epoch` end (Kafka's OffsetForLeaderEpoch).
+        """Return the end (exclusive) of the records of `leader_epoch`, as OffsetForLeaderEpoch.
 
-        A reader that got to a higher offset in that epoch has seen records that are gone.
+        A reader that reached a higher offset in that epoch has seen records that no longer exist.
 
-        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=(HistoryEpoch(0, 0), HistoryEpoch(2, 40)))
+        >>> epochs = (HistoryEpoch(0, 0), HistoryEpoch(2, 40))
+        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=epochs)
         >>> offsets.epoch_end(0), offsets.epoch_end(2)
         (40, 50)
         """
@@ -234,7 +250,8 @@ class PartitionOffsets:
     def epoch_before(self, offset: int) -> HistoryEpoch:
         """Return the epoch that names the position at `offset`.
 
-        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=(HistoryEpoch(0, 0, "a"), HistoryEpoch(2, 40, "b")))
+        >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(2, 40, "b"))
+        >>> offsets = PartitionOffsets(0, 50, 50, "t", 2, epochs=epochs)
         >>> offsets.epoch_before(40).incarnation
         'a'
         """
@@ -243,28 +260,33 @@ class PartitionOffsets:
         return epoch_before(self.epochs, offset)
 
     def shared_end(self, position: LogPosition) -> int:
-        """Return the offset up to which this partition can have what `position` has read.
+        """Return the offset up to which this partition shares the history of `position`.
 
-        It is exact if the partition lists the position's incarnation, and else an upper bound.
+        The offset is exact if the partition lists the position's incarnation; otherwise it is an
+        upper bound.
         """
         if self._other_log(position):
             return self.log_start
         return min(position.offset, shared_end(self.epochs, self.high_watermark, position))
 
     def divergence(self, position: LogPosition) -> str:
-        """Return why `position` is of another history than this partition; empty if it is not.
+        """Return why `position` belongs to another history than this partition; empty if not.
 
-        A position of another history may be at any offset, also at one that this partition has.
-        What was built up to it must be built anew, and reading must not go on from it. Whoever
-        keeps a position asks here before using it again.
+        A position of another history may be at any offset, even at one that this partition has.
+        State built up to it must be rebuilt, and reading must not continue from it. Call this
+        before using a stored position again.
 
-        >>> log = PartitionOffsets(0, 90, 90, "t", 1, epochs=(HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b")))
-        >>> log.divergence(ReadPosition(40, "t", 0, "a")), log.divergence(ReadPosition(60, "t", 1, "b"))
-        ('', '')
+        >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, "b"))
+        >>> log = PartitionOffsets(0, 90, 90, "t", 1, epochs=epochs)
+        >>> log.divergence(ReadPosition(40, "t", 0, "a"))
+        ''
+        >>> log.divergence(ReadPosition(60, "t", 1, "b"))
+        ''
         >>> log.divergence(ReadPosition(60, "t", 0, "a"))
         'it reaches to offset 60 of leader epoch 0, which the log has only to 40'
         >>> log.divergence(ReadPosition(60, "t", 1, "c"))
-        'it is of another history of the log: incarnation c, leader epoch 1, wrote what is before offset 60'
+        'it is of another history of the log: incarnation c, leader epoch 1, wrote what is before
+        offset 60'
         """
         if other := self._other_log(position):
             return other
@@ -286,10 +308,10 @@ class PartitionOffsets:
         return ""
 
     def reading_divergence(self, position: LogPosition) -> str:
-        """Return why a reader must not go on at `position`; empty if it may.
+        """Return why a reader must not continue at `position`; empty if it may.
 
-        Unlike what was built from records, a reader may go on among offsets that a repair found
-        lost: it passes over no record there.
+        Unlike state built from the records, a reader may continue within a range of offsets that
+        a repair found lost, because it skips no record there.
 
         >>> epochs = (HistoryEpoch(0, 0, "a"), HistoryEpoch(1, 40, LOST), HistoryEpoch(2, 90, "b"))
         >>> log = PartitionOffsets(0, 95, 95, "t", 2, epochs=epochs)
@@ -302,12 +324,12 @@ class PartitionOffsets:
         if not problem or not self.epochs or position.offset > self.high_watermark:
             return problem
         epoch = epoch_before(self.epochs, position.offset)
-        # Not by incarnation: one of which no record is left is not listed any more.
+        # Compare numbers, because an incarnation without remaining records is no longer listed.
         is_before = epoch.incarnation == LOST and position.leader_epoch < epoch.number
         return "" if is_before else problem
 
     def _other_log(self, position: LogPosition) -> str:
-        """Why a position is of another topic, or another cluster; empty if it is not."""
+        """Return why a position belongs to another topic or cluster; empty if it does not."""
         if position.topic_id != self.topic_id:
             return f"it is of topic id {position.topic_id}, the topic's id is {self.topic_id}"
         if self.cluster_id and position.incarnation not in ("", self.cluster_id):
@@ -327,45 +349,46 @@ class PartitionOffsets:
 
 
 class ReadPosition(NamedTuple):
-    """How far one partition has been read, in which history."""
+    """A reader's position in one partition, and the history in which it was reached."""
 
     offset: int
-    """The next offset to read."""
+    """Next offset to read."""
     topic_id: str
     leader_epoch: int
     """Leader epoch of the record before `offset`."""
     incarnation: str = ""
-    """Which opening of the log wrote that record; of Kafka the cluster's id. Empty if not known."""
+    """Opening of the log that wrote that record; on Kafka the cluster's id. Empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as it is described."""
+    """Description of a topic."""
 
     name: str
     topic_id: str
     partitions: int
     config: Mapping[str, str]
-    """What was set on it, by Kafka's names; see `effective`."""
+    """Settings that were set on the topic itself, by Kafka's names; see `effective` for all."""
     schema: pa.Schema | None = None
-    """The latest schema of a typed topic's values; None: values are bytes."""
+    """Latest schema of a typed topic's values; None if values are bytes."""
     schema_id: int = 0
-    """1, 2, 3 … for each version of the schema; 0 for bytes."""
+    """Version of the schema, counted from 1; 0 if values are bytes."""
     internal: bool = False
+    """True for topics that the log keeps for itself."""
     defaults: Mapping[str, str] = field(default_factory=dict)
-    """What is set for the log as a whole, by the same names: where `config` says nothing. Of a Kafka
-    cluster also its built-in values."""
+    """Settings of the whole log, by the topic's names. They apply where `config` has no value.
+    On a Kafka cluster they include its built-in values."""
     told: tuple[Setting, ...] = ()
-    """Its settings as the system itself tells them, where that is not this package: a cluster has other
-    values, and other built-in ones."""
+    """Settings as a Kafka cluster reports them, because its values and built-in defaults differ
+    from those of this package. Empty on other logs."""
 
     @property
     def effective(self) -> TopicConfig:
-        """What counts for the topic: its settings, the log's, and built-in ones for the rest."""
+        """Effective settings: the topic's own, then the log's, then the built-in defaults."""
         return TopicConfig.parse({**self.defaults, **self.config})
 
     def settings(self) -> list[Setting]:
-        """Every setting, with its value and where that comes from."""
+        """Return every setting with its effective value and the source of that value."""
         return list(self.told) or [
             Setting(
                 name,
@@ -377,21 +400,21 @@ class TopicInfo:
 
 
 class CommittedOffset(NamedTuple):
-    """Where a consumer group goes on in one partition."""
+    """The committed offset of a consumer group in one partition."""
 
     offset: int
-    """The next offset to read."""
+    """Next offset to read."""
     metadata: str = ""
     topic_id: str = ""
-    """Id of the topic the offset belongs to; filled in by the log when empty."""
+    """Id of the topic; the log fills it in if it is empty."""
     leader_epoch: int = UNKNOWN_EPOCH
-    """Leader epoch of the record before `offset`; filled in by the log with `incarnation`."""
+    """Leader epoch of the record before `offset`; the log fills it in with `incarnation`."""
     incarnation: str = ""
-    """Which opening of the log wrote that record; filled in by the log when empty. Not on Kafka."""
+    """Opening of the log that wrote that record; the log fills it in if empty. Unused on Kafka."""
 
 
 class ProducerIdentity(NamedTuple):
-    """Who a producer is to the log (KIP-98): the pair that fences."""
+    """Producer id and epoch (KIP-98). A higher epoch fences producers with lower ones."""
 
     producer_id: int
     epoch: int
@@ -404,23 +427,24 @@ class Append:
     topic: str
     partition: int
     columns: pa.RecordBatch
-    """See the module's docstring; timestamps must be set."""
+    """Records as described in `changelog.records`; timestamps must be set."""
     producer: ProducerIdentity | None = None
-    """From `Broker.init_producer`; the log refuses a batch without."""
+    """Identity from `Broker.init_producer`; the log rejects a batch without one."""
     base_sequence: int = -1
+    """Sequence number of the first record, counted by producer identity and partition."""
     transactional: bool = False
     schema_id: int = 0
-    """Of the struct in `value`; 0 for bytes."""
+    """Version of the schema of `value`; 0 for bytes."""
 
 
 class Appended(NamedTuple):
-    """Where an appended batch went."""
+    """Offsets of an appended batch."""
 
     base_offset: int
     last_offset: int
     duplicate: bool = False
-    """True when the log had this batch already and wrote nothing."""
+    """True if the log already had this batch and wrote nothing."""
     leader_epoch: int | None = None
-    """Of the log when it wrote the batch (KIP-320), where it says so."""
+    """Leader epoch in which the batch was written (KIP-320); None if the log does not report it."""
     incarnation: str = ""
-    """Which opening of the log wrote the batch."""
+    """Opening of the log that wrote the batch; empty if the log does not report it."""

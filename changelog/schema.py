@@ -1,4 +1,4 @@
-"""The schemas of a typed topic: versions 1, 2, 3 …, each an extension of the one before."""
+"""Schemas of a typed topic: versions 1, 2, 3 …, each an extension of the previous one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from strandline.changelog.errors import REPAIR, UNREADABLE, CorruptLog, SchemaMismatch
 
 BYTES = 0
-"""The schema id of values that are bytes."""
+"""Schema id of values that are bytes."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ValueSchemas:
         return value_type(self.latest)
 
     def type_of(self, schema_id: int, where: str) -> pa.DataType:
-        """Arrow type of `value` in a frame of that schema id. Raises CorruptLog."""
+        """Return the Arrow type of `value` in a frame with this schema id. Raises CorruptLog."""
         if schema_id > len(self.versions):
             raise CorruptLog(
                 f"{where}: the frame has schema id {schema_id}, the topic has "
@@ -42,9 +42,9 @@ class ValueSchemas:
         return value_type(self.versions[schema_id - 1] if schema_id else None)
 
     def extended(self, schema: pa.Schema, topic: str) -> ValueSchemas:
-        """With `schema` as the newest version (unchanged if it is the newest already).
+        """Return the versions with `schema` added, unless it is the latest version already.
 
-        Raises SchemaMismatch unless it is the last one plus nullable fields at its end.
+        Raises SchemaMismatch unless it is the latest version plus nullable fields at its end.
         """
         check_schema(schema, topic)
         if self.latest is not None:
@@ -56,7 +56,7 @@ class ValueSchemas:
 
 
 def value_type(schema: pa.Schema | None) -> pa.DataType:
-    """Arrow type of the column `value` for a schema; binary for None.
+    """Return the Arrow type of the column `value` for a schema; binary for None.
 
     >>> value_type(pa.schema([("n", pa.int64())]))
     StructType(struct<n: int64>)
@@ -65,7 +65,7 @@ def value_type(schema: pa.Schema | None) -> pa.DataType:
 
 
 def check_schema(schema: pa.Schema, topic: str) -> None:
-    """Raises SchemaMismatch for a schema that a topic cannot have."""
+    """Raise SchemaMismatch for a schema that a topic cannot have."""
     if not isinstance(schema, pa.Schema) or not len(schema):
         raise SchemaMismatch(
             f"topic {topic!r}: a schema is a pyarrow.Schema of at least one field, got {schema!r}"
@@ -81,7 +81,7 @@ def check_schema(schema: pa.Schema, topic: str) -> None:
 
 
 def extends(new: pa.Schema, old: pa.Schema) -> bool:
-    """Whether `new` is `old`, or `old` with nullable fields added at its end.
+    """Return True if `new` is `old`, or `old` with nullable fields added at its end.
 
     >>> old = pa.schema([("n", pa.int64())])
     >>> extends(old.append(pa.field("x", pa.string())), old)
@@ -91,7 +91,7 @@ def extends(new: pa.Schema, old: pa.Schema) -> bool:
 
 
 def upgrade(columns: pa.RecordBatch, latest: pa.DataType) -> pa.RecordBatch:
-    """The same batch with values of the latest version: fields it lacks are null."""
+    """Return the batch with values of the latest version; missing fields are null."""
     index = columns.schema.get_field_index("value")
     value = columns.column(index)
     if value.type == latest or not pa.types.is_struct(value.type):
@@ -107,12 +107,12 @@ def upgrade(columns: pa.RecordBatch, latest: pa.DataType) -> pa.RecordBatch:
 
 
 def encode_schemas(schemas: Sequence[pa.Schema]) -> list[bytes]:
-    """For the catalog: each schema as an Arrow IPC schema message."""
+    """Return each schema as an Arrow IPC schema message, for the catalog."""
     return [schema.serialize().to_pybytes() for schema in schemas]
 
 
 def decode_schemas(messages: Sequence[bytes], where: str) -> ValueSchemas:
-    """What `encode_schemas` wrote. Raises CorruptLog."""
+    """Return the schemas from the messages of `encode_schemas`. Raises CorruptLog."""
     try:
         return ValueSchemas(tuple(map(read_schema, messages)))
     except pa.ArrowException as error:
@@ -120,7 +120,7 @@ def decode_schemas(messages: Sequence[bytes], where: str) -> ValueSchemas:
 
 
 def read_schema(message: bytes) -> pa.Schema:
-    """The schema in an Arrow IPC message, all of its names text. Raises ArrowInvalid."""
+    """Return the schema in an Arrow IPC message. Raises ArrowInvalid, also for a bad name."""
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(message))
         _read_names(schema)
@@ -140,7 +140,7 @@ def _children(value: pa.StructArray) -> list[pa.Array]:
 
 
 def _objection(new: pa.Schema, old: pa.Schema) -> str | None:
-    """Why `new` does not extend `old`; None if it does."""
+    """Return the reason why `new` does not extend `old`; None if it does."""
     for index, field in enumerate(old):
         if index >= len(new) or not new.field(index).equals(field):
             got = new.field(index) if index < len(new) else "nothing"

@@ -1,7 +1,7 @@
-"""Values that nobody but their user is to see: tokens, passwords, keys.
+"""Secret values: tokens, passwords, keys.
 
-A `Secret` shows as `***` wherever it gets: in errors, logs, reprs, JSON and pickles. The value is had
-by `reveal`, in the few places that hand it to a library or compare it.
+A `Secret` is shown as `***` in errors, logs, reprs, JSON and pickles. `reveal` returns the value.
+It is called only in the few places that pass it to a library or compare it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MASK: Final = "***"
 
 
 class Secret:
-    """Holds a text that is not shown.
+    """A text that is not shown.
 
     >>> password = Secret("open sesame")
     >>> print(password, repr(password), f"{password:>5}", password.reveal())
@@ -58,12 +58,12 @@ class Secret:
         return hash(self._text)
 
     def __reduce__(self) -> tuple[type[Secret], tuple[str]]:
-        """A pickle holds the mask: a secret does not travel by accident."""
+        """Pickle the mask instead of the text, so that a secret is not copied by accident."""
         return Secret, (MASK,)
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a property of that name is a secret.
+    """Return True if the value of a property with this name is a secret.
 
     >>> is_secret("sasl.password"), is_secret("ssl.key.pem"), is_secret("token")
     (True, True, True)
@@ -74,7 +74,7 @@ def is_secret(name: str) -> bool:
 
 
 def masked(text: str, secrets: Collection[Secret | str] = ()) -> str:
-    """Return `text` without these secrets, without users in URLs, and without secret options of URLs.
+    """Return `text` with secrets masked: these values, users in URLs, and secret URL options.
 
     >>> masked("cannot reach http://me:pw@host/?token=abc&x=1")
     'cannot reach http://***@host/?token=***&x=1'

@@ -1,7 +1,8 @@
-"""How a text becomes the checked value of a setting, and what is said when it cannot.
+"""Parses and checks settings, with clear errors for invalid ones.
 
-A class of settings is a dataclass whose annotations say what is allowed: a Literal of words,
-`Annotated[int, Range(…)]`, or bool. `Settings` reads them off, by Kafka's names.
+A class of settings is a dataclass whose annotations define the allowed values: a Literal of words,
+`Annotated[int, SettingRange(…)]`, or bool. `Settings` reads the annotations, and maps attributes
+to Kafka's names.
 """
 
 from __future__ import annotations
@@ -17,35 +18,37 @@ from strandline.changelog.errors import InvalidConfig
 LONG_MAX = 2**63 - 1
 INT_MAX = 2**31 - 1
 LONGEST_MS = 36_525 * 24 * 60 * 60 * 1000
-"""The longest time that anything waits: 100 years, in ms. Added to the time of a clock it fits into 64 bits,
-and into what the system's calls take. A duration that is only compared with an age may be longer."""
+"""Maximum milliseconds of any wait: 100 years. Added to the current time it fits into 64 bits, and
+into the arguments of system calls. Durations that are only compared with an age may be longer."""
 
 Source = Literal["topic", "log", "default"]
 
 
 class Setting(NamedTuple):
-    """One setting as it is shown."""
+    """Description of a setting."""
 
     name: str
-    """Kafka's."""
+    """Kafka's name of the setting."""
     value: str
     source: Source
-    """Where the value comes from: set on the topic, set for the whole log, or built in."""
+    """Source of the value: set on the topic, set for the whole log, or built in."""
 
 
 class SettingRange(NamedTuple):
-    """The numbers that a setting may be given, both ends included."""
+    """Allowed numbers of a setting, both ends included."""
 
     low: float
     high: float = LONG_MAX
     stored: float = -1
-    """Largest value that earlier versions took. A stored value above `high` up to here is read as `high`."""
+    """Largest value that earlier versions accepted. Stored values from `high` up to it are read as
+    `high`."""
 
 
 class Settings:
-    """The settings that a config class has, by Kafka's names.
+    """The settings of a config class, by Kafka's names.
 
-    A name is that of the attribute with dots, behind `prefix`; `what` is what errors call them.
+    A name is `prefix` followed by the attribute's name with dots. `what` ("topic", "log") is the
+    kind of setting in error messages.
     """
 
     def __init__(self, config: type, what: str, prefix: str = "") -> None:
@@ -57,19 +60,20 @@ class Settings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """Names of all settings."""
         return tuple(self._kinds)
 
     def parse(self, given: Mapping[str, str]) -> dict[str, Any]:
-        """Values by attribute, of texts by name. Raises InvalidConfig."""
+        """Convert texts by name to values by attribute. Raises InvalidConfig."""
         check_names(given, self.names, self._what)
         kinds = self._kinds
         return {kinds[name].attribute: self.value(name, given[name], name) for name in given}
 
     def value(self, name: str, text: str, called: str) -> Any:
-        """The value that a text stands for; errors say what the setting was `called`.
+        """Return the value of a text; `called` is the name of the setting in errors.
 
-        A number that an earlier version took, and that is too large by now, is read as the largest one.
+        A number that an earlier version accepted and that is too large now is read as the largest
+        allowed one. Raises InvalidConfig.
         """
         kind = self._kinds[name]
         value = kind.parse(checked_text(text, called), called)
@@ -81,7 +85,7 @@ class Settings:
         return value
 
     def check_given(self, name: str, text: str, called: str) -> None:
-        """Raise InvalidConfig unless a setting may be given this text from now on."""
+        """Raise InvalidConfig unless the setting may be set to this text in this version."""
         kind = self._kinds[name]
         value = kind.parse(checked_text(text, called), called)
         if not kind.allows(value):
@@ -95,14 +99,14 @@ class Settings:
                 raise kind.refused(value, name)
 
     def as_strings(self, config: object) -> dict[str, str]:
-        """Every setting, defaults too, as `parse` takes them."""
+        """Return all settings, including defaults, in the form that `parse` accepts."""
         return {
             name: kind.text(getattr(config, kind.attribute)) for name, kind in self._kinds.items()
         }
 
 
 def check_names(given: Iterable[str], known: tuple[str, ...], what: str) -> None:
-    """Raise InvalidConfig unless there are settings of these names, with the nearest that is."""
+    """Raise InvalidConfig for an unknown name; the error suggests the most similar known one."""
     for name in given:
         if name not in known:
             near = _closest(name, known) or f"; there are {_listed(known)}"
@@ -117,7 +121,8 @@ def check_number(
     >>> check_number("poll_ms", 100, 1)
     >>> check_number("poll_ms", 2**63, 1)
     Traceback (most recent call last):
-    strandline.changelog.errors.InvalidConfig: poll_ms must be a whole number from 1 to 3155760000000, got 9223372036854775808
+    strandline.changelog.errors.InvalidConfig: poll_ms must be a whole number from 1 to
+    3155760000000, got 9223372036854775808
     """
     kind = _Number(name, int if whole else float, SettingRange(low, high))
     if not kind.allows(value):
@@ -125,7 +130,7 @@ def check_number(
 
 
 def checked_text(text: object, name: str) -> str:
-    """A setting's text. Raises InvalidConfig for what is none."""
+    """Return `text` if it is a string. Raises InvalidConfig otherwise."""
     if not isinstance(text, str):
         raise InvalidConfig(
             f"{name} must be a string: write {str(text)!r}, got {text!r} ({type(text).__name__})"
@@ -142,7 +147,7 @@ class _Number:
     range: SettingRange
 
     def parse(self, text: str, name: str) -> int | float:
-        # Python's numbers allow underscores, infinities and other scripts' digits.
+        # int() and float() also accept underscores, infinities and digits of other scripts.
         if not re.fullmatch(r"[+-]?[0-9]+(\.[0-9]*)?", text.strip()):
             raise self.refused(text, name)
         try:

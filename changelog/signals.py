@@ -1,8 +1,8 @@
-"""Signals as something to look at between two steps, so that none is lost.
+"""Signals in a queue that the main thread checks between two steps, so that none is lost.
 
-An exception would be: Python drops a KeyboardInterrupt that is raised within a finalizer. And an
-Event takes a lock when it is set, so a signal within the `set` of another, or within a `wait`, would
-wait for ever.
+Exceptions can be lost, because Python drops a KeyboardInterrupt that is raised within a finalizer.
+An Event can deadlock, because it takes a lock: a signal that arrives during the `set` of another
+signal, or during a `wait`, would wait for ever.
 """
 
 from __future__ import annotations
@@ -14,27 +14,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
-LOOK_SECONDS = 1.0
+CHECK_INTERVAL_S = 1.0
+"""Maximum seconds that a wait may delay the handling of a signal."""
 
 
 @contextmanager
 def awaited(*numbers: signal.Signals) -> Iterator[SimpleQueue[int]]:
-    """A queue into which these signals come; on another thread than the main one nothing does."""
-    came: SimpleQueue[int] = SimpleQueue()
+    """Yield a queue that receives these signals; on threads other than the main one, none."""
+    received: SimpleQueue[int] = SimpleQueue()
     if threading.current_thread() is not threading.main_thread():
-        yield came
+        yield received
         return
-    before = {number: signal.signal(number, lambda n, _: came.put(n)) for number in numbers}
+    before = {number: signal.signal(number, lambda n, _: received.put(n)) for number in numbers}
     try:
-        yield came
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def wait(came: SimpleQueue[int]) -> int:
-    """The signal that comes first."""
+def wait(received: SimpleQueue[int]) -> int:
+    """Wait for the first signal and return its number."""
     while True:
-        # One just before the wait is handled only when something ends the wait.
+        # Python runs the handler of a signal that arrives just before the wait only after the
+        # wait has ended. A timeout bounds that delay.
         with contextlib.suppress(Empty):
-            return came.get(timeout=LOOK_SECONDS)
+            return received.get(timeout=CHECK_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""Snapshots of a whole log at one moment, for who copies its files while it is in use."""
+"""Snapshots of a whole log at one moment, for copying its files while it is in use."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ class Snapshots(Protocol):
     """The snapshots of one log, kept by its owner."""
 
     def take(self) -> str:
-        """Keep all files as they are at this moment; return the snapshot's name.
+        """Keep all files as they are at this moment, and return the snapshot's name.
 
-        What is kept is what a kill of the owner at this moment would leave, transactions and committed
-        offsets included: opening a copy of it recovers it. It stays until it is released, for a day at
-        most, and no longer than the owner. Raises StorageFailed.
+        The snapshot is what a kill of the owner at this moment would leave on disk, including
+        transactions and committed offsets. Opening a copy of it recovers it as after a kill. It
+        is kept until it is released, for at most a day, and at most as long as the owner lives.
+        Raises StorageFailed.
         """
         ...
 
     def release(self, name: str) -> None:
-        """Let go of a snapshot; harmless if it is gone."""
+        """Release a snapshot, if it still exists."""
         ...
 
 
 def in_folder(snapshots: Snapshots | None) -> Snapshots:
-    """The snapshots of a log that has a folder. Raises InvalidRequest for one that has none."""
+    """Return `snapshots`. Raises InvalidRequest if it is None, because the log has no folder."""
     if snapshots is None:
         raise InvalidRequest("this log has no folder of its own, and so no snapshots")
     return snapshots

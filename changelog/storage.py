@@ -1,12 +1,12 @@
-"""All access to files goes through here, so that a test can fail, tear or stop any of it.
+"""The storage interface for all access to files, so that tests can fail, tear or stop any of it.
 
 `Storage` is a folder of files named by relative POSIX paths. `LocalStorage` is a real
-folder, `MemoryStorage` lives in memory. Both translate every OSError once, into
+folder, `MemoryStorage` is in memory. Both translate every OSError once, into
 `StorageFailed`; opening a missing file is Python's own FileNotFoundError.
 
-`DiskFull` and `TooManyFiles` mean that an operation did not take place. Of an append a part
-may stand behind the file's end: the next append overwrites it, `truncate` takes it away. No
-`sync` raises them: after one that failed, nobody knows what is on the disk.
+`DiskFull` and `TooManyFiles` mean that an operation had no effect. A failed append may leave a
+part of its bytes after the file's end: the next append overwrites them, `truncate` removes them.
+`sync` does not raise these two, because after a failed fsync the content of the disk is unknown.
 """
 
 from __future__ import annotations
@@ -32,46 +32,47 @@ from strandline.changelog.lock import FileLock
 
 
 class File(Protocol):
-    """An open file. Reads are positioned and may run beside an append."""
+    """An open file. Reads are positioned and may run concurrently with an append."""
 
     def append(self, *parts: Bytes) -> int:
         """Write `parts` one after another at the end; return the position of the first."""
         ...
 
     def rewrite(self, position: int, data: Bytes) -> None:
-        """Write what is at `position` once more, so that the next `sync` brings it to the disk.
+        """Write the bytes at `position` again, so that the next `sync` makes them durable.
 
-        `data` is what was read there: after a failed fsync, or a failed write-back that nobody saw, the
-        system may hold bytes that it takes for written and are not.
+        `data` must be the bytes that were read there. After a failed fsync or write-back the page
+        cache may mark pages as clean although they never reached the disk, and the next fsync
+        would skip them.
         """
         ...
 
     def read(self, position: int, size: int) -> Bytes:
-        """Up to `size` bytes from `position` (fewer at the end)."""
+        """Return up to `size` bytes from `position` on; fewer at the end of the file."""
         ...
 
     def size(self) -> int:
-        """Length in bytes."""
+        """Return the length in bytes."""
         ...
 
     def truncate(self, size: int) -> None:
-        """Cut everything from byte `size` on."""
+        """Shorten the file to `size` bytes."""
         ...
 
     def sync(self) -> None:
-        """Return when all that was appended and rewritten before the call survives a power cut."""
+        """Make everything written before the call durable, so that it survives a power cut."""
         ...
 
     def write_back(self, position: int) -> None:
-        """Begin to bring what stands from `position` on to the disk, and wait for nothing.
+        """Start writing the bytes from `position` on to the disk, without waiting.
 
-        That promises nothing: it leaves less to do to the next `sync`, and to those of other files,
-        which the disk makes wait for all that is given to it at once.
+        Nothing becomes durable. The next `sync` has less to write, and so have those of other
+        files, because a disk makes an fsync wait for all writes that were queued at once.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the file; harmless when repeated."""
+        """Close the file. Repeated calls have no effect."""
         ...
 
 
@@ -79,21 +80,21 @@ class Storage(Protocol):
     """A folder of files."""
 
     def create(self, path: str) -> File:
-        """A new, empty file open for appending; FileExistsError if there is one."""
+        """Create an empty file and open it for appending. Raises FileExistsError."""
         ...
 
     def open(self, path: str, *, writable: bool = False) -> File:
-        """An existing file; FileNotFoundError if there is none."""
+        """Open an existing file. Raises FileNotFoundError."""
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Replace `target` by `source` in one step; durable after `sync_dir`."""
+        """Rename `source` to `target` atomically, replacing it; durable after `sync_dir`."""
         ...
 
     def link(self, source: str, target: str) -> None:
-        """A second name for a file (a hard link); durable after `sync_dir` of the target's folder.
+        """Give a file a second name (a hard link); durable after `sync_dir` of its folder.
 
-        FileNotFoundError if there is no `source`, FileExistsError if there is a `target`.
+        Raises FileNotFoundError if `source` does not exist, FileExistsError if `target` does.
         """
         ...
 
@@ -102,66 +103,67 @@ class Storage(Protocol):
         ...
 
     def make_dir(self, path: str) -> None:
-        """Make a folder and its parents if they do not exist, and make that durable."""
+        """Create a folder and its missing parents, durably."""
         ...
 
     def remove_tree(self, path: str) -> None:
-        """Remove a folder and all in it, if it exists."""
+        """Remove a folder and everything in it, if it exists."""
         ...
 
     def list_dir(self, path: str) -> list[str]:
-        """Names in a folder, sorted; empty if there is none."""
+        """Return the names in a folder, sorted; empty if the folder does not exist."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether a file or folder of that name exists."""
+        """Return True if a file or folder of this name exists."""
         ...
 
     def links(self, path: str) -> int:
-        """Number of names of a file; FileNotFoundError if there is none."""
+        """Return the number of names (hard links) of a file. Raises FileNotFoundError."""
         ...
 
     def stamp(self, path: str) -> object:
-        """Value that another one follows when `path` is replaced; None if there is no file."""
+        """Return a value that changes when the file `path` is replaced; None if it is missing."""
         ...
 
     def sync_dir(self, path: str) -> None:
-        """Return when files created, renamed and removed in the folder survive a power cut."""
+        """Make names created, renamed and removed in the folder durable."""
         ...
 
     def lock(self, path: str, note: str, *, whole: bool = False) -> Lock:
-        """Take the exclusive lock file `path` and write `note` into it; LogLocked if it is taken.
+        """Lock the file `path` exclusively and write `note` into it. Raises LogLocked.
 
-        With `whole` the storage's folder itself is locked too, so that a removed lock file
-        lets nobody in.
+        With `whole` the storage's folder itself is locked too, so that another process cannot
+        get a lock by removing the lock file and creating a new one.
         """
         ...
 
     def identity(self) -> Identity | None:
-        """What tells this folder from its copies; None where there can be none."""
+        """Return a value that distinguishes this folder from copies of it; None in memory."""
         ...
 
     def check(self) -> None:
-        """Raise FolderLost if this is not the folder at its path any more, or its lock is gone."""
+        """Raise FolderLost if the path leads to another folder now, or the lock file is gone."""
         ...
 
 
 class Lock(Protocol):
-    """A lock that is held until released, or until its process dies."""
+    """A lock that is held until it is released or its process dies."""
 
     def release(self) -> None:
-        """Let go; harmless when repeated."""
+        """Release the lock. Repeated calls have no effect."""
         ...
 
     def check(self) -> None:
-        """Raise FolderLost if it is held, and its file is not at its path any more."""
+        """Raise FolderLost if the lock is held and its file is no longer at its path."""
         ...
 
 
 def replace(storage: Storage, path: str, content: bytes) -> None:
-    """Put `content` at `path` so that after any crash it is the old or the new, whole.
+    """Write `content` to `path` so that after any crash the file is either old or new, whole.
 
-    Temporary file, fsync, rename, fsync of the folder.
+    The steps are: temporary file, fsync, rename, fsync of the folder. Without the first fsync
+    the new name could survive a power cut without its content.
     """
     temporary = path + ".tmp"
     storage.unlink(temporary)
@@ -176,14 +178,14 @@ def replace(storage: Storage, path: str, content: bytes) -> None:
 
 
 class LocalStorage:
-    """A real folder, held by its descriptor: all access begins there, and follows no link inside.
+    """A real folder, accessed through its descriptor; symbolic links inside are not followed.
 
-    Before each write of a name (create, rename, link, remove) and after each fsync the folder is
-    compared with what its path leads to by then, and so is the lock: `FolderLost` if it is not the same.
+    Before each change of a name (create, rename, link, remove) and after each fsync, the folder
+    and the lock are compared with those at their paths. `FolderLost` is raised if they differ.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, follow: bool = True) -> None:
-        """The folder `root`; with `follow=False` its last name is no link either."""
+        """Use the folder `root`. With `follow=False` the last part of its path must be no link."""
         self.root = Path(root)
         self._directory = Directory(root, follow=follow)
         self._lock: FileLock | None = None
@@ -242,12 +244,15 @@ class LocalStorage:
         self._directory.check_trusted()
 
     def check_trusted(self) -> None:
-        """Raise UntrustedFolder if others own the folder or may write it; StorageFailed if there is none."""
+        """Raise UntrustedFolder if others own or may write the folder; StorageFailed if missing."""
         with self._translated("look at", ""):
             self._directory.check_trusted()
 
     def check_no_links(self, path: str) -> None:
-        """Raise StorageFailed if anything in a folder is a link: a library that goes by paths would follow it."""
+        """Raise StorageFailed if a folder contains a symbolic link.
+
+        For folders that are passed by path to a library, which would follow the link.
+        """
         with (
             self._translated("look at", path),
             self._directory.folder(path, readable=True) as folder,
@@ -257,7 +262,7 @@ class LocalStorage:
                     raise OSError(errno.ELOOP, f"{name}: {os.strerror(errno.ELOOP)}")
 
     def _make_one(self, directory: Directory, path: str, name: str) -> None:
-        """Make the folder `name` in the folder `path`, durably; harmless if it is there."""
+        """Create the folder `name` in the folder `path`, durably, unless it exists."""
         with directory.folder(path, readable=True) as parent:
             try:
                 os.mkdir(name, 0o700, dir_fd=parent)
@@ -267,7 +272,8 @@ class LocalStorage:
             try:
                 sync_folder(parent)
             except OSError as error:
-                with contextlib.suppress(OSError):  # the next attempt would take it for durable
+                # Remove it, because the next attempt would find it and take it for durable.
+                with contextlib.suppress(OSError):
                     os.rmdir(name, dir_fd=parent)
                 where = f"the folder {directory.path}/{path}"
                 raise from_failed_sync(error, where) from error
@@ -278,7 +284,7 @@ class LocalStorage:
                 for name in os.listdir(folder):
                     if is_folder(name, folder):
                         self.remove_tree(f"{path}/{name}")
-                    else:  # a link goes, not what it leads to
+                    else:  # removes a symbolic link itself, never its target
                         with contextlib.suppress(FileNotFoundError):
                             os.unlink(name, dir_fd=folder)
             with self._parent(path) as (parent, name):
@@ -313,7 +319,7 @@ class LocalStorage:
                 found = os.stat(name, dir_fd=parent, follow_symlinks=False)
             except FileNotFoundError:
                 return None
-            # An inode's number is given again once its file is gone, so it does not do alone.
+            # Inode numbers are reused after a file is removed, so size and times are compared too.
             return (*inode_of(found), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def sync_dir(self, path: str) -> None:
@@ -344,7 +350,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
-        """The descriptor of the folder that `path` lies in, and its name there."""
+        """Yield the descriptor of the folder that contains `path`, and the last part of `path`."""
         folder, _, name = path.rpartition("/")
         with self._directory.folder(folder) as parent:
             yield parent, name
@@ -353,7 +359,7 @@ class LocalStorage:
     def _naming(
         self, doing: str, path: str, passing: type[OSError] | tuple[type[OSError], ...] = ()
     ) -> Iterator[None]:
-        """Translate the errors of a write of a name, which is done in our own folder or not at all."""
+        """Check that the folder is still ours, then translate the errors of a change of a name."""
         self.check()
         with self._translated(doing, path, passing):
             yield
@@ -371,7 +377,7 @@ class LocalStorage:
 
 
 class MemoryStorage:
-    """A folder in memory; reopening it finds what was there, as after a process crash."""
+    """A folder in memory. Its files survive `crash`, as those on disk survive a process crash."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytearray] = {}
@@ -439,12 +445,12 @@ class MemoryStorage:
         return _MemoryLock(self._locked, path)
 
     def crash(self) -> None:
-        """What a process's death does to its folder: locks are gone, bytes stay."""
+        """Simulate the death of the process: release all locks, and keep the bytes."""
         self._locked = set()
 
 
 class MemoryFile:
-    """A file of a folder in memory."""
+    """A file in memory."""
 
     def __init__(self, content: bytearray) -> None:
         self._content = content

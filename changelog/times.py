@@ -1,10 +1,10 @@
-"""Timestamps as they are given from outside: integers of milliseconds since the epoch, or datetimes.
+"""Timestamps from users: integers of milliseconds since the epoch, or datetimes.
 
-The usual mistake is seconds, as `time.time()` gives them: taken for milliseconds they are days in
-January 1970, so windows, timers and retention silently go wrong. So a float is refused, and so is
-an integer that is a time since 1980 if it is taken as seconds, and one before 1980 if not. Who has
-older data says so by giving a datetime, which cannot be mistaken. Records that are in a log
-already are read whatever their time, and a handler may go on with times like its record's.
+A common mistake is to pass seconds, as `time.time()` returns them. Read as milliseconds they are
+in January 1970, so that windows, timers and retention silently go wrong. Therefore a float is
+rejected, and so is an integer that is before 1980 in milliseconds but after 1980 in seconds. For
+older data, pass datetimes, which are unambiguous. Records that are already in a log are read
+whatever their time, and a handler may use times similar to that of its record.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _FIX = (
 
 
 def to_ms(at: Any, around: int) -> int:
-    """Milliseconds since the epoch of a time that a user has given.
+    """Return a time from a user in milliseconds since the epoch.
 
     Args:
         at: An integer of milliseconds, or a datetime (UTC if it has no zone).
-        around: A time in ms that this one belongs to: now, or that of the record being handled.
-            An early time is taken where this one is as early.
+        around: Time in ms to which `at` is related: now, or that of the record being handled.
+            An early time is accepted if `around` is early too.
 
     Raises:
         InvalidRecord: The time is a float or of another type, or looks like seconds.
@@ -43,7 +43,8 @@ def to_ms(at: Any, around: int) -> int:
     1000
     >>> to_ms(1_760_000_400, around=1_760_000_400_000)
     Traceback (most recent call last):
-    strandline.changelog.errors.InvalidRecord: the time 1760000400 is 1970-01-21 08:53 in milliseconds, and looks like seconds; ...
+    strandline.changelog.errors.InvalidRecord: the time 1760000400 is 1970-01-21 08:53 in
+    milliseconds, and looks like seconds; ...
     """
     if isinstance(at, dt.datetime):
         aware = at if at.tzinfo is not None else at.replace(tzinfo=dt.UTC)
@@ -60,7 +61,7 @@ def to_ms(at: Any, around: int) -> int:
 
 
 def check_column(times: pa.Int64Array, around: int, where: str) -> None:
-    """Check a column of integers as `to_ms` does each of them. Raises InvalidRecord."""
+    """Check a column of times in ms by the rules of `to_ms`. Raises InvalidRecord."""
     early = times.filter(pc.less(times, MS_OF_1980))
     if not len(early):
         return
@@ -72,7 +73,10 @@ def check_column(times: pa.Int64Array, around: int, where: str) -> None:
 
 
 def _check_early(ms: int, around: int) -> None:
-    """Refuse what looks like seconds; warn of what is before 1980 among times that are not."""
+    """Raise InvalidRecord for a time that looks like seconds.
+
+    Warn about another time before 1980, unless `around` is before 1980 too.
+    """
     if ms >= SECONDS_OF_1980 and not SECONDS_OF_1980 <= around < MS_OF_1980:
         moment = f"{_EPOCH + dt.timedelta(milliseconds=ms):%Y-%m-%d %H:%M}"
         raise InvalidRecord(

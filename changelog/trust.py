@@ -1,7 +1,8 @@
-"""Whose files are read: a folder that others own or may write could make this process act for them.
+"""Ownership rule for files: other users must not be able to control this process through them.
 
-The rule is that of ssh for its own files: they belong to the user of this process or to root, and
-nobody else may write them. A group with no other member, named like the user, is the user.
+The rule is that of ssh for its own files: they must belong to the user of this process or to root,
+and no other user may write them. A group named like the user, without other members, counts as the
+user.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import stat
 from strandline.changelog.errors import UntrustedFolder
 
 TRUST_VARIABLE = "STRANDLINE_TRUST"
-"""The environment variable that turns the rule off when it is "1"."""
+"""Environment variable that turns the rule off if it is "1"."""
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_trusted(found: os.stat_result, path: str) -> None:
-    """Raise UntrustedFolder if somebody else owns the file or folder `path`, or may write it."""
+    """Raise UntrustedFolder if another user owns the file or folder `path`, or may write it."""
     user, mode = os.geteuid(), found.st_mode
     if found.st_uid in (user, 0) and not mode & _OTHERS:
-        return  # nearly always; what follows costs more
+        return  # the usual case; the checks below cost more
     if os.environ.get(TRUST_VARIABLE) == "1":
         return
     if found.st_uid not in (user, 0):
@@ -43,7 +44,7 @@ def check_trusted(found: os.stat_result, path: str) -> None:
 
 @functools.cache
 def _is_only_ours(group: int, user: int) -> bool:
-    """Whether it is the group that many systems make for each user, with nobody else in it."""
+    """Return True for the user's private group, as many systems create one for each user."""
     try:
         who, what = pwd.getpwuid(user), grp.getgrgid(group)
     except KeyError:

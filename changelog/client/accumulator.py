@@ -1,6 +1,6 @@
-"""Records on their way into batches: collected one by one, partitioned, cut to size.
+"""Collects records into batches: one by one, by partition, up to a size.
 
-Sizes are counted from the records themselves before any column is built.
+Sizes are estimated from the records themselves, before any column is built.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from strandline.changelog.errors import InvalidRecord, RecordTooLarge, UnknownPa
 from strandline.changelog.records import Headers, TopicInfo, TopicPartition
 
 MAX_FRAME_BYTES = 16 << 20
-"""A batch of several records is cut below this; a single record may be larger."""
+"""Maximum bytes of a frame with several records; a single record may be larger."""
 
-_RECORD_OVERHEAD = 24
-"""Timestamp, two Arrow offsets, validity: what a record takes besides key and value."""
+_RECORD_OVERHEAD_BYTES = 24
+"""Bytes of a record besides key and value: timestamp, two Arrow offsets, validity."""
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record went."""
+    """Partition, offset and timestamp of an appended record."""
 
     topic: str
     partition: int
     offset: int
     timestamp: int
-    """Milliseconds; -1 where the log gives its own (message.timestamp.type=LogAppendTime)."""
+    """Milliseconds since the epoch; -1 if the log sets it (LogAppendTime)."""
 
 
 @dataclass(slots=True)
 class OpenBatch:
-    """Records for one partition that have not been sent."""
+    """Unsent records for one partition."""
 
     target: TopicTarget
     partition: int
@@ -59,13 +59,13 @@ class OpenBatch:
         return TopicPartition(self.target.info.name, self.partition)
 
     def frames(self) -> list[pa.RecordBatch]:
-        """As columns, in pieces that fit a frame each. Raises InvalidRecord."""
+        """Return the records as columns, in pieces that each fit a frame. Raises InvalidRecord."""
         info = self.target.info
         columns = batch_of(info, self.keys, self.values, self.timestamps, self.headers)
         return list(self.target.frames(columns))
 
     def halves(self) -> tuple[OpenBatch, OpenBatch]:
-        """The same records in two batches."""
+        """Return two batches with the first and second half of the records."""
         middle = len(self.keys) // 2
         return self._part(0, middle), self._part(middle, len(self.keys))
 
@@ -81,18 +81,21 @@ class OpenBatch:
         )
 
     def succeed(self, first: int, count: int, base_offset: int) -> None:
-        """Records `first` … of this batch are in the log from `base_offset` on."""
+        """Complete the futures of `count` records from index `first` on.
+
+        `base_offset` is the offset of the first of them.
+        """
         topic, partition = self.topic_partition
         stamped = self.target.config.message_timestamp_type == "LogAppendTime"
         for index in range(first, first + count):
             timestamp = -1 if stamped else self.timestamps[index]
             offset = base_offset + index - first
-            # Who cancelled the future does not want to know; the record is in the log even so.
+            # The caller may have cancelled the future; the record is in the log all the same.
             with contextlib.suppress(InvalidStateError):
                 self.futures[index].set_result(RecordMetadata(topic, partition, offset, timestamp))
 
     def fail(self, error: BaseException, first: int = 0, count: int | None = None) -> None:
-        """Records `first` … are not in the log, or not known to be."""
+        """Fail the futures of `count` records (default: all) from index `first` on."""
         end = len(self.futures) if count is None else first + count
         for future in self.futures[first:end]:
             with contextlib.suppress(InvalidStateError):
@@ -100,22 +103,22 @@ class OpenBatch:
 
 
 class TopicTarget:
-    """A topic as a producer sees it: its description, limits and keyless records' partition."""
+    """A topic as a producer sees it: description, limits, partitioning of keyless records."""
 
     def __init__(
         self, info: TopicInfo, batch_bytes: int, seed: str, *, earliest_ms: int = 0
     ) -> None:
         self.info = info
         self.earliest_ms = earliest_ms
-        """The first time that a record may have."""
+        """Earliest timestamp of a record that the log accepts, in ms since the epoch."""
         self.config = info.effective
-        self._stamps = self.config.message_timestamp_type == "LogAppendTime"
+        self._uses_append_time = self.config.message_timestamp_type == "LogAppendTime"
         self._required = [] if info.schema is None else required(info.schema)
         self.frame_bytes = min(MAX_FRAME_BYTES, self.config.max_message_bytes)
         self.sticky = StickyPartitioner(info.partitions, batch_bytes, f"{seed}/{info.name}")
 
     def choose(self, partition: int | None, key: bytes | None, size: int) -> int:
-        """The partition of one record. Raises UnknownPartition."""
+        """Return the partition of a record of `size` bytes. Raises UnknownPartition."""
         if partition is not None:
             return self.checked(partition)
         if key is None:
@@ -123,7 +126,7 @@ class TopicTarget:
         return partition_for(key, self.info.partitions)
 
     def checked(self, partition: int) -> int:
-        """`partition`, if there is one of that number. Raises UnknownPartition."""
+        """Return `partition` if the topic has it. Raises UnknownPartition."""
         if not 0 <= partition < self.info.partitions:
             raise UnknownPartition(
                 f"topic {self.info.name!r} has partitions 0 to {self.info.partitions - 1}, got "
@@ -132,7 +135,7 @@ class TopicTarget:
         return partition
 
     def content(self, value: Any) -> Any:
-        """A value as it is kept until its batch is built. Raises InvalidRecord, SchemaMismatch."""
+        """Return a value as `OpenBatch` keeps it. Raises InvalidRecord, SchemaMismatch."""
         where, schema = f"topic {self.info.name!r}", self.info.schema
         if value is None:
             return None
@@ -148,15 +151,15 @@ class TopicTarget:
         )
 
     def check_one(self, columns: pa.RecordBatch, now_ms: int) -> None:
-        """Refuse a batch of one record if the log would. Raises InvalidRecord, RecordTooLarge.
+        """Raise the error with which the log would reject a batch of one record.
 
-        `now_ms` is about the log's time.
+        `now_ms` approximates the log's time. Raises InvalidRecord, RecordTooLarge.
         """
         timestamp = columns.column(0)[0].as_py()
         self.check_record(columns.column(1)[0].as_py(), timestamp, columns.nbytes)
         before = self.config.message_timestamp_before_max_ms
         after = self.config.message_timestamp_after_max_ms
-        if self._stamps or -after <= now_ms - timestamp <= before:
+        if self._uses_append_time or -after <= now_ms - timestamp <= before:
             return
         raise InvalidRecord(
             f"topic {self.info.name!r}: the timestamp {timestamp} is outside of"
@@ -164,7 +167,7 @@ class TopicTarget:
         )
 
     def check_record(self, key: bytes | None, timestamp: int, size: int) -> None:
-        """Refuse a record that would make the log refuse the whole batch it is in.
+        """Reject a record that would make the log reject its whole batch.
 
         Raises InvalidRecord, RecordTooLarge.
         """
@@ -179,7 +182,7 @@ class TopicTarget:
             raise _too_large(where, size, self.config.max_message_bytes)
 
     def partitioned(self, columns: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """A batch cut up by partition; the order within each is kept."""
+        """Split a batch by partition, keeping the order within each partition."""
         chosen = partitions_for(columns.column(1), self.info.partitions)
         keyless = chosen < 0
         if keyless.any():
@@ -189,7 +192,7 @@ class TopicTarget:
         return _by_partition(columns, chosen)
 
     def frames(self, columns: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """A batch cut into pieces that fit a frame each. Raises RecordTooLarge."""
+        """Split a batch into pieces that each fit a frame. Raises RecordTooLarge."""
         if columns.num_rows == 1:
             size = columns.nbytes
             if size > self.config.max_message_bytes:
@@ -205,11 +208,11 @@ class TopicTarget:
 
 
 class PendingRecord(NamedTuple):
-    """A record that a producer has taken in."""
+    """A record that a producer has accepted and not sent yet."""
 
     target: TopicTarget
     partition: int | None
-    """None: by the key, or sticky without one."""
+    """Partition given by the caller; None: selected by the key, or sticky without a key."""
     key: bytes | None
     value: Any
     timestamp: int
@@ -218,21 +221,24 @@ class PendingRecord(NamedTuple):
 
 
 class Accumulator:
-    """Records waiting to be sent, by partition, in batches of about `batch_bytes`."""
+    """Unsent records by partition, in batches of about `batch_bytes`."""
 
     def __init__(self, batch_bytes: int) -> None:
         self._batch_bytes = batch_bytes
         self._batches: dict[TopicPartition, list[OpenBatch]] = {}
         self.size = 0
-        """Bytes of all records."""
+        """Estimated bytes of all records."""
 
     def add(self, record: PendingRecord) -> tuple[Future[RecordMetadata], bool]:
-        """Take in a record; its future, and whether its batch is full. Raises UnknownPartition."""
+        """Add a record; return its future, and True if its batch is full.
+
+        Raises UnknownPartition.
+        """
         target, partition, key, value, timestamp, headers, size = record
         partition = target.choose(partition, key, size)
         batches = self._batches.setdefault(TopicPartition(target.info.name, partition), [])
         last = batches[-1] if batches else None
-        # Another target is another version of the topic, with another schema perhaps.
+        # Another target is another version of the topic, whose schema may differ.
         if last is None or last.size >= self._batch_bytes or last.target is not target:
             batches.append(OpenBatch(target, partition))
         batch = batches[-1]
@@ -248,11 +254,11 @@ class Accumulator:
 
     @property
     def count(self) -> int:
-        """Number of records that wait."""
+        """Number of unsent records."""
         return sum(len(batch.keys) for batches in self._batches.values() for batch in batches)
 
     def take(self) -> list[OpenBatch]:
-        """All batches, in order for each partition; none are left."""
+        """Remove and return all batches, in order for each partition."""
         taken = [batch for batches in self._batches.values() for batch in batches]
         self._batches = {}
         self.size = 0
@@ -260,8 +266,8 @@ class Accumulator:
 
 
 def record_size(key: bytes | None, value: Any, headers: Headers) -> int:
-    """About how many bytes a record takes."""
-    size = _RECORD_OVERHEAD + len(key or b"")
+    """Return the estimated bytes of a record."""
+    size = _RECORD_OVERHEAD_BYTES + len(key or b"")
     if isinstance(value, bytes):
         size += len(value)
     elif value is not None:
@@ -272,7 +278,7 @@ def record_size(key: bytes | None, value: Any, headers: Headers) -> int:
 
 
 def checked_headers(headers: Sequence[Any], topic: str) -> Headers:
-    """Headers as pairs of str and bytes or None. Raises InvalidRecord."""
+    """Return headers as pairs of str and bytes (or None). Raises InvalidRecord."""
     for header in headers:
         good = isinstance(header, (tuple, list)) and len(header) == 2 and isinstance(header[0], str)
         if not good or not isinstance(header[1], (bytes, type(None))):
@@ -315,13 +321,13 @@ def _by_partition(
 
 
 def _frame_bytes(columns: pa.RecordBatch) -> int:
-    """A bound for the frame of a batch: its buffers, their padding, Arrow's description of them."""
+    """Return an upper bound for a batch's frame: buffers, padding, and Arrow's metadata."""
     leaves = sum(_leaves(kind) for kind in columns.schema.types)
     return int(columns.nbytes + columns.num_rows // 2) + 512 + 256 * leaves
 
 
 def _leaves(kind: pa.DataType) -> int:
-    """How many arrays a column of this type is made of."""
+    """Return the number of arrays that a column of this type consists of."""
     arrays = 1
     for index in range(kind.num_fields):
         arrays += _leaves(kind.field(index).type)

@@ -1,4 +1,7 @@
-"""A commit whose answer is lost is asked for again, because asking decides nothing anew."""
+"""Commits with retries: a commit whose answer was lost is requested again.
+
+A repeated request is safe, because the log answers it with the outcome of the first one.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,16 @@ from strandline.changelog.client.producer import Producer
 from strandline.changelog.client.transaction_state import ProducerPhase
 from strandline.changelog.errors import Retriable
 
-ASK_AGAIN = 3
-"""How often a commit without an answer is repeated, each time for the delivery timeout."""
+MAX_RETRIES = 3
+"""Number of times that an unanswered commit is repeated, each for the delivery timeout."""
 
 
 def commit_until_known(producer: Producer) -> None:
-    """Commit the producer's transaction, again while the log does not say whether it did.
+    """Commit the producer's transaction, and retry while the outcome is unknown.
 
-    Raises what `Producer.commit_transaction` does.
+    Raises the errors of `Producer.commit_transaction`.
     """
-    for _ in range(ASK_AGAIN):
+    for _ in range(MAX_RETRIES):
         try:
             producer.commit_transaction()
             return

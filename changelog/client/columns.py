@@ -1,15 +1,17 @@
-"""Rows, DataFrames and Arrow tables to the batches of columns that the log takes.
+"""Converts rows, DataFrames and Arrow tables to the batches of columns that the log stores.
 
 On a topic of bytes the data has a column (or field) `value`, and optionally `key`, `timestamp`
-and `headers`. On a typed topic it has the columns of the topic's schema: nullable ones that it
-lacks are filled with nulls, other columns than these are refused. `key=` and `timestamp=` name
-the columns that key and time the records, the value's own or ones beside it; without them,
-columns `key` and `timestamp` that are none of the value's do so. Keys become bytes by the rules of
-`changelog.client.keys`; a timestamp is a datetime (taken as UTC if it has no zone), a date, or
-integer milliseconds. Columns are cast where nothing is lost by it, and refused otherwise.
+and `headers`. On a typed topic it has the columns of the topic's schema: missing nullable columns
+are filled with nulls, and unknown columns are rejected.
 
-Data frames of any library come in through the Arrow C stream interface (polars, pandas,
-narwhals, pyarrow, DuckDB …), none of which is imported here.
+The arguments `key=` and `timestamp=` name the columns with the keys and times of records. These
+may be columns of the value or additional ones. By default they are `key` and `timestamp`, if the
+value has no columns of these names. Keys are encoded by the rules of `changelog.client.keys`. A
+timestamp is a datetime (UTC if it has no zone), a date, or integer milliseconds. Columns are cast
+to the topic's types if that loses nothing, and rejected otherwise.
+
+DataFrames of any library (polars, pandas, narwhals, pyarrow, DuckDB …) are read through the Arrow C
+stream interface; none of these libraries is imported here.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from strandline.changelog.schema import value_type
 from strandline.changelog.times import check_column
 
 PIECE_ROWS = 1 << 20
+"""Maximum rows of a piece; large data is converted piece by piece."""
 PIECE_BYTES = 128 << 20
-"""Large data is converted in pieces of about this many rows and bytes."""
+"""Approximate maximum bytes of a piece."""
 
 
 def to_batches(
@@ -44,7 +47,7 @@ def to_batches(
     key: str | None = None,
     timestamp: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """`data` as batches in the schema of `changelog.records`, for `topic`, in order.
+    """Yield `data` as batches in the schema of `changelog.records`, in order.
 
     `data` is a DataFrame, an Arrow table or batch, or an iterable of rows (mappings,
     dataclasses, msgspec structs). `key` and `timestamp` name columns; records without a
@@ -67,7 +70,7 @@ def batch_of(
     timestamps: Sequence[int],
     headers: Sequence[Headers] | None = None,
 ) -> pa.RecordBatch:
-    """One batch from lists of equal length; values are bytes, or mappings on a typed topic.
+    """Return a batch of lists of equal length; values are bytes, or mappings on a typed topic.
 
     Raises SchemaMismatch, InvalidRecord.
     """
@@ -92,7 +95,7 @@ def batch_of(
 
 
 def as_mapping(row: Any, where: str) -> Mapping[str, Any]:
-    """A row's fields by name. Raises InvalidRecord for what is no row."""
+    """Return a row's fields by name. Raises InvalidRecord if `row` has no fields."""
     if isinstance(row, Mapping):
         return row
     if dataclasses.is_dataclass(row) or isinstance(row, msgspec.Struct):
@@ -106,7 +109,7 @@ def as_mapping(row: Any, where: str) -> Mapping[str, Any]:
 def check_names(
     names: Iterable[str], known: Sequence[str], required: Sequence[str], where: str
 ) -> None:
-    """Raise SchemaMismatch unless every name is known, none is there twice, none required is missing."""
+    """Raise SchemaMismatch for unknown, duplicate or missing required names."""
     got = list(names)
     missing = [name for name in required if name not in got]
     unknown = [name for name in got if name not in known]
@@ -128,12 +131,12 @@ def check_names(
 
 
 def required(schema: pa.Schema) -> list[str]:
-    """The columns that no row may lack."""
+    """Return the columns that every row must have."""
     return [field.name for field in schema if not field.nullable]
 
 
 def struct_of(rows: Sequence[Any], schema: pa.Schema, where: str) -> pa.StructArray:
-    """Rows (mappings, or None for a tombstone) as one struct column. Raises SchemaMismatch."""
+    """Return rows (mappings, or None for a tombstone) as a struct column. Raises SchemaMismatch."""
     absent = [row is None for row in rows]
     mask = pa.array(absent) if any(absent) else None
     names, needed = set(schema.names), required(schema)
@@ -148,7 +151,7 @@ def struct_of(rows: Sequence[Any], schema: pa.Schema, where: str) -> pa.StructAr
 
 
 class _Layout:
-    """Which column of the data becomes what, for one topic."""
+    """Mapping of the data's columns to those of the log, for one topic."""
 
     def __init__(
         self, topic: TopicInfo, key: str | None, timestamp: str | None, now_ms: int
@@ -166,23 +169,23 @@ class _Layout:
         self._required = ["value"] if topic.schema is None else required(topic.schema)
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise SchemaMismatch unless data may have just these columns."""
+        """Raise SchemaMismatch unless data may have exactly these columns."""
         check_names(names, self._known, self._required, self.where)
 
     def type_of(self, name: str) -> pa.DataType | None:
-        """The type of a column, as far as the topic says."""
+        """Return the type of a column, or None if the topic does not define it."""
         if self._schema is not None:
             index = self._schema.get_field_index(name)
             return self._schema.field(index).type if index >= 0 else None
         return HEADERS_TYPE if name == "headers" else None
 
     def is_key_beside(self, name: str) -> bool:
-        """Whether that column keys the records and is none of the value's."""
+        """Return True if the column has the keys of records and is not a column of the value."""
         own = self._schema is not None and name in self._schema.names
         return name == (self._key or "key") and not own
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch of the data's columns to one of the log's."""
+        """Convert a batch of the data's columns to a batch of the log's columns."""
         columns = self._checked(batch)
         times = self._times(self._named(columns, self._timestamp, "timestamp"), len(batch))
         keys = self._keys(self._named(columns, self._key, "key"), len(batch))
@@ -201,7 +204,7 @@ class _Layout:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _checked(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-        """The data's columns by name, those of the topic in the topic's types."""
+        """Return the data's columns by name, the value's columns cast to the topic's types."""
         self.check(batch.schema.names)
         columns = dict(zip(batch.schema.names, map(_plain, batch.columns), strict=True))
         if self._schema is None:
@@ -215,7 +218,7 @@ class _Layout:
     def _named(
         self, columns: Mapping[str, pa.Array], name: str | None, argument: str
     ) -> pa.Array | None:
-        """The column that the argument `key=` or `timestamp=` names, or None."""
+        """Return the column that the argument `key=` or `timestamp=` names, or None."""
         if name is None:
             own = self._schema is not None and argument in self._schema.names
             return None if own else columns.get(argument)
@@ -257,7 +260,7 @@ class _Layout:
         return headers
 
 
-# A plain value that Arrow takes as it is, where MessagePack would turn it into text.
+# Types that Arrow stores as they are. msgspec would convert them to text by default.
 _NATIVE = (
     bytes,
     bytearray,
@@ -273,7 +276,7 @@ def _table(data: Any, layout: _Layout) -> pa.Table:
     if isinstance(data, pa.Table):
         return data
     if type(data).__module__.partition(".")[0] == "pandas":
-        # Otherwise the index comes along as a column.
+        # pa.table would add the index as a column.
         return pa.Table.from_pandas(data, preserve_index=False)
     if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
         return pa.table(data)
@@ -290,7 +293,7 @@ def _rows_table(rows: Sequence[Mapping[str, Any]], layout: _Layout) -> pa.Table:
     if rows:
         layout.check(names)
     arrays = []
-    names = names or layout.first  # of rows without a field, each is a record even so
+    names = names or layout.first  # rows without any field are records too
     for name in names:
         column = [row.get(name) for row in rows]
         if layout.is_key_beside(name):
@@ -308,7 +311,7 @@ def _pieces(table: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Without dictionaries and views, which few of Arrow's functions know."""
+    """Decode dictionaries and views, because few of Arrow's functions support them."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         values = _plain(column.dictionary)
@@ -321,9 +324,10 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def _array(column: list[Any], kind: pa.DataType | None, name: str, where: str) -> pa.Array:
-    """A list as an Arrow array of the type its values suggest, since pa.array truncates 1.5 to 1.
+    """Return a list as an Arrow array of the type inferred from its values.
 
-    Nested ones get `kind` at once: what they suggest depends on which fields happen to be set.
+    `kind` is not used for plain types, because pa.array would truncate 1.5 to the integer 1. For
+    nested types and bytes it is: a nested type inferred from values lacks fields that none sets.
     """
     direct = kind is not None and (pa.types.is_nested(kind) or is_bytes(kind))
     try:
@@ -334,7 +338,7 @@ def _array(column: list[Any], kind: pa.DataType | None, name: str, where: str) -
 
 
 def _fit(column: pa.Array, field: pa.Field, where: str, mask: pa.Array | None = None) -> pa.Array:
-    """`column` in the type of `field`, with its nulls checked (but where `mask` is true)."""
+    """Cast `column` to the type of `field`, and check its nulls except where `mask` is true."""
     fitted = cast_column(column, field.type, field.name, where)
     if not field.nullable and fitted.null_count:
         null = fitted.is_null() if mask is None else pc.and_not(fitted.is_null(), mask)
@@ -343,7 +347,7 @@ def _fit(column: pa.Array, field: pa.Field, where: str, mask: pa.Array | None = 
 
 
 def cast_column(column: pa.Array, kind: pa.DataType, name: str, where: str) -> pa.Array:
-    """`column` as another type of the same family. Raises SchemaMismatch if that loses something."""
+    """Cast `column` to a type of the same family. Raises SchemaMismatch if that loses data."""
     if column.type == kind:
         return column
     expected = f"{where}: column {name!r}: expected {kind}, got {column.type}"
@@ -356,7 +360,7 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, where: str) -> p
 
 
 def _family(kind: pa.DataType) -> str:
-    """Types between which a cast keeps the meaning of a value."""
+    """Return the name of a type's family. Casts within a family keep the meaning of a value."""
     types = pa.types
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
         return "number"
@@ -379,7 +383,7 @@ def _utf8_or_bytes(column: pa.Array, where: str) -> pa.BinaryArray:
 
 
 def _refuse(bad: pa.BooleanArray, problem: str) -> None:
-    """Raise if any is true, naming the first row."""
+    """Raise SchemaMismatch with the first row for which `bad` is true."""
     row = pc.index(bad, pa.scalar(value=True)).as_py()
     if row >= 0:
         raise SchemaMismatch(f"{problem} in row {row}")

@@ -1,17 +1,18 @@
-"""The consumer: records of assigned partitions, from a position on.
+"""The consumer: reads records of assigned partitions, from a position on.
 
-A position is the offset of the next record to be handed out. It comes from, in this order: a
-`seek`, the group's committed offset, `auto_offset_reset`. The last also applies when a position
-has fallen out of the log, when the topic was deleted and made again under its name, or when the log
-has another history by now (`changelog.history`): it was restored from a backup.
+The position is the offset of the next record to return. It comes from, in this order: a
+`seek`, the group's committed offset, `auto_offset_reset`. The reset policy also applies when the
+position is no longer in the log, when the topic was deleted and created again, and when the log
+has another history because it was restored from a backup (`changelog.history`).
 Nothing is committed unless `commit` is called, or the positions are sent in a transaction.
 
-`poll` asks for a few partitions at a time, so that what it returns is bounded, and goes on with
-the others the next time: no partition starves another. For use by one thread at a time.
+`poll` fetches from a few partitions at a time, so that the size of its result is bounded, and
+continues with the others in the next call, so that no partition starves another.
 
-A consumer either names its partitions (`assign`), or it subscribes to topics. With a `group` it
-then shares their partitions with the group's other members (see `changelog.groups`); without one it reads
-all of them. With `assign`, `group` only says under which name offsets are committed.
+A consumer either chooses its partitions (`assign`) or subscribes to topics (`subscribe`). A
+subscribed consumer with a `group` divides the partitions with the group's other members (see
+`changelog.groups`); without a group it reads all of them. With `assign`, `group` is only the name
+under which offsets are committed.
 """
 
 from __future__ import annotations
@@ -52,25 +53,39 @@ from strandline.changelog.records import (
 from strandline.changelog.settings import LONG_MAX, check_number
 
 POLL_SECONDS = 1.0
-"""How long iteration waits in one poll before it looks whether the consumer was closed."""
+"""Seconds that iteration waits in one poll before it checks if the consumer was closed."""
 PAUSE_S = 0.02
-SHARING_SECONDS = 0.2
-"""How long one of a group waits in the log before it looks whether others want partitions."""
+"""Minimum seconds between two attempts to fetch."""
+GROUP_POLL_S = 0.2
+"""Maximum seconds that a group member waits in one fetch before it checks for a rebalance."""
 METADATA_MAX_AGE_S = 30.0
-"""How often subscribed topics are looked at for new partitions."""
+"""Seconds between two checks of subscribed topics for new partitions."""
 
 
 class Consumer:
-    """Reads partitions of a log.
+    """Reads partitions of a log. Use it from one thread at a time.
 
-    `session_timeout_ms` after it was last heard of, and `max_poll_interval_ms` after its last
-    poll, a member of a group has lost its partitions to the others. `instance` makes it a static
-    member (KIP-345): one that is back within the session timeout has what it had. `assignor` is
-    how the group shares out.
+    Args:
+        broker: The log. `Log.consumer` passes its own.
+        group: Name of the consumer group; None (default): no group, nothing can be committed.
+        isolation: "read_committed" (the default, unlike Kafka's): read up to the last stable
+            offset, and leave out aborted records. "read_uncommitted": read all records.
+        auto_offset_reset: Position if there is no valid one: "earliest" (default), "latest", or
+            "none" to raise OffsetOutOfRange.
+        max_bytes: Approximate maximum size of the result of a poll in bytes. Default 64 MiB.
+        max_partition_bytes: Approximate maximum per partition and fetch in bytes. Default 8 MiB.
+            At least one batch is fetched, however large.
+        session_timeout_ms: Milliseconds without a heartbeat after which a group member loses its
+            partitions. Default 10,000.
+        max_poll_interval_ms: Milliseconds without a poll after which a group member loses its
+            partitions. Default 300,000, as Kafka's.
+        instance: Name of a static member (KIP-345), which gets its partitions back if it rejoins
+            within the session timeout; None (default): not static.
+        assignor: Assignment strategy; the same for all members of the group.
+        clock: Time source; the system's by default.
 
-    `isolation` "read_committed" (the default, unlike Kafka's) bounds it by the last stable
-    offset and leaves out aborted records. `max_bytes` is about how much one poll returns,
-    `max_partition_bytes` how much of one partition; a batch is never cut for it.
+    Raises:
+        InvalidConfig: An argument is out of range.
 
     >>> from strandline.changelog.embedded.owner import Owner
     >>> from strandline.changelog.client.producer import Producer
@@ -107,13 +122,13 @@ class Consumer:
         self._broker = broker
         self._group = group
         self._isolation: Isolation = isolation
-        self._beginning = StartingOffsets(broker, group, isolation, auto_offset_reset)
+        self._starting = StartingOffsets(broker, group, isolation, auto_offset_reset)
         self._at_once = max(1, max_bytes // max_partition_bytes)
         self._max_partition_bytes = max_partition_bytes
         self._clock = clock or SystemClock()
         self._assigned: dict[TopicPartition, FetchCursor] = {}
         self._turn: deque[TopicPartition] = deque()
-        """The assigned partitions, the one whose turn it is first."""
+        """Assigned partitions, in the order in which they are read next."""
         self._subscribed: list[str] = []
         self._join = partial(
             GroupSubscription,
@@ -125,17 +140,22 @@ class Consumer:
             instance=instance,
             assignor=assignor,
         )
-        self._sharing: GroupSubscription | None = None
-        """Its part in the group, once it has subscribed as one of it."""
-        self._looked_at = 0.0
+        self._subscription: GroupSubscription | None = None
+        """Membership in the group, once the consumer has subscribed with a group."""
+        self._topics_checked_at = 0.0
         self._closed = False
 
     # What to read ---------------------------------------------------------------------
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions from now on, and no others; kept ones keep their positions.
+        """Read exactly these partitions. Partitions assigned before keep their positions.
 
-        Raises UnknownTopic, UnknownPartition.
+        Args:
+            partitions: Partitions to read; they replace all earlier ones and any subscription.
+
+        Raises:
+            UnknownTopic: A topic does not exist.
+            UnknownPartition: A topic has no such partition.
         """
         self._check_open()
         self._leave()
@@ -150,15 +170,22 @@ class Consumer:
         on_revoked: Listener | None = None,
         on_lost: Listener | None = None,
     ) -> None:
-        """Read these topics, and partitions that are added to them later.
+        """Read these topics, including partitions that are added to them later.
 
-        Without a group: all partitions, from now on. With one: those that are the consumer's
-        share, from the next `poll` on. The listeners are called within `poll`, with partitions:
-        `on_assigned` when they have been added; `on_revoked` before they go to another member,
-        the place to commit; `on_lost` when others may have them already, and a commit would
-        be refused (default: `on_revoked`).
+        Without a group the consumer reads all partitions, at once. With a group it reads the
+        partitions assigned to it, from the next `poll` on. Listeners are called within `poll`
+        with a list of partitions.
 
-        Raises UnknownTopic without a group; in a group a topic may come later.
+        Args:
+            topics: Name of one topic, or several names.
+            on_assigned: Called after partitions were added.
+            on_revoked: Called before partitions are assigned to another member; commit here.
+            on_lost: Called when partitions may already be owned by another member, so that a
+                commit would be rejected; `on_revoked` by default.
+
+        Raises:
+            UnknownTopic: A topic does not exist and there is no group. With a group, topics may
+                be created later.
         """
         self._check_open()
         self._leave()
@@ -168,64 +195,75 @@ class Consumer:
         else:
             self._assign([])
             lost = on_lost or on_revoked
-            self._sharing = self._join(self._subscribed, on_assigned, on_revoked, lost)
+            self._subscription = self._join(self._subscribed, on_assigned, on_revoked, lost)
 
     @property
     def member(self) -> GroupMember:
-        """Who it is in its group, for `Producer.send_offsets_to_transaction`.
+        """Identity in the group, for `Producer.send_offsets_to_transaction`.
 
-        Without a subscription as one of a group its member id is empty. Raises InvalidRequest
-        without a group.
+        Its member id is empty unless the consumer has subscribed. Raises InvalidRequest without a
+        group.
         """
-        return self._sharing.member if self._sharing else GroupMember(self._group_name(), "")
+        return (
+            self._subscription.member if self._subscription else GroupMember(self._group_name(), "")
+        )
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions that are read."""
+        """Return the assigned partitions."""
         return list(self._assigned)
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Return nothing of these partitions until `resume`; positions stay."""
+        """Stop returning records of these partitions until `resume`; keep their positions."""
         for tp in partitions:
             self._of(tp).paused = True
 
     def resume(self, *partitions: TopicPartition) -> None:
-        """Go on with paused partitions."""
+        """Continue to read paused partitions."""
         for tp in partitions:
             self._of(tp).paused = False
 
     def paused(self) -> list[TopicPartition]:
-        """The partitions that are paused."""
+        """Return the paused partitions."""
         return [tp for tp, assigned in self._assigned.items() if assigned.paused]
 
     # Reading --------------------------------------------------------------------------
 
     def poll(self, timeout: float = 0.0, *, max_records: int | None = None) -> list[Batch]:
-        """The next batches of columns, waiting up to `timeout` seconds if there are none.
+        """Return the next batches of records, and move the positions after them.
 
-        Each is of one partition and in its order; positions move behind them. With
-        `max_records` the rest stays for the next poll. Raises OffsetOutOfRange with
-        auto_offset_reset="none", Retriable if the log does not answer in time, UnknownTopic.
+        Args:
+            timeout: Seconds to wait if no records are available.
+            max_records: Maximum number of records; the rest is kept for the next poll. None
+                (default): no limit.
+
+        Returns:
+            Batches of one partition each, in the order of their offsets; empty if there are none.
+
+        Raises:
+            OffsetOutOfRange: A position is invalid and `auto_offset_reset` is "none".
+            UnknownTopic: A topic was deleted.
+            Retriable: The log did not answer in time.
         """
         limit = sys.maxsize if max_records is None else max_records
         return self._taken(limit) if self._fill(timeout) else []
 
     def records(self, timeout: float = 1.0) -> Iterator[ConsumerRecord]:
-        """Record by record, until nothing new has come for `timeout` seconds.
+        """Yield single records until none has arrived for `timeout` seconds.
 
-        The position is behind a record when it is handed out, so a `commit` in the loop covers
-        it, and breaking out of the loop loses nothing.
+        The position is already after a record when it is yielded. A `commit` in the loop
+        therefore includes the current record, and leaving the loop skips no record.
         """
         while self._fill(timeout):
             yield from self._one_by_one()
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Record by record, waiting for more until the consumer is closed."""
+        """Yield single records, and wait for more until the consumer is closed."""
         while not self._closed:
             if self._fill(POLL_SECONDS):
                 yield from self._one_by_one()
 
     def _fill(self, timeout: float) -> bool:
-        """Have something fetched, waiting up to `timeout` seconds; whether there is anything."""
+        """Fetch if nothing is buffered, for up to `timeout` seconds; return True if records are."""
         deadline = self._clock.monotonic() + timeout
         waited = 0.0
         while True:
@@ -233,9 +271,9 @@ class Consumer:
             remaining = max(0.0, min(deadline - self._clock.monotonic(), timeout - waited))
             wait = self._longest_wait(remaining)
             try:
-                self._take_part()
-                self._look_for_changes()
-                self._beginning.resolve(self._assigned, self._active())
+                self._rebalance()
+                self._refresh_topics()
+                self._starting.resolve(self._assigned, self._active())
                 if self._has_fetched() or self._fetch(wait):
                     return True
                 if wait == remaining:
@@ -243,7 +281,7 @@ class Consumer:
             except Retriable as error:
                 if remaining <= 0:
                     if isinstance(error, CoordinatorLoading):
-                        return False  # an open transaction is about to say where to begin
+                        return False  # an open transaction is going to commit the position
                     raise
                 wait = 0.0
             if wait < PAUSE_S or not self._active():
@@ -251,27 +289,30 @@ class Consumer:
             waited += max(wait, PAUSE_S)
 
     def _longest_wait(self, seconds: float) -> float:
-        """How long to wait in the log at once, if there are so many seconds."""
-        if self._sharing is None:
-            return seconds
-        return min(seconds, SHARING_SECONDS if self._active() else PAUSE_S)
+        """Return the seconds to wait in one fetch, at most `seconds`.
 
-    def _take_part(self) -> None:
-        if self._sharing is not None:
-            self._sharing.take_part(self.assignment(), self._share)
+        Group members wait for less, because they must notice a rebalance.
+        """
+        if self._subscription is None:
+            return seconds
+        return min(seconds, GROUP_POLL_S if self._active() else PAUSE_S)
+
+    def _rebalance(self) -> None:
+        if self._subscription is not None:
+            self._subscription.rebalance(self.assignment(), self._assign_shared)
 
     def _has_fetched(self) -> bool:
         return any(self._assigned[tp].fetched for tp in self._active())
 
     def _fetch(self, timeout: float) -> bool:
-        """Ask for what comes next, a few partitions at a time; whether anything came."""
+        """Fetch from a few partitions at a time; return True if records have arrived."""
         active = self._active()
         groups = [active[i : i + self._at_once] for i in range(0, len(active), self._at_once)]
         for group in groups if len(groups) > 1 else ():
             if self._fetch_from(group, 0.0):
                 self._turn.rotate(-len(group))
                 return True
-        # Nothing anywhere: wait for all of them at once.
+        # No partition has records: wait for all of them at once.
         return bool(active) and self._fetch_from(active, timeout)
 
     def _fetch_from(self, partitions: Sequence[TopicPartition], timeout: float) -> bool:
@@ -284,15 +325,15 @@ class Consumer:
                 timeout=timeout,
             )
         except OffsetOutOfRange:
-            if not self._beginning.recover(self._assigned, partitions):
+            if not self._starting.recover(self._assigned, partitions):
                 raise
             return self._fetch_from(partitions, timeout)
         except (UnknownTopic, UnknownPartition):
-            self._looked_at = float("-inf")
+            self._topics_checked_at = float("-inf")
             raise
         diverged = [tp for tp, one in fetched.items() if not self._assigned[tp].follows(one)]
         if diverged:
-            self._beginning.reset_diverged(self._assigned, diverged)
+            self._starting.reset_diverged(self._assigned, diverged)
             return self._fetch_from(partitions, timeout)
         for tp, one in fetched.items():
             self._assigned[tp].received(one)
@@ -325,35 +366,50 @@ class Consumer:
     # Positions ------------------------------------------------------------------------
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Go on at `offset`; whether the log has it shows at the next poll."""
+        """Continue reading a partition at `offset`. The next poll checks that the log has it.
+
+        Raises:
+            OffsetOutOfRange: The offset is negative.
+            InvalidRequest: The partition is not assigned to this consumer.
+        """
         if offset < 0:
             raise OffsetOutOfRange(f"{partition}: an offset is not negative, got {offset}")
         self._of(partition).seek(offset)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Go back to the first record (of all partitions if none are named)."""
+        """Continue at the first record of these partitions (default: all assigned ones)."""
         for tp, offset in self.beginning_offsets(partitions or self._assigned).items():
             self._of(tp).seek(offset)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Skip what is there (in all partitions if none are named)."""
+        """Continue at the end of these partitions (default: all assigned ones)."""
         for tp, offset in self.end_offsets(partitions or self._assigned).items():
             self._of(tp).seek(offset)
 
     def seek_to_time(self, timestamp: int, *partitions: TopicPartition) -> None:
-        """Go to the first record at or after `timestamp` (ms), or to the end if there is none."""
+        """Continue at the first record at or after a time, or at the end if there is none.
+
+        Args:
+            timestamp: Milliseconds since the epoch.
+            *partitions: Partitions to seek; by default all assigned ones.
+        """
         for tp in partitions or list(self._assigned):
             offset = self._broker.offset_for_time(tp, timestamp, isolation=self._isolation)
             self._of(tp).seek(self.end_offsets([tp])[tp] if offset is None else offset)
 
     def position(self, partition: TopicPartition) -> int:
-        """Offset of the next record to be handed out. Raises CoordinatorLoading."""
+        """Return the offset of the next record to return.
+
+        Raises:
+            CoordinatorLoading: An open transaction is going to change the committed offset.
+            InvalidRequest: The partition is not assigned to this consumer.
+        """
         cursor = self._of(partition)
-        self._beginning.resolve(self._assigned, [partition])
+        self._starting.resolve(self._assigned, [partition])
         return cursor.position
 
     def positions(self) -> dict[TopicPartition, CommittedOffset]:
-        """All known positions, as `commit` and `send_offsets_to_transaction` take them."""
+        """Return all known positions, for `commit` and `send_offsets_to_transaction`."""
         return {
             tp: cursor.committed() for tp, cursor in self._assigned.items() if cursor.position >= 0
         }
@@ -361,37 +417,43 @@ class Consumer:
     def beginning_offsets(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """The first offset of each partition."""
+        """Return the first offset of each partition."""
         return {tp: ends.log_start for tp, ends in self._broker.offsets(partitions).items()}
 
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where each partition ends, as this consumer's isolation sees it."""
+        """Return the end offset (exclusive) of each partition, for this consumer's isolation."""
         return {
-            tp: self._beginning.end(ends) for tp, ends in self._broker.offsets(partitions).items()
+            tp: self._starting.end(ends) for tp, ends in self._broker.offsets(partitions).items()
         }
 
     def offsets(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, PartitionOffsets]:
-        """All that is known of where partitions begin and end.
+        """Return the bounds of partitions.
 
-        Who builds a table from a compacted topic asks for it after each poll, with the position
-        from before it: `PartitionOffsets.must_start_over` says whether a deletion was missed.
+        A reader that builds a table from a compacted topic calls it after each poll, and passes
+        the position from before the poll to `PartitionOffsets.must_start_over`, to find out if
+        it has missed a deletion.
         """
         return self._broker.offsets(partitions)
 
     def lag(self) -> dict[TopicPartition, int]:
-        """How many offsets each assigned partition is ahead of its position."""
-        self._beginning.resolve(self._assigned, list(self._assigned))
+        """Return the number of offsets between position and end of each assigned partition."""
+        self._starting.resolve(self._assigned, list(self._assigned))
         ends = self.end_offsets(self._assigned)
         return {tp: max(0, end - self._assigned[tp].position) for tp, end in ends.items()}
 
     # Committed offsets ----------------------------------------------------------------
 
     def commit(self, offsets: Mapping[TopicPartition, CommittedOffset | int] | None = None) -> None:
-        """Commit `offsets` (default: all positions) for the group, durably.
+        """Commit offsets for the group, durably.
 
-        Raises InvalidRequest without a group.
+        Args:
+            offsets: Next offset to read, by partition; by default all positions.
+
+        Raises:
+            InvalidRequest: The consumer has no group.
+            MemberFenced: Another member may own the partitions now.
         """
         chosen = self.positions() if offsets is None else offsets
         located = {
@@ -404,9 +466,14 @@ class Consumer:
     def committed(
         self, partitions: Collection[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
-        """What the group has committed; partitions without are left out.
+        """Return the group's committed offsets. Partitions without one are left out.
 
-        Raises CoordinatorLoading while an open transaction is about to change it.
+        Args:
+            partitions: Partitions of interest; by default all with a committed offset.
+
+        Raises:
+            CoordinatorLoading: An open transaction is going to change one of the offsets.
+            InvalidRequest: The consumer has no group.
         """
         return self._broker.committed(self._group_name(), partitions)
 
@@ -433,30 +500,30 @@ class Consumer:
             assigned[tp] = known
         self._assigned = assigned
         self._turn = deque(assigned)
-        self._looked_at = self._clock.monotonic()
+        self._topics_checked_at = self._clock.monotonic()
 
     def _partitions_of_subscribed(self) -> list[TopicPartition]:
         topics = [self._broker.topic(name) for name in self._subscribed]
         return [TopicPartition(t.name, n) for t in topics for n in range(t.partitions)]
 
-    def _share(self, partitions: Collection[TopicPartition]) -> None:
-        """What the group lets it read from now on."""
+    def _assign_shared(self, partitions: Collection[TopicPartition]) -> None:
+        """Read the partitions that the group has assigned to this consumer."""
         self._assign(sorted(partitions))
 
     def _leave(self) -> None:
-        if self._sharing is not None:
-            sharing, self._sharing = self._sharing, None
-            sharing.leave()
+        if self._subscription is not None:
+            subscription, self._subscription = self._subscription, None
+            subscription.leave()
 
-    def _look_for_changes(self) -> None:
-        """Now and then: partitions added to subscribed topics, topics made anew."""
-        if self._clock.monotonic() - self._looked_at >= METADATA_MAX_AGE_S:
-            every = self._subscribed and self._sharing is None
+    def _refresh_topics(self) -> None:
+        """Check from time to time for added partitions and for topics that were recreated."""
+        if self._clock.monotonic() - self._topics_checked_at >= METADATA_MAX_AGE_S:
+            every = self._subscribed and self._subscription is None
             wanted = self._partitions_of_subscribed() if every else self._assigned
             self._assign(list(wanted), later=True)
 
     def _active(self) -> list[TopicPartition]:
-        """What is assigned and not paused, the one whose turn it is first."""
+        """Return the assigned partitions that are not paused, in the order to read them."""
         return [tp for tp in self._turn if not self._assigned[tp].paused]
 
     def _of(self, partition: TopicPartition) -> FetchCursor:
@@ -472,7 +539,7 @@ class Consumer:
     # Closing --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of everything, and leave the group; commits nothing. Harmless when repeated."""
+        """Leave the group and close, without committing. Repeated calls have no effect."""
         self._closed = True
         with contextlib.suppress(StrandlineError):
             self._leave()

@@ -1,4 +1,4 @@
-"""A consumer's place in one partition."""
+"""A consumer's position and read-ahead buffer in one partition."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from strandline.changelog.records import Batch, CommittedOffset, Fetched
 
 @dataclass(slots=True)
 class FetchCursor:
-    """Where the reader of one partition is, and what it has fetched ahead."""
+    """Position of a consumer in one partition, and the batches fetched ahead of it."""
 
     topic_id: str
     position: int = -1
-    """The next offset to hand out; -1 as long as nobody knows."""
+    """Next offset to return to the caller; -1 if not known yet."""
     fetch_position: int = -1
-    """The next offset to fetch; what lies between is in `fetched`."""
+    """Next offset to fetch; records between `position` and it are in `fetched`."""
     fetched: deque[Batch] = field(default_factory=deque)
-    """The first may begin before `position`, if it was handed out in part."""
+    """Fetched batches. The first may begin before `position`, if a part of it was returned."""
     paused: bool = False
     appeared_later: bool = False
-    """Whether the partition was added after `subscribe`, so that all its records are new."""
+    """True if the partition was added after `subscribe`, so that all its records are new."""
     epochs: Epochs = ()
-    """Epochs that name the positions of the last fetch, `position` and `fetch_position` among them;
-    empty as long as nothing was fetched from there."""
+    """Epochs that name the positions of the last fetch, including `position` and
+    `fetch_position`; empty before the first fetch after a seek."""
     moves: int = 0
-    """How often the position was changed other than record by record."""
+    """Number of position changes other than record by record."""
 
     def seek(self, offset: int) -> None:
         self.position = self.fetch_position = offset
@@ -38,7 +38,7 @@ class FetchCursor:
         self.moves += 1
 
     def received(self, fetched: Fetched) -> None:
-        """Take in what a fetch at `fetch_position` gave."""
+        """Add the result of a fetch at `fetch_position`."""
         self.epochs = fetched.epochs
         self.fetched.extend(batch for batch in fetched.batches if len(batch))
         self.fetch_position = fetched.next_offset
@@ -46,21 +46,21 @@ class FetchCursor:
             self.position = self.fetch_position
 
     def follows(self, fetched: Fetched) -> bool:
-        """Return whether a fetch at `fetch_position` goes on in the history that was read before."""
+        """Return True if a fetch at `fetch_position` continues the history read so far."""
         if not self.epochs:
             return True
         before = epoch_before(self.epochs, self.fetch_position)
         return continues(fetched.epochs, self.fetch_position, before.incarnation)
 
     def committed(self) -> CommittedOffset:
-        """Return the position as a group commits it, with the name of its history."""
+        """Return the position with the epoch that names its history, for a commit."""
         if not self.epochs:
             return CommittedOffset(self.position, "", self.topic_id)
         epoch = epoch_before(self.epochs, self.position)
         return CommittedOffset(self.position, "", self.topic_id, epoch.number, epoch.incarnation)
 
     def rest_of_first(self) -> Batch:
-        """Of the first fetched batch, what has not been handed out."""
+        """Return the records of the first fetched batch that were not returned yet."""
         batch = self.fetched[0]
         if batch.base_offset >= self.position:
             return batch
@@ -69,17 +69,17 @@ class FetchCursor:
         return batch.slice(int(np.searchsorted(batch.offsets.to_numpy(), self.position)))
 
     def passed(self, offset: int) -> int:
-        """The record at `offset` of the first batch is handed out; `moves` until now."""
+        """Move after the record at `offset` of the first batch, and return `moves`."""
         if offset < self.fetched[0].last_offset:
             self.position = offset + 1
         else:
             self.fetched.popleft()
-            # Behind the last batch lie markers and aborted records that nobody is given.
+            # After the last batch, skip markers and aborted records, which are never returned.
             self.position = offset + 1 if self.fetched else self.fetch_position
         return self.moves
 
     def take(self, limit: int) -> Batch:
-        """At most `limit` records of the first batch, handed out at once."""
+        """Remove and return at most `limit` records of the first batch."""
         batch = self.rest_of_first()
         if len(batch) > limit:
             batch = batch.slice(0, limit)

@@ -1,4 +1,4 @@
-"""A consumer's part in sharing the partitions of a group: what it takes up and lets go, and when."""
+"""A consumer's subscription with a group: assigns and revokes partitions between two polls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Assign = Callable[[Collection[TopicPartition]], None]
 
 
 class GroupSubscription:
-    """One subscription of a consumer: joins at the first poll, and again whenever it was lost."""
+    """One subscription of a consumer. It joins at the first poll, and again after a loss."""
 
     def __init__(
         self,
@@ -47,34 +47,36 @@ class GroupSubscription:
 
     @property
     def member(self) -> GroupMember:
-        """Who the consumer is; before the first poll, and after a loss, nobody."""
+        """Identity of the consumer; before the first poll and after a loss, of no member."""
         if self._membership is None:
-            return GroupMember(self._group, _NOBODY)
+            return GroupMember(self._group, _NO_MEMBER_ID)
         return self._membership.member
 
-    def take_part(self, holds: Sequence[TopicPartition], assign: Assign) -> None:
-        """Let go of what goes to others, and take up what is new; `assign` is given what is held then."""
+    def rebalance(self, owned: Sequence[TopicPartition], assign: Assign) -> None:
+        """Release revoked partitions and add new ones; `assign` gets the owned ones afterwards."""
         membership = self._membership or self._join()
         try:
-            allowed = membership.allowed()
+            assigned = membership.allowed()
         except MemberFenced:
             self._membership = None
             assign([])
-            if holds:
-                self._on_lost(list(holds))
+            if owned:
+                self._on_lost(list(owned))
             return
-        kept = [tp for tp in holds if tp in allowed]
-        if len(kept) < len(holds):
-            self._on_revoked([tp for tp in holds if tp not in allowed])
+        kept = [tp for tp in owned if tp in assigned]
+        # Revoked partitions first: other members wait for them. The listener runs before the
+        # heartbeat that releases them, so that its commit is still accepted.
+        if len(kept) < len(owned):
+            self._on_revoked([tp for tp in owned if tp not in assigned])
             assign(kept)
             membership.holds(kept)
-        if new := sorted(allowed.difference(kept)):
+        if new := sorted(assigned.difference(kept)):
             assign([*kept, *new])
             membership.holds([*kept, *new])
             self._on_assigned(new)
 
     def leave(self) -> None:
-        """Leave the group; a static member is expected back, and only says no more."""
+        """Leave the group. A static member only stops its heartbeats, because it may return."""
         if self._membership is not None:
             membership, self._membership = self._membership, None
             membership.leave()
@@ -90,9 +92,10 @@ class GroupSubscription:
         return self._membership
 
 
-_NOBODY = "nobody"
-"""No member's id: whoever commits in this name is refused, not taken for one outside the group."""
+_NO_MEMBER_ID = "nobody"
+"""Member id that no member has. A commit with it is rejected, while a commit with an empty id
+would count as one from outside the group."""
 
 
 def _nothing(partitions: list[TopicPartition]) -> None:
-    """Stands where no listener is."""
+    """Do nothing; the default listener."""

@@ -1,4 +1,4 @@
-"""How keys travel, so that a key lands on the same partition whoever produced it.
+"""Encoding of keys as bytes. It is fixed, so that every producer sends a key to the same partition.
 
     str      UTF-8                                  Kafka's StringSerializer
     bytes    as they are                            ByteArraySerializer
@@ -6,7 +6,7 @@
     float    8 bytes, big-endian, IEEE 754          DoubleSerializer
     else     MessagePack
 
-One key at a time, or a whole Arrow column.
+`encode_key` encodes one key, `encode_keys` an Arrow column.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _double = struct.Struct(">d")
 
 
 def encode_key(key: object) -> bytes | None:
-    """The bytes of one key; None stays None (a keyless record). Raises InvalidRecord.
+    """Return the bytes of a key; None (a record without a key) stays None. Raises InvalidRecord.
 
     >>> encode_key("a"), encode_key(1), encode_key(b"x"), encode_key(None)
     (b'a', b'\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x01', b'x', None)
@@ -42,7 +42,7 @@ def encode_key(key: object) -> bytes | None:
 
 
 def encode_keys(column: pa.Array) -> pa.BinaryArray:
-    """The bytes of a column of keys; nulls stay null. Raises InvalidRecord.
+    """Return the bytes of a column of keys; nulls stay null. Raises InvalidRecord.
 
     >>> encode_keys(pa.array(["a", None])).to_pylist()
     [b'a', None]
@@ -61,13 +61,13 @@ def encode_keys(column: pa.Array) -> pa.BinaryArray:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether an Arrow type holds strings."""
+    """Return True if an Arrow type is a string type."""
     types = pa.types
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether an Arrow type holds bytes."""
+    """Return True if an Arrow type is a binary type."""
     types = pa.types
     return bool(
         types.is_binary(kind)
@@ -90,7 +90,7 @@ def _encoded(key: Any) -> bytes:
 
 
 def _big_endian(numbers: pa.Array, layout: str) -> pa.BinaryArray:
-    """Eight bytes for each number."""
+    """Encode numbers in eight bytes each, in the byte order of `layout`."""
     filled = pc.fill_null(numbers, 0) if numbers.null_count else numbers
     data = filled.to_numpy(zero_copy_only=False).astype(layout)
     offsets = np.arange(0, 8 * len(data) + 1, 8, dtype=np.int32)

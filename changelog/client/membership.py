@@ -1,15 +1,15 @@
-"""A consumer's place in its group.
+"""Membership of a consumer in its group: heartbeats in a background thread.
 
-A thread beats: it tells the owner what the consumer holds, and learns what it may hold. The
-consumer acts on that in its own thread, between two polls, so nothing is taken from it in the
-middle of its work:
+A heartbeat reports the partitions that the consumer owns, and returns its assignment. The
+consumer acts on a new assignment in its own thread, between two polls, so that no partition is
+revoked in the middle of its work:
 
-    revoked    what it may no longer hold: it commits, lets go, and says so
-    assigned   what it may hold in addition
-    lost       it is no member any more: whatever it did since its last commit is void
+    revoked    partitions that are no longer assigned: commit, release, report that
+    assigned   partitions that are assigned in addition
+    lost       the consumer is no longer a member: uncommitted work is void
 
-It is lost if the owner says so, if no beat was answered for a session timeout, or if it did not
-poll for `max_poll_interval_ms`: then the others are given its partitions.
+Membership is lost if the owner reports it, if no heartbeat was answered for a session timeout, or
+if the consumer did not poll for `max_poll_interval_ms`. Its partitions are then assigned to others.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from strandline.changelog.errors import MemberFenced, Retriable, StrandlineError
 from strandline.changelog.groups import Assignment, GroupMember, Subscription
 from strandline.changelog.records import TopicPartition
 
-BEATS_PER_SESSION = 3
-"""Kafka's rule for heartbeat.interval.ms: a third of the session timeout at the most."""
-LONGEST_BEAT_S = 1.0
+HEARTBEATS_PER_SESSION = 3
+"""Heartbeats per session timeout; Kafka's rule for heartbeat.interval.ms is at most a third."""
+LONGEST_HEARTBEAT_S = 1.0
+"""Maximum seconds that a heartbeat waits for a new assignment."""
 PAUSE_S = 0.05
+"""Seconds between two heartbeats without a new assignment."""
 
 
 class Membership:
-    """One consumer in one group, from `join` to `leave`. Raises what the broker does."""
+    """Membership of one consumer in one group, until `leave`. Raises the broker's errors."""
 
     def __init__(
         self,
@@ -53,16 +55,16 @@ class Membership:
         self._max_poll_s = max_poll_interval_ms / 1000
         self._lock = threading.Lock()
         self._calls = 0
-        self._holds: frozenset[TopicPartition] = frozenset()
-        self._grant = Assignment(0, ())
-        self._may_hold: frozenset[TopicPartition] = frozenset()
+        self._owned: frozenset[TopicPartition] = frozenset()
+        self._assignment = Assignment(0, ())
+        self._assigned: frozenset[TopicPartition] = frozenset()
         self._standbys: frozenset[TopicPartition] = frozenset()
-        self._answered = self._asked = self._polled = clock.monotonic()
+        self._answered_at = self._confirmed_at = self._polled_at = clock.monotonic()
         self._failure: StrandlineError | None = None
         self._stop = threading.Event()
         self.member: GroupMember = broker.join_group(group, subscription)
-        self.beat(0.0)  # what nobody holds is its own at once
-        # It holds on to nothing of the consumer: a forgotten one lets it end.
+        self.beat(0.0)  # partitions without an owner are assigned at once
+        # The thread has only a weak reference, so that it ends after the consumer is collected.
         threading.Thread(
             target=_beat_until_stopped,
             args=(weakref.ref(self),),
@@ -71,36 +73,42 @@ class Membership:
         ).start()
 
     def allowed(self) -> frozenset[TopicPartition]:
-        """What the consumer may hold. Raises MemberFenced if it is lost; call it at each poll."""
+        """Return the assigned partitions. Call it at each poll. Raises MemberFenced if lost."""
         with self._lock:
-            self._polled = self._clock.monotonic()
+            self._polled_at = self._clock.monotonic()
             if self._failure is not None:
                 raise self._failure
-            return self._may_hold
+            return self._assigned
 
     def standbys(self) -> frozenset[TopicPartition]:
-        """What it is to keep copies of."""
+        """Return the partitions that the member keeps copies of."""
         with self._lock:
             return self._standbys
 
     def holds(self, partitions: Collection[TopicPartition]) -> None:
-        """Tell the owner what the consumer holds from now on."""
+        """Report the partitions that the consumer owns from now on."""
         with self._lock:
-            self._holds = frozenset(partitions)
+            self._owned = frozenset(partitions)
         self.beat(0.0)
 
     def is_certain(self) -> bool:
-        """Whether nobody else can hold what it holds: it was heard of within its session timeout."""
+        """Return True if no other member can own the consumer's partitions now.
+
+        This is certain for one session timeout after the start of the last answered heartbeat.
+        """
         with self._lock:
-            silent = self._clock.monotonic() - self._asked
+            silent = self._clock.monotonic() - self._confirmed_at
             return self._failure is None and silent < self._session_s
 
     def beat(self, timeout: float) -> bool:
-        """Say what is held; whether the answer, which comes within `timeout` seconds, is a new one."""
+        """Send a heartbeat; return True if it returned a new assignment.
+
+        `timeout` is the maximum number of seconds to wait for one.
+        """
         with self._lock:
             self._calls += 1
-            call, seen, held = self._calls, self._grant.number, self._holds
-            asked = self._clock.monotonic()
+            call, seen, held = self._calls, self._assignment.number, self._owned
+            started_at = self._clock.monotonic()
         try:
             answer = self._broker.beat_group(self.member, call, seen, held, timeout=timeout)
         except Retriable:
@@ -110,17 +118,18 @@ class Membership:
             self._fail(error)
             return False
         with self._lock:
-            self._answered = self._clock.monotonic()
-            self._asked = max(self._asked, asked)
-            if is_new := answer.number > self._grant.number:
-                self._grant, self._may_hold = answer, frozenset(answer.partitions)
+            self._answered_at = self._clock.monotonic()
+            # Count from the start of the call: the owner may have handled it at any later moment.
+            self._confirmed_at = max(self._confirmed_at, started_at)
+            if is_new := answer.number > self._assignment.number:
+                self._assignment, self._assigned = answer, frozenset(answer.partitions)
                 self._standbys = frozenset(answer.standbys)
         return is_new
 
     def leave(self) -> None:
-        """Beat no more, and give up everything, unless it is static and will be back.
+        """Stop the heartbeats and leave the group, unless the member is static and may return.
 
-        Harmless when repeated.
+        Repeated calls have no effect.
         """
         if not self._stop.is_set():
             self._stop.set()
@@ -129,12 +138,12 @@ class Membership:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing to beat for."""
+        """True if no more heartbeats are needed."""
         return self._stop.is_set() or self._failure is not None
 
-    def go_on(self) -> None:
-        """One beat of the thread's, or a pause."""
-        if self._clock.monotonic() - self._polled > self._max_poll_s:
+    def beat_once(self) -> None:
+        """Send one heartbeat of the thread, and pause if nothing is new."""
+        if self._clock.monotonic() - self._polled_at > self._max_poll_s:
             self._fail(
                 MemberFenced(
                     f"{self.member.member_id} did not poll for max.poll.interval.ms = "
@@ -146,16 +155,16 @@ class Membership:
             return
         is_new = False
         with contextlib.suppress(Retriable):
-            is_new = self.beat(min(self._session_s / BEATS_PER_SESSION, LONGEST_BEAT_S))
-        if not is_new:  # an owner that does not wait must not be asked without a pause
+            is_new = self.beat(min(self._session_s / HEARTBEATS_PER_SESSION, LONGEST_HEARTBEAT_S))
+        if not is_new:  # avoid a busy loop with an owner that answers at once
             self._stop.wait(PAUSE_S)
 
     def _check_silence(self) -> None:
-        if self._clock.monotonic() - self._answered > self._session_s:
+        if self._clock.monotonic() - self._answered_at > self._session_s:
             self._fail(
                 MemberFenced(
                     f"{self.member.member_id} had no answer for its session timeout of "
-                    f"{self._session_s:g} s; others may hold what it held"
+                    f"{self._session_s:g} s; others may own its partitions"
                 )
             )
 
@@ -165,14 +174,14 @@ class Membership:
 
 
 def program() -> str:
-    """Who this is, for those who look at a group: the program and its process id."""
+    """Return the program's name and process id, for descriptions of a group."""
     return f"{Path(sys.argv[0]).name or 'python'}-{os.getpid()}"
 
 
 def _beat_until_stopped(reference: weakref.ref[Membership]) -> None:
     while (membership := reference()) is not None and not membership.over:
         try:
-            membership.go_on()
+            membership.beat_once()
         except StrandlineError as error:
             membership._fail(error)
         del membership

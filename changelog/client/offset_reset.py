@@ -1,7 +1,7 @@
-"""Where a consumer begins in a partition: its group's committed offset, else `auto_offset_reset`.
+"""Starting positions of a consumer: the group's committed offset, else `auto_offset_reset`.
 
-The same where a position has fallen out of the log, is of another history of it, or belongs to a
-topic that was deleted and made again under its name.
+The reset policy also applies to a position that is no longer in the log, that belongs to another
+history of the log, or that belongs to a topic that was deleted and created again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Cursors = Mapping[TopicPartition, FetchCursor]
 
 
 class StartingOffsets:
-    """The rules of one consumer."""
+    """Finds and resets the positions of one consumer."""
 
     def __init__(
         self, broker: Broker, group: str | None, isolation: Isolation, reset: OffsetReset
@@ -47,7 +47,7 @@ class StartingOffsets:
         without = []
         for tp in unknown:
             cursor, offset = cursors[tp], committed.get(tp)
-            # An offset of a deleted topic of the same name says nothing about this one.
+            # Ignore an offset of a deleted topic of the same name.
             if offset is None or offset.topic_id not in ("", cursor.topic_id):
                 without.append(tp)
             elif tp not in diverged:
@@ -56,7 +56,7 @@ class StartingOffsets:
         self.reset_diverged(cursors, [tp for tp in diverged if tp not in without])
 
     def recover(self, cursors: Cursors, partitions: Sequence[TopicPartition]) -> bool:
-        """Apply auto_offset_reset where the position is not in the log; whether there was any."""
+        """Apply auto_offset_reset to positions outside the log; return True if there were any."""
         lost = []
         for tp, ends in self._broker.offsets(partitions).items():
             cursor = cursors[tp]
@@ -68,17 +68,17 @@ class StartingOffsets:
         return bool(lost)
 
     def reset_diverged(self, cursors: Cursors, partitions: Sequence[TopicPartition]) -> None:
-        """Apply auto_offset_reset where a position is of another history of the log.
+        """Apply auto_offset_reset to positions that belong to another history of the log.
 
         Raises OffsetOutOfRange with the policy "none".
         """
         for tp in partitions:
-            said = {"partition": str(tp), "offset": cursors[tp].fetch_position}
+            fields = {"partition": str(tp), "offset": cursors[tp].fetch_position}
             _log.warning(
-                "%s: the position is of another history of the log, which was restored from a backup "
-                "or another copy; reading goes on by auto_offset_reset=%r",
+                "%s: the position belongs to another history of the log, which was restored from a "
+                "backup or another copy; auto_offset_reset=%r applies",
                 *(tp, self._reset),
-                extra=said,
+                extra=fields,
             )
         self._reset_to_policy(
             cursors, partitions, "has another history than the one that this consumer has read"
@@ -87,7 +87,10 @@ class StartingOffsets:
     def _diverged(
         self, committed: Mapping[TopicPartition, CommittedOffset]
     ) -> Collection[TopicPartition]:
-        """Those that the log has in another history. An offset past the end is looked at by `recover`."""
+        """Return the partitions whose committed offset belongs to another history.
+
+        Offsets after the end are left out: `recover` handles them.
+        """
         ends = self._broker.offsets(list(committed)) if committed else {}
         return [
             tp
@@ -96,7 +99,7 @@ class StartingOffsets:
         ]
 
     def end(self, ends: PartitionOffsets) -> int:
-        """Where a partition ends, as the consumer's isolation sees it."""
+        """Return the end (exclusive) of a partition for the consumer's isolation."""
         committed = self._isolation == "read_committed"
         return ends.last_stable_offset if committed else ends.high_watermark
 

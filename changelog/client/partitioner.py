@@ -1,13 +1,13 @@
-"""Which partition a record goes to, as with Kafka's Java client.
+"""Selects the partition of a record, as Kafka's Java client does.
 
-A key decides by its hash: `toPositive(murmur2(key)) % partitions` (Kafka's `Utils.murmur2`
-and `BuiltInPartitioner`), so that the same key lands on the same partition whoever produced
-it. Records without a key stick to one partition for about a batch, then to another one at
-random (KIP-480, KIP-794), which makes few large batches instead of many small ones.
+The partition of a key is `toPositive(murmur2(key)) % partitions` (Kafka's `Utils.murmur2` and
+`BuiltInPartitioner`), so every producer sends a key to the same partition. Records without a key
+go to one partition for about a batch, then to another one at random (KIP-480, KIP-794), which
+results in few large batches instead of many small ones.
 
-The array version works on columns: word number w of all keys at once, so its cost is a few
-numpy passes per four bytes of key. Keys end at different words; once only a handful is left,
-the rest of each is hashed alone, so that a single huge key does not cost a pass per word.
+The array version hashes columns: four-byte word w of all keys at once, which costs a few numpy
+passes per word. Keys have different lengths. Once only few keys have words left, the rest of each
+is hashed alone, so that a single huge key does not cost a numpy pass per word.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POSITIVE = 0x7FFFFFFF
 
 
 def murmur2(key: bytes) -> int:
-    """Kafka's hash of `key`, as a signed 32-bit number.
+    """Return Kafka's hash of `key`, as a signed 32-bit number.
 
     >>> murmur2(b"foobar"), murmur2(b"")
     (-790332482, 275646681)
@@ -39,7 +39,7 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_for(key: bytes, partitions: int) -> int:
-    """The partition of `key` among `partitions`.
+    """Return the partition of `key` among `partitions`.
 
     >>> partition_for(b"foobar", 4)
     2
@@ -48,21 +48,23 @@ def partition_for(key: bytes, partitions: int) -> int:
 
 
 def murmur2_array(keys: pa.BinaryArray) -> Hashes:
-    """The hashes of a column of keys, unsigned; what a null hashes to is left open.
+    """Return the unsigned hashes of a column of keys; the hash of a null is undefined.
 
     >>> murmur2_array(pa.array([b"foobar", b""], pa.binary())).astype("int32").tolist()
     [-790332482, 275646681]
     """
     hashes = np.empty(len(keys), dtype=np.uint32)
     offsets, data = _buffers(keys)
-    # In pieces that stay in the processor's cache.
-    for start in range(0, len(keys), _PIECE):
-        hashes[start : start + _PIECE] = _murmur2_piece(offsets[start : start + _PIECE + 1], data)
+    # In pieces that fit the processor's cache.
+    for start in range(0, len(keys), _PIECE_RECORDS):
+        hashes[start : start + _PIECE_RECORDS] = _murmur2_piece(
+            offsets[start : start + _PIECE_RECORDS + 1], data
+        )
     return hashes
 
 
 def partitions_for(keys: pa.BinaryArray, partitions: int) -> Partitions:
-    """The partition of each key; -1 where it is null.
+    """Return the partition of each key; -1 for nulls.
 
     >>> partitions_for(pa.array([b"foobar", None], pa.binary()), 4).tolist()
     [2, -1]
@@ -78,10 +80,10 @@ def partitions_for(keys: pa.BinaryArray, partitions: int) -> Partitions:
 
 
 class StickyPartitioner:
-    """Partitions for the keyless records of one topic.
+    """Selects partitions for the keyless records of one topic.
 
-    Stays with one partition until `batch_bytes` went there or `batch_sent` is called, then
-    goes to another one: as if at random, but the same ones for the same `seed`.
+    It keeps one partition until `batch_bytes` were sent there or `batch_sent` is called, then
+    changes to another. The sequence is pseudorandom, and the same for the same `seed`.
     """
 
     def __init__(self, partitions: int, batch_bytes: int, seed: str) -> None:
@@ -93,14 +95,14 @@ class StickyPartitioner:
         self._room = batch_bytes
 
     def take(self, size: int) -> int:
-        """The partition for the next record, of `size` bytes."""
+        """Return the partition for the next record, which has `size` bytes."""
         if self._room <= 0:
             self._move_on()
         self._room -= size
         return self._current
 
     def take_many(self, count: int, total_bytes: int) -> Partitions:
-        """Return the partitions of records that come at once, in order: runs of about equal length.
+        """Return the partitions of many records, in order: runs of about equal length.
 
         A run has a batch's bytes where the records suffice for that in every partition. Of fewer
         records each partition gets its share, as long as a run has LEAST_RUN_BYTES.
@@ -117,7 +119,7 @@ class StickyPartitioner:
         return chosen.astype(np.int32)
 
     def batch_sent(self, partition: int) -> None:
-        """Go to another partition if `partition` is the one in use."""
+        """Change to another partition if `partition` is the current one."""
         if partition == self._current:
             self._move_on()
 
@@ -128,7 +130,7 @@ class StickyPartitioner:
             self._current = (self._current + step) % self._partitions
 
     def _drawn(self, below: int) -> int:
-        """A number from 0 up to `below`, from the seed and how often it was asked for."""
+        """Return a number from 0 to `below` (exclusive), from the seed and the number of calls."""
         self._moves += 1
         return partition_for(f"{self._seed}/{self._moves}".encode(), below)
 
@@ -136,13 +138,13 @@ class StickyPartitioner:
 LEAST_RUN_BYTES = 1 << 14
 """Bytes of keyless records that stay together: Kafka's default for `batch.size`."""
 
-_PIECE = 16_384
-_FEW = 32
-"""Fewer keys than this are cheaper to finish one by one than by numpy calls."""
+_PIECE_RECORDS = 16_384
+_FEW_KEYS = 32
+"""Number of keys up to which hashing one by one is cheaper than numpy calls."""
 
 
 def _mixed(state: int, words: bytes) -> int:
-    """`state` after the whole four-byte words of a key."""
+    """Return `state` after mixing in the whole four-byte words of a key."""
     for word in struct.unpack_from(f"<{len(words) >> 2}I", words):
         word = word * _M & _WORD
         word = (word ^ word >> 24) * _M & _WORD
@@ -151,7 +153,7 @@ def _mixed(state: int, words: bytes) -> int:
 
 
 def _finish(state: int, tail: bytes) -> int:
-    """The hash, given the state after the whole words and the up to three bytes left."""
+    """Return the hash, given the state after the whole words, and the last 0 to 3 bytes."""
     if tail:
         state = (state ^ int.from_bytes(tail, "little")) * _M & _WORD
     state = (state ^ state >> 13) * _M & _WORD
@@ -159,7 +161,7 @@ def _finish(state: int, tail: bytes) -> int:
 
 
 def _buffers(keys: pa.BinaryArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """Offsets of the keys (one more than there are keys), and the bytes they point into."""
+    """Return the offsets of the keys (one more than keys), and the bytes that they refer to."""
     _, offsets, data = keys.buffers()
     if len(keys) == 0 or data is None:
         return np.zeros(len(keys) + 1, dtype=np.int32), np.empty(0, dtype=np.uint8)
@@ -187,10 +189,10 @@ def _murmur2_piece(offsets: npt.NDArray[np.int32], column: npt.NDArray[np.uint8]
 
 
 def _words_at_every_byte(data: npt.NDArray[np.uint8]) -> Hashes:
-    """The four-byte word that begins at each byte, and at the end; as if followed by zeros.
+    """Return the four-byte word that begins at each byte and at the end, padded with zeros.
 
-    Overlapping words take four times the memory, and gathering from them is five times as
-    fast as from unaligned ones.
+    Overlapping words take four times the memory, but gathering them is five times as fast as
+    gathering unaligned ones.
     """
     padded = np.zeros(len(data) + 4, dtype=np.uint8)
     padded[: len(data)] = data
@@ -213,10 +215,10 @@ def _mix_longer(
     whole: npt.NDArray[np.int32],
     data: npt.NDArray[np.uint8],
 ) -> None:
-    """Mix the words that only some of the keys have."""
+    """Mix in the words that only longer keys have."""
     word = int(whole.min())
     longer = np.flatnonzero(whole > word)
-    while len(longer) > _FEW:
+    while len(longer) > _FEW_KEYS:
         partial = state[longer]
         _mix(partial, words[starts[longer] + word * 4])
         state[longer] = partial

@@ -1,20 +1,21 @@
-"""The producer: records, rows and whole tables into topics, each exactly once.
+"""The producer: writes records, rows and whole tables to topics, each exactly once.
 
-Every producer is idempotent: what a retry sends again, the log knows. With a
-`transactional_id` all it sends is part of a transaction:
+Every producer is idempotent: the log recognizes a batch that is sent again by a retry. With a
+`transactional_id` everything that it sends is part of a transaction:
 
     READY ──begin──▶ OPEN ──commit──▶ READY
                       │  └─failure─▶ ABORTABLE ──abort──▶ READY
                       └──commit, no answer──▶ IN_DOUBT ──commit again──▶ READY
     any ──fenced──▶ FENCED: another instance has taken over
 
-`send` collects records into batches. Without transactions a thread sends them when one is full
-or `linger_ms` have passed; it ends when there is nothing to do. In a transaction they go when
-a batch is full and at commit, on the calling thread. The bulk calls (`append*`) return once the
-log has acknowledged, and keep their place in the order behind records sent before.
+`send` collects records into batches. Without transactions a background thread sends a batch when
+it is full or after `linger_ms`; the thread ends when there is nothing to send. In a transaction,
+batches are sent on the calling thread, when one is full and at the commit. The bulk calls
+(`append*`) return once the log has acknowledged the data. They first send the records of earlier
+calls, so the order is kept.
 
-If the outcome of a batch is unknown (no answer within `delivery_timeout_ms`), its future says
-so; a plain producer goes on with a new identity, a transaction can only be aborted.
+If the outcome of a batch is unknown (no answer within `delivery_timeout_ms`), its futures raise
+RequestTimedOut. A plain producer then continues with a new identity; a transaction must be aborted.
 """
 
 from __future__ import annotations
@@ -65,34 +66,47 @@ from strandline.changelog.times import to_ms
 _log = logging.getLogger("strandline")
 
 METADATA_MAX_AGE_S = 60.0
-"""How long a topic's description is used before it is asked for again."""
+"""Seconds for which a topic's description is cached."""
 
 
 class BatchMetadata(NamedTuple):
-    """Where a batch went: offsets `base_offset` to `last_offset` of a partition."""
+    """Partition and offsets of an appended batch; `last_offset` is included."""
 
     topic: str
     partition: int
     base_offset: int
     last_offset: int
     leader_epoch: int | None = None
-    """Of the log when it wrote the batch (KIP-320), where it says so."""
+    """Leader epoch in which the batch was written (KIP-320); None if the log does not report it."""
     incarnation: str = ""
-    """Which opening of the log wrote the batch, where it says so."""
+    """Opening of the log that wrote the batch; empty if the log does not report it."""
 
 
 class Producer:
     """Sends records to a log. Thread-safe.
 
-    `linger_ms` is how long a record waits for others, `batch_bytes` how large a batch becomes,
-    `buffer_bytes` how much may wait before `send` itself sends. `partitioner_seed` makes the
-    partitions of keyless records the same each time.
+    Close it, or use it in a `with` statement: otherwise records that have not been sent yet are
+    lost when the process ends.
 
-    With a `transactional_id`, creating it takes over from any other producer with that id:
-    finishes what that had committed, aborts what it left open, and fences it. A transaction
-    may stay open for `transaction_timeout_ms`.
+    Args:
+        broker: The log. `Log.producer` passes its own.
+        transactional_id: Id of a transactional producer; None (default) for a plain one. A new
+            producer takes over from an earlier one with the same id: it completes transactions
+            that were being committed, aborts open ones, and fences the earlier producer.
+        transaction_timeout_ms: Milliseconds that a transaction may stay open before the log
+            aborts it. Default 10,000.
+        linger_ms: Milliseconds that a record waits for others to share its batch. Default 5,
+            like Kafka's. Unused in transactions.
+        batch_bytes: Approximate size of a full batch in bytes. Default 1 MiB.
+        buffer_bytes: Maximum size of unsent records in bytes. Above it `send` itself sends them
+            before it returns. Default 64 MiB.
+        delivery_timeout_ms: Milliseconds for which a call to the log is retried. Default 30,000.
+        clock: Time source; the system's by default.
+        partitioner_seed: Seed that makes the partitions of keyless records reproducible; random
+            by default.
 
-    Close it (or use `with`), or records that still linger are lost when the process ends.
+    Raises:
+        InvalidConfig: An argument is out of range.
 
     >>> from strandline.changelog.embedded.owner import Owner
     >>> from strandline.changelog.storage import MemoryStorage
@@ -127,7 +141,7 @@ class Producer:
         self._batch_bytes = batch_bytes
         self._seed = partitioner_seed or self._clock.new_id()
         self._targets: dict[str, tuple[TopicTarget, float]] = {}
-        self._standing = TransactionState(transactional=transactional_id is not None)
+        self._transaction = TransactionState(transactional=transactional_id is not None)
         self._sender = Sender(
             broker,
             self._clock,
@@ -135,15 +149,15 @@ class Producer:
             transaction_timeout_ms=transaction_timeout_ms,
             delivery_timeout_ms=delivery_timeout_ms,
         )
-        self._outbox = UnsentRecords(
+        self._unsent = UnsentRecords(
             self._sender,
-            check=self._standing.require_sending,
+            check=self._transaction.require_sending,
             failed=self._fail,
             linger_ms=None if transactional_id is not None else linger_ms,
             batch_bytes=batch_bytes,
             buffer_bytes=buffer_bytes,
         )
-        weakref.finalize(self, _warn_of_lost, self._outbox.waiting)
+        weakref.finalize(self, _warn_of_lost, self._unsent.waiting)
         if transactional_id is not None:
             self._sender.init()
 
@@ -154,8 +168,8 @@ class Producer:
 
     @property
     def state(self) -> ProducerPhase:
-        """Where the transaction is."""
-        return self._standing.state
+        """State of the producer and its transaction."""
+        return self._transaction.state
 
     # One record -----------------------------------------------------------------------
 
@@ -169,16 +183,31 @@ class Producer:
         timestamp: int | dt.datetime | None = None,
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> Future[RecordMetadata]:
-        """Send one record; the future has its offset once the log has it.
+        """Add a record to the next batch, and return a future of its offset.
 
-        `value` is bytes (on a typed topic a mapping, dataclass or msgspec.Struct); None is a
-        tombstone. `key` becomes bytes by the rules of `changelog.client.keys`, and chooses the
-        partition unless `partition` does. `timestamp` is in ms or a datetime, by
-        default now; a float, and what looks like seconds, is InvalidRecord.
+        Args:
+            topic: Name of the topic.
+            value: Bytes; on a typed topic a mapping, dataclass or msgspec.Struct. None is a
+                tombstone.
+            key: Key of the record, encoded by the rules of `changelog.client.keys`. It selects
+                the partition. None: no key.
+            partition: Partition of the record, instead of the one selected by the key.
+            timestamp: Milliseconds since the epoch, or a datetime; now by default.
+            headers: Pairs of name and value.
 
-        Raises at once, with nothing sent and the transaction as it was: InvalidRecord,
-        SchemaMismatch, RecordTooLarge, UnknownTopic, UnknownPartition, InvalidTxnState,
-        TransactionAborted. What the log refuses later is raised by the future.
+        Returns:
+            Future that completes when the log has acknowledged the record. It raises errors that
+            occur after `send` has returned.
+
+        Raises:
+            InvalidRecord: The record cannot be stored in the topic, or `timestamp` is a float or
+                looks like seconds. Like all errors below, it leaves the transaction unchanged.
+            SchemaMismatch: The value does not fit the topic's schema.
+            RecordTooLarge: The record exceeds the topic's `max.message.bytes`.
+            UnknownTopic: There is no such topic.
+            UnknownPartition: The topic has no such partition.
+            InvalidTxnState: The producer is transactional, and no transaction is open.
+            TransactionAborted: The open transaction failed and must be aborted.
         """
         key_bytes = encode_key(key)
         target = self._target(topic)
@@ -197,20 +226,21 @@ class Producer:
         except (InvalidRecord, RecordTooLarge):
             target = self._target(topic, fresh=True)  # the settings may have been changed
             target.check_record(key_bytes, when, size)
-        return self._outbox.put(
+        return self._unsent.put(
             PendingRecord(target, partition, key_bytes, content, when, heads, size)
         )
 
     def check(self, topic: str, columns: pa.RecordBatch) -> None:
-        """Refuse a batch of one record that the log, with its settings of now, would refuse.
+        """Raise the error with which the log would reject a batch of one record.
 
         Args:
             topic: Name of the topic.
-            columns: The record, in the log's own columns.
+            columns: The record, in the columns of `changelog.records`.
 
         Raises:
-            InvalidRecord: It has no key on a compacted topic, or a time that is not allowed.
-            RecordTooLarge: It is over `max.message.bytes`.
+            InvalidRecord: The topic is compacted and the record has no key, or its timestamp is
+                not allowed.
+            RecordTooLarge: The record exceeds the topic's `max.message.bytes`.
             UnknownTopic: There is no such topic.
         """
         try:
@@ -229,11 +259,32 @@ class Producer:
         timestamp: str | int | dt.datetime | None = None,
         partition: int | None = None,
     ) -> list[BatchMetadata]:
-        """Append a DataFrame, Arrow data or a list of rows; where each batch went.
+        """Append a DataFrame, Arrow data or a list of rows; return once all is acknowledged.
 
-        `key` and `timestamp` name columns (see `changelog.client.columns`); any other `timestamp`
-        is the time, in ms or a datetime, of records without one, by default now. Outside a transaction what comes before a
-        failure stands. Raises what `send` and its futures do.
+        Outside a transaction, batches before a failure remain in the log.
+
+        Args:
+            topic: Name of the topic.
+            data: A DataFrame, an Arrow table or batch, or a list of mappings, dataclasses or
+                msgspec.Structs. `changelog.client.columns` describes its columns.
+            key: Column with the keys; by default `key`, if that is no column of the value.
+            timestamp: Column with the timestamps; by default `timestamp`, if that is no column
+                of the value. An integer (milliseconds since the epoch) or a datetime is the
+                time of all records that have none; now by default.
+            partition: Partition of all records; by default each record's key selects it.
+
+        Returns:
+            Partition and offsets of each batch.
+
+        Raises:
+            InvalidRecord: A record cannot be stored in the topic.
+            SchemaMismatch: The columns do not fit the topic's schema.
+            RecordTooLarge: A record exceeds the topic's `max.message.bytes`.
+            UnknownTopic: There is no such topic.
+            UnknownPartition: The topic has no such partition.
+            InvalidTxnState: The producer is transactional, and no transaction is open.
+            TransactionAborted: The open transaction failed and must be aborted.
+            RequestTimedOut: The log did not answer within `delivery_timeout_ms`.
         """
         target = self._target(topic, fresh=True)
         column = timestamp if isinstance(timestamp, str) else None
@@ -253,7 +304,19 @@ class Producer:
         *,
         partition: int | None = None,
     ) -> list[BatchMetadata]:
-        """Append records given as lists of equal length, with encoded keys: one batch a partition."""
+        """Append records given as lists of equal length, in one batch per partition.
+
+        Args:
+            topic: Name of the topic.
+            keys: Encoded keys; None for records without one.
+            values: Values as for `send`.
+            timestamps: Milliseconds since the epoch.
+            headers: Headers of each record; None: no record has any.
+            partition: Partition of all records; by default each record's key selects it.
+
+        Returns:
+            Partition and offsets of each batch.
+        """
         target = self._target(topic)
         columns = (batch_of(target.info, keys, values, timestamps, headers) for _ in range(1))
         return self._append(target, columns, partition)
@@ -261,7 +324,10 @@ class Producer:
     def append_batch(
         self, topic: str, partition: int, columns: pa.RecordBatch, schema_id: int = 0
     ) -> list[BatchMetadata]:
-        """Append a batch in the log's own columns (`changelog.records`) to one partition."""
+        """Append a batch in the columns of `changelog.records` to one partition.
+
+        `schema_id` is the version of the topic's schema that the values have; 0 for bytes.
+        """
         return self.append_batches([(TopicPartition(topic, partition), columns, schema_id)])
 
     def partitioned(
@@ -278,7 +344,7 @@ class Producer:
     def append_batches(
         self, batches: Iterable[tuple[TopicPartition, pa.RecordBatch, int]]
     ) -> list[BatchMetadata]:
-        """Append (partition, columns, schema id) for several partitions in one call to the log."""
+        """Append batches, as for `append_batch`, to several partitions in one call to the log."""
         with self._bulk():
             outgoing = [
                 OutgoingBatch(tp, frame, schema_id)
@@ -311,11 +377,14 @@ class Producer:
 
     @contextlib.contextmanager
     def _bulk(self) -> Iterator[None]:
-        """Alone with the log, after all that waits; in a transaction, failing it on any error."""
-        with self._outbox.sending:
-            self._standing.require_sending()
-            self._outbox.drain()
-            self._standing.require_sending()
+        """Hold the sending lock for a bulk call, after sending all pending records.
+
+        An error in the block fails the open transaction.
+        """
+        with self._unsent.sending:
+            self._transaction.require_sending()
+            self._unsent.drain()
+            self._transaction.require_sending()
             try:
                 yield
             except BaseException as error:
@@ -323,7 +392,7 @@ class Producer:
                 raise
 
     def _transmit(self, outgoing: Sequence[OutgoingBatch]) -> list[BatchMetadata]:
-        outcomes = self._outbox.transmit(outgoing)
+        outcomes = self._unsent.transmit(outgoing)
         appended = []
         for batch, outcome in zip(outgoing, outcomes, strict=True):
             if isinstance(outcome, Exception):
@@ -334,37 +403,55 @@ class Producer:
         return appended
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when everything sent so far is in the log or has failed (see the futures).
+        """Wait until every record sent so far is acknowledged or has failed (see the futures).
 
-        Raises RequestTimedOut if that takes more than `timeout` seconds; it goes on even so.
+        Args:
+            timeout: Seconds to wait; None (default): until `delivery_timeout_ms` ends the wait.
+
+        Raises:
+            RequestTimedOut: Records are still pending after `timeout` seconds. The producer
+                keeps trying to send them.
         """
-        self._outbox.flush(timeout)
+        self._unsent.flush(timeout)
 
     # Transactions ---------------------------------------------------------------------
 
     def begin_transaction(self) -> None:
-        """Open a transaction. Raises InvalidTxnState, ProducerFenced."""
-        with self._outbox.sending:
-            self._standing.require_transaction(ProducerPhase.READY)
+        """Begin a transaction.
+
+        Raises:
+            InvalidTxnState: A transaction is open, or the producer is not transactional.
+            ProducerFenced: Another producer with the same transactional id has taken over.
+        """
+        with self._unsent.sending:
+            self._transaction.require_transaction(ProducerPhase.READY)
             self._sender.init()
-            self._outbox.touched = False
-            self._standing.become(ProducerPhase.OPEN)
+            self._unsent.touched = False
+            self._transaction.become(ProducerPhase.OPEN)
 
     def send_offsets_to_transaction(
         self, offsets: Mapping[TopicPartition, CommittedOffset | int], group: str | GroupMember
     ) -> None:
-        """Commit `offsets` (the next to read) for `group` if and when the transaction commits.
+        """Commit consumer offsets as part of the transaction.
 
-        A consumer that subscribed as one of a group gives its `Consumer.member` (KIP-447):
-        MemberFenced, here or at the commit, says that others have its partitions by now.
+        Args:
+            offsets: Next offset to read, by partition.
+            group: Name of the group. A consumer that is a member of a group passes
+                `Consumer.member` instead (KIP-447).
+
+        Raises:
+            MemberFenced: Another member may own the partitions now. Raised here or by
+                `commit_transaction`.
+            InvalidTxnState: No transaction is open.
+            TransactionAborted: The open transaction failed and must be aborted.
         """
-        with self._outbox.sending:
-            self._standing.require_transaction(ProducerPhase.OPEN)
+        with self._unsent.sending:
+            self._transaction.require_transaction(ProducerPhase.OPEN)
             located = {
                 tp: CommittedOffset(offset) if isinstance(offset, int) else offset
                 for tp, offset in offsets.items()
             }
-            self._outbox.touched = True
+            self._unsent.touched = True
             try:
                 member = group if isinstance(group, GroupMember) else GroupMember(group, "")
                 self._sender.add_offsets(member, located)
@@ -373,45 +460,55 @@ class Producer:
                 raise
 
     def commit_transaction(self) -> None:
-        """Send what waits and commit; all of the transaction is durable and visible then.
+        """Send all pending records and commit; the transaction is durable and visible then.
 
-        Raises TransactionAborted if anything in it failed: abort it, and go on from the offsets
-        that the log says are committed. Raises ProducerFenced; and Retriable or StorageFailed
-        if the log did not say whether it committed: then call again, or start anew likewise.
+        Raises:
+            TransactionAborted: A part of the transaction failed. Call `abort_transaction` and
+                continue from the group's committed offsets.
+            ProducerFenced: Another producer with the same transactional id has taken over.
+            Retriable: The outcome is unknown. Call again, or create a new producer and continue
+                from the committed offsets.
+            StorageFailed: As for Retriable.
+            InvalidTxnState: No transaction is open.
         """
-        with self._outbox.sending:
-            self._standing.require_transaction(ProducerPhase.OPEN, ProducerPhase.IN_DOUBT)
-            self._outbox.drain()
-            with self._outbox.lock:
-                self._standing.require(ProducerPhase.OPEN, ProducerPhase.IN_DOUBT)
-                # From here on `send` is refused, so that nothing slips in behind the commit.
-                self._standing.become(ProducerPhase.IN_DOUBT)
-            if self._outbox.touched:
+        with self._unsent.sending:
+            self._transaction.require_transaction(ProducerPhase.OPEN, ProducerPhase.IN_DOUBT)
+            self._unsent.drain()
+            with self._unsent.lock:
+                self._transaction.require(ProducerPhase.OPEN, ProducerPhase.IN_DOUBT)
+                # `send` is rejected from here on, so that no record is added after the commit.
+                self._transaction.become(ProducerPhase.IN_DOUBT)
+            if self._unsent.touched:
                 self._end(commit=True)
-            self._standing.become(ProducerPhase.READY)
+            self._transaction.become(ProducerPhase.READY)
 
     def abort_transaction(self) -> None:
-        """Undo the transaction: records not sent are dropped, the others never become visible.
+        """Abort the transaction: drop unsent records; sent ones never become visible.
 
-        Raises InvalidTxnState if it turns out to be committed, ProducerFenced, Retriable.
+        Raises:
+            InvalidTxnState: No transaction is open, or it was already committed.
+            ProducerFenced: Another producer with the same transactional id has taken over.
+            Retriable: The outcome is unknown; call again.
         """
-        with self._outbox.sending:
-            self._standing.require_transaction(
+        with self._unsent.sending:
+            self._transaction.require_transaction(
                 ProducerPhase.OPEN, ProducerPhase.ABORTABLE, ProducerPhase.IN_DOUBT
             )
             aborted = TransactionAborted("the transaction was aborted")
-            with self._outbox.lock:
-                dropped = self._outbox.waiting.take()
-                self._standing.become(ProducerPhase.ABORTABLE, self._standing.failure or aborted)
+            with self._unsent.lock:
+                dropped = self._unsent.waiting.take()
+                self._transaction.become(
+                    ProducerPhase.ABORTABLE, self._transaction.failure or aborted
+                )
             for batch in dropped:
                 batch.fail(aborted)
-            if self._outbox.touched:
+            if self._unsent.touched:
                 self._abort()
-            self._standing.become(ProducerPhase.READY)
+            self._transaction.become(ProducerPhase.READY)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Producer]:
-        """`with producer.transaction():` commits at the end, or aborts if the block raises."""
+        """Run a `with` block in a transaction: commit at its end, abort if it raises."""
         self.begin_transaction()
         try:
             yield self
@@ -425,29 +522,29 @@ class Producer:
         try:
             self._sender.end_transaction(commit=commit)
         except ProducerFenced as error:
-            self._standing.become(ProducerPhase.FENCED, error)
+            self._transaction.become(ProducerPhase.FENCED, error)
             raise
         except (Retriable, StorageFailed):
             raise  # in doubt
         except Exception as error:
-            self._standing.become(ProducerPhase.ABORTABLE, error)
+            self._transaction.become(ProducerPhase.ABORTABLE, error)
             raise
 
     def _abort(self) -> None:
         try:
             self._end(commit=False)
         except TransactionAborted:
-            self._sender.forget()  # aborted it is, by a timeout or with its owner
+            self._sender.forget()  # the log aborted it already: it timed out, or its owner died
         except InvalidTxnState:
             self._sender.forget()
-            self._standing.become(ProducerPhase.READY)
+            self._transaction.become(ProducerPhase.READY)
             raise
 
     def _fail(self, error: BaseException) -> None:
-        """In a transaction only aborting is left; topics may have changed: ask for them again."""
-        with self._outbox.lock:
+        """Mark an open transaction as failed, and drop cached topics, which may have changed."""
+        with self._unsent.lock:
             self._targets = {}
-            self._standing.fail(error)
+            self._transaction.fail(error)
 
     # Topics -------------------------------------------------------------------------
 
@@ -466,17 +563,17 @@ class Producer:
     # Closing --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Send what waits (in a transaction: abort it). Harmless when repeated."""
-        with self._outbox.sending:
+        """Send all pending records, or abort an open transaction. Repeated calls have no effect."""
+        with self._unsent.sending:
             if self.state is ProducerPhase.CLOSED:
                 return
             if self.state in (ProducerPhase.OPEN, ProducerPhase.ABORTABLE):
                 with contextlib.suppress(StrandlineError):
                     self.abort_transaction()
             else:
-                self._outbox.drain()
-            with self._outbox.lock:
-                self._standing.become(ProducerPhase.CLOSED)
+                self._unsent.drain()
+            with self._unsent.lock:
+                self._transaction.become(ProducerPhase.CLOSED)
 
     def __enter__(self) -> Self:
         return self
@@ -491,7 +588,7 @@ class Producer:
 
 
 def _warn_of_lost(waiting: Accumulator) -> None:
-    """Say how many records a producer had taken and not sent when it was forgotten."""
+    """Log a warning if a producer is garbage collected with unsent records."""
     count = waiting.count
     if count:
         text = (

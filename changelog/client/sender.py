@@ -1,16 +1,18 @@
-"""What a producer says to the log: identity, sequence numbers, retries.
+"""A producer's calls to the log: identity, sequence numbers, retries.
 
-The rules that keep idempotence true (KIP-98, KIP-360, KIP-890):
+The rules of idempotence (KIP-98, KIP-360, KIP-890):
 
-- Sequences count the records of one partition from 0, wrapping after 2**31 - 1, and start
+- Sequence numbers count the records of one partition from 0, wrap after 2**31 - 1, and start
   again with each identity.
-- A retry has the sequence of the first attempt, so the log knows a batch that it has already.
-- What was refused before it was written (InvalidRequest, DiskFull) uses up no sequence.
-- Once the outcome of a batch is unknown, its sequence can neither be used again nor skipped:
-  a plain producer goes on with a new identity, a transaction can only be aborted.
-- The log remembers five batches of a producer and partition, so no call has more of one.
+- A retry has the sequence number of the first attempt, so the log recognizes the batch.
+- A batch that was rejected before it was written (InvalidRequest, DiskFull) uses up no sequence
+  numbers.
+- After a batch with an unknown outcome, its sequence number can neither be reused nor skipped:
+  a plain producer continues with a new identity, a transaction must be aborted.
+- The log remembers the last five batches per producer and partition, so a call has at most five
+  batches for one partition.
 
-Not thread-safe: the producer lets in one thread at a time.
+Not thread-safe: the producer calls it from one thread at a time.
 """
 
 from __future__ import annotations
@@ -46,9 +48,10 @@ from strandline.changelog.records import (
 T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.01
+"""Seconds to wait after a first failed attempt; the pause doubles with each attempt."""
 LONGEST_PAUSE_S = 1.0
 CALL_BYTES = 64 << 20
-"""About how much one call to the log carries."""
+"""Approximate maximum bytes of one call to the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,11 @@ class OutgoingBatch:
 
 
 Outcome = Appended | Exception
-"""Where a batch went, or why it did not (or may not have)."""
+"""Offsets of an appended batch, or the reason why it was not or may not have been appended."""
 
 
 class Sender:
-    """One producer's conversation with the log."""
+    """The calls of one producer to the log."""
 
     def __init__(
         self,
@@ -83,10 +86,13 @@ class Sender:
         self._delivery_timeout_ms = delivery_timeout_ms
         self._sequences: dict[TopicPartition, int] = {}
         self.identity: ProducerIdentity | None = None
-        """None until `init`, and after an unknown outcome."""
+        """Identity of the producer; None until `init`, and after an unknown outcome."""
 
     def init(self) -> ProducerIdentity:
-        """Get an identity if there is none. Raises Retriable after the delivery timeout."""
+        """Return the identity; request one if there is none.
+
+        Raises Retriable after the delivery timeout.
+        """
         if self.identity is None:
             self._use(
                 self._retried(
@@ -100,14 +106,15 @@ class Sender:
         return self.identity
 
     def forget(self) -> None:
-        """Drop the identity; the next call gets a new one."""
+        """Discard the identity; the next call requests a new one."""
         self.identity = None
         self._sequences = {}
 
     def send(self, batches: Sequence[OutgoingBatch]) -> Sequence[Outcome]:
-        """Append batches in order; one outcome for each.
+        """Append batches in order, and return an outcome for each.
 
-        In a transaction nothing is sent after the first failure, and all fail from there on.
+        In a transaction nothing is sent after the first failure: the calls after it fail with the
+        same error.
         """
         outcomes: list[Outcome] = []
         for call in _calls(batches):
@@ -121,7 +128,7 @@ class Sender:
     def add_offsets(
         self, member: GroupMember, offsets: Mapping[TopicPartition, CommittedOffset]
     ) -> None:
-        """Make offsets a part of the transaction."""
+        """Add consumer offsets to the transaction."""
         identity = self.init()
         self._retried(
             lambda: self._broker.add_offsets(
@@ -131,7 +138,7 @@ class Sender:
         )
 
     def end_transaction(self, *, commit: bool) -> None:
-        """Commit or abort, and take over the next identity. Raises what the log does."""
+        """Commit or abort, and use the identity that the log returns. Raises the log's errors."""
         identity = self.init()
         self._use(
             self._retried(
@@ -154,11 +161,14 @@ class Sender:
                 self.forget()
             return [error] * len(batches)
         except BaseException:
-            self.forget()  # interrupted, with an unknown outcome
+            self.forget()  # interrupted: the outcome is unknown
             raise
 
     def _one_by_one(self, batches: Sequence[OutgoingBatch]) -> list[Outcome]:
-        """After a refusal: what stands in the log is answered as a duplicate, the rest tried."""
+        """Send the batches of a rejected call one by one.
+
+        Batches before the rejected one are already in the log; it reports them as duplicates.
+        """
         outcomes: list[Outcome] = []
         unknown: dict[TopicPartition, Exception] = {}
         again = True
@@ -170,7 +180,7 @@ class Sender:
                 outcomes += self._attempt([batch], again=again)
             except _Refused as refused:
                 outcomes.append(refused.cause)
-                again = False  # it is the one that stopped the call: nothing after it was sent
+                again = False  # this batch ended the call, so no later one was sent before
             except Exception as error:
                 unknown[batch.topic_partition] = error
                 outcomes.append(error)
@@ -179,10 +189,10 @@ class Sender:
         return outcomes
 
     def _attempt(self, batches: Sequence[OutgoingBatch], *, again: bool) -> list[Appended]:
-        """Append in one call, however often it takes.
+        """Append batches in one call, which is retried. `again`: they were sent before.
 
-        Raises _Refused if it is certain that nothing was written for the refused batch;
-        any other exception leaves the outcome open. `again`: these were sent before.
+        Raises _Refused if the rejected batch was certainly not written; after any other exception
+        the outcome is unknown.
         """
         appends = self._numbered(batches)
         doing = f"appending to {batches[0].topic_partition}"
@@ -235,7 +245,7 @@ class Sender:
 
 
 class _Refused(Exception):
-    """The log refused a call before it wrote what was refused."""
+    """The log rejected a call, and did not write the rejected batch."""
 
     def __init__(self, cause: StrandlineError) -> None:
         super().__init__(str(cause))
@@ -243,7 +253,7 @@ class _Refused(Exception):
 
 
 class _Attempts:
-    """How long to go on trying, and how long to wait in between."""
+    """The attempts of one call: retries with growing pauses, until a timeout."""
 
     def __init__(self, clock: Clock, timeout_ms: int) -> None:
         self._clock = clock
@@ -252,10 +262,10 @@ class _Attempts:
         self._waited_s = 0.0
         self._pause_s = FIRST_PAUSE_S
         self.failed = False
-        """Whether an attempt ended with an unknown outcome."""
+        """True if an attempt ended with an unknown outcome."""
 
     def until_answered(self, call: Callable[[], T], doing: str) -> T:
-        """What `call` returns or raises at last, other than Retriable."""
+        """Repeat `call` while it raises Retriable, and return its result."""
         while True:
             try:
                 return call()
@@ -263,9 +273,9 @@ class _Attempts:
                 self._pause_or_give_up(error, doing)
 
     def _pause_or_give_up(self, error: Retriable, doing: str) -> None:
-        """Wait for a while; raise RequestTimedOut when it has taken too long."""
+        """Wait before the next attempt. Raises RequestTimedOut when the time is over."""
         self.failed = True
-        # A clock that a test moves by hand may stand still: count the pauses as well.
+        # Count the pauses too, because a test's manual clock may not advance.
         elapsed = max(self._clock.monotonic() - self._start, self._waited_s)
         if elapsed >= self._timeout_s:
             raise RequestTimedOut(
@@ -278,7 +288,7 @@ class _Attempts:
 
 
 def _calls(batches: Sequence[OutgoingBatch]) -> Iterator[list[OutgoingBatch]]:
-    """Batches in order, in calls that the log can tell apart again when they are retried."""
+    """Group batches into calls, in order, such that the log recognizes each retried batch."""
     call: list[OutgoingBatch] = []
     size = 0
     of_partition: Counter[TopicPartition] = Counter()
@@ -294,7 +304,7 @@ def _calls(batches: Sequence[OutgoingBatch]) -> Iterator[list[OutgoingBatch]]:
 
 
 def _ends(appends: Sequence[Append]) -> dict[TopicPartition, int]:
-    """The sequence that follows in each partition."""
+    """Return the next sequence number of each partition."""
     return {
         TopicPartition(a.topic, a.partition): advance(a.base_sequence, a.columns.num_rows)
         for a in appends

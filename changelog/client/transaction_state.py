@@ -1,4 +1,4 @@
-"""Where a producer stands: which calls fit, and what made it fail."""
+"""The state of a producer: the calls that are allowed, and the error that made it fail."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from strandline.changelog.errors import (
 
 
 class ProducerPhase(Enum):
-    """Where a transactional producer is; a plain one stays READY until it is closed."""
+    """State of a transactional producer; a plain one stays READY until it is closed."""
 
     READY = "no transaction is open"
     OPEN = "a transaction is open"
     ABORTABLE = "the transaction failed and must be aborted"
-    IN_DOUBT = "the log did not say whether the transaction was committed"
+    IN_DOUBT = "it is not known whether the transaction was committed"
     FENCED = "another instance with this transactional id has taken over"
     CLOSED = "the producer is closed"
 
 
 class TransactionState:
-    """The state of one producer; its changes are drawn in `changelog.client.producer`."""
+    """The state of one producer; `changelog.client.producer` draws the transitions."""
 
     def __init__(self, *, transactional: bool) -> None:
         self.transactional = transactional
         self.state = ProducerPhase.READY
         self.failure: BaseException | None = None
-        """Why it is ABORTABLE or FENCED."""
+        """Error that made the producer ABORTABLE or FENCED."""
 
     def become(self, state: ProducerPhase, failure: BaseException | None = None) -> None:
-        """Go on to `state`."""
+        """Change to `state`."""
         self.state, self.failure = state, failure
 
     def fail(self, error: BaseException) -> None:
-        """In a transaction: only aborting is left, or nothing."""
+        """Mark an open transaction as failed; afterwards it can only be aborted.
+
+        After ProducerFenced it cannot even be aborted.
+        """
         if self.state is ProducerPhase.OPEN:
             self.become(
                 ProducerPhase.FENCED
@@ -51,7 +54,7 @@ class TransactionState:
         self.require(ProducerPhase.OPEN if self.transactional else ProducerPhase.READY)
 
     def require_transaction(self, *allowed: ProducerPhase) -> None:
-        """Raise unless this producer has transactions and is in one of these states."""
+        """Raise unless the producer is transactional and in one of these states."""
         if not self.transactional:
             raise InvalidTxnState(
                 "this producer has no transactional_id; create it with one to use transactions"
@@ -59,7 +62,10 @@ class TransactionState:
         self.require(*allowed)
 
     def require(self, *allowed: ProducerPhase) -> None:
-        """Raise InvalidTxnState, TransactionAborted, ProducerFenced unless in one of these states."""
+        """Raise unless the producer is in one of these states.
+
+        Raises InvalidTxnState, TransactionAborted, ProducerFenced or InvalidRequest.
+        """
         if self.state in allowed:
             return
         if self.state is ProducerPhase.FENCED and self.failure is not None:
@@ -72,4 +78,4 @@ class TransactionState:
         if self.state is ProducerPhase.CLOSED:
             raise InvalidRequest("the producer is closed")
         hint = "; call begin_transaction() first" if self.state is ProducerPhase.READY else ""
-        raise InvalidTxnState(f"this call does not fit: {self.state.value}{hint}")
+        raise InvalidTxnState(f"this call is not allowed now: {self.state.value}{hint}")

@@ -1,9 +1,9 @@
-"""Records that wait to be sent, and who sends them when.
+"""Unsent records of a producer, and the thread that sends them.
 
-One thread at a time talks to the log: whoever holds `sending`. Without transactions that is as
-a rule a thread of the outbox, which starts with the first record and ends when there is nothing
-to do; a full buffer, a flush or a bulk append sends on the caller's own thread. In a
-transaction there is no such thread: batches go when they are full, or when they must.
+Only the thread with the lock `sending` calls the log. Without transactions this is usually a
+background thread, which starts with the first record and ends when there is nothing to send; a
+full buffer, a flush or a bulk append sends on the caller's thread. In a transaction there is no
+background thread: the caller sends batches when they are full, and all of them at the commit.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from strandline.changelog.client.sender import Outcome, OutgoingBatch, Sender
 from strandline.changelog.errors import RequestTimedOut
 
 IDLE_S = 1.0
-"""How long the sending thread stays when there is nothing to send."""
+"""Seconds for which the sending thread stays alive without records."""
 
 
 class UnsentRecords:
-    """What a producer has taken in and not sent yet. Thread-safe.
+    """Records that a producer has accepted and not sent yet. Thread-safe.
 
-    `check` raises unless records may be taken in; `failed` is told of every failure, before
-    the futures are. `linger_ms` None: no thread, as in transactions.
+    `check` raises unless records may be accepted. `failed` is called with every failure, before
+    the futures are completed. With `linger_ms` None there is no thread, as in transactions.
     """
 
     def __init__(
@@ -54,16 +54,17 @@ class UnsentRecords:
         self._hurry = False
         self._thread: threading.Thread | None = None
         self.waiting = Accumulator(batch_bytes)
-        """Guarded by `lock`."""
+        """Unsent records. Guarded by `lock`."""
         self.sending = threading.RLock()
-        """Held by the thread that talks to the log; taken before `lock`."""
+        """Lock of the thread that calls the log. Acquire it before `lock`."""
         self.lock = threading.Condition()
-        """Never held while the log is called."""
+        """Lock of the fields. Never held during a call to the log, so that `send` does not wait
+        for one."""
         self.touched = False
-        """Whether the log may have got anything since this was last set to False."""
+        """True if data may have been sent to the log since this was last set to False."""
 
     def put(self, record: PendingRecord) -> Future[RecordMetadata]:
-        """Take in a record, and send if there is too much waiting. Raises what `check` does."""
+        """Add a record, and send if the buffer is full. Raises the errors of `check`."""
         with self.lock:
             self._check()
             future, full = self.waiting.add(record)
@@ -75,7 +76,7 @@ class UnsentRecords:
         return future
 
     def flush(self, timeout: float | None) -> None:
-        """Return when nothing waits or is on its way. Raises RequestTimedOut."""
+        """Wait until no record is unsent or being sent. Raises RequestTimedOut."""
         if timeout is None or self._linger_s is None:
             self.drain()
             return
@@ -87,12 +88,12 @@ class UnsentRecords:
         with self.lock:
             if not self.lock.wait_for(self._is_idle, timeout):
                 raise RequestTimedOut(
-                    f"flush: records are still on their way after {timeout:g} s; they are tried "
-                    f"until delivery_timeout_ms is over"
+                    f"flush: records are still being sent after {timeout:g} s; the producer "
+                    f"keeps trying until delivery_timeout_ms is over"
                 )
 
     def drain(self) -> None:
-        """Send all that waits, on this thread; failures go to `failed` and the futures."""
+        """Send all records on this thread; failures go to `failed` and the futures."""
         with self.sending:
             with self.lock:
                 batches = self.waiting.take()
@@ -110,7 +111,7 @@ class UnsentRecords:
                     self.lock.notify_all()
 
     def transmit(self, outgoing: Sequence[OutgoingBatch]) -> Sequence[Outcome]:
-        """Send batches, telling `failed` of failures. Under `sending`."""
+        """Send batches, and report failures to `failed`. Requires `sending`."""
         self.touched = self.touched or bool(outgoing)
         outcomes = self._sender.send(outgoing)
         for outcome in outcomes:
@@ -119,7 +120,10 @@ class UnsentRecords:
         return outcomes
 
     def _send(self, batches: Sequence[OpenBatch]) -> None:
-        """Build columns, send, and only then complete the futures, whose callbacks may call us."""
+        """Build columns, send them, and complete the futures.
+
+        The futures are completed last, because their callbacks may call the producer.
+        """
         pieces: list[tuple[OpenBatch, int, OutgoingBatch]] = []
         broken: list[tuple[OpenBatch, Exception]] = []
         for whole in batches:
@@ -140,13 +144,13 @@ class UnsentRecords:
         return not self.waiting.size and not self._in_flight
 
     def _wake(self, *, hurry: bool) -> None:
-        """Under `lock`: have the thread look at what waits."""
+        """Start or wake the sending thread; `hurry` ends its linger. Requires `lock`."""
         self._hurry = self._hurry or hurry
         if self._thread is None and self.waiting.size:
             thread = threading.Thread(
                 target=self._send_until_idle, name="strandline-producer", daemon=True
             )
-            # None can be started once the interpreter is ending; then flush and close send.
+            # No thread can be started while the interpreter shuts down; flush and close send then.
             with contextlib.suppress(RuntimeError):
                 thread.start()
                 self._thread = thread
@@ -166,7 +170,7 @@ class UnsentRecords:
 def _pieces(
     batch: OpenBatch, frames: Sequence[pa.RecordBatch]
 ) -> Iterator[tuple[OpenBatch, int, OutgoingBatch]]:
-    """Each frame of a batch, with the number of its first record in the batch."""
+    """Yield each frame of a batch, with the index of its first record in the batch."""
     first = 0
     for frame in frames:
         yield batch, first, OutgoingBatch(batch.topic_partition, frame, batch.target.info.schema_id)
@@ -176,7 +180,10 @@ def _pieces(
 def _built(
     batch: OpenBatch, broken: list[tuple[OpenBatch, Exception]]
 ) -> Iterator[tuple[OpenBatch, list[pa.RecordBatch]]]:
-    """Columns of a batch; a record that cannot be in them is put aside, the others go on."""
+    """Build the columns of a batch, without the records that cannot be put into columns.
+
+    The batch is halved until each bad record is alone; it is added to `broken`.
+    """
     try:
         yield batch, batch.frames()
     except Exception as error:

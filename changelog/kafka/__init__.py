@@ -1,17 +1,22 @@
 """An Apache Kafka cluster as the log, through librdkafka (the package confluent-kafka).
 
-`broker.connect("kafka://host:9092")` gives a `changelog.broker.Broker`. Nothing of librdkafka
-leaves this folder: its exceptions become those of `changelog.errors` (failures.py). Read in this order:
+`broker.connect("kafka://host:9092")` returns a `changelog.broker.Broker`. Nothing of librdkafka
+leaves this folder: its exceptions are translated to those of `changelog.errors` (failures.py). Read
+the modules in this order:
 
-    address, connection     a URL, and what all parts share; heard: what librdkafka says of itself
-    topics, settings        topics, by Kafka's names
-    sending, producers      a batch of ours is one of Kafka's; what was written already
-    transactions            of one producer
-    reader, fetching        reading on from any position; messages: as columns; idle: what is kept for it
-    offsets, groups         the ends of partitions; committed offsets; coordinators: who is asked for these
-    units, member           membership: what is shared out, and a consumer that takes part
-    roster, members         what members tell one another; all of it together
+    address, connection        URLs; the connection that all parts share
+    client_logs, callbacks     librdkafka's log lines and events; errors raised in its callbacks
+    topics, settings           topics, and their settings by Kafka's names
+    producing, producers       one batch of the log is one batch of Kafka; batches written already
+    transactions, deadline     the transactions of one producer; calls that may hang
+    reader, fetching           reading from any position
+    messages, idle_pool        messages as columns; consumers kept for the next call
+    offsets, groups            bounds of partitions; committed offsets
+    metadata_consumer,
+    coordinators               consumers for queries; queries to the coordinators of groups
+    copartitioning, member     units of assignment; a consumer that is a member of a group
+    member_directory, members  data that members share through a topic; all memberships
 
-What is the cluster's own affair (settings of its brokers, its cleaner) is refused, and says so. There are
-no pins, and values are bytes.
+Calls about the cluster's own operation (settings of brokers, the cleaner) are rejected with an
+explanation. Kafka has no pins, and values are bytes.
 """

@@ -1,9 +1,9 @@
-"""The URLs of Kafka clusters, `kafka://host:port[,host:port…][?property=value&…]`.
+"""URLs of Kafka clusters, `kafka://host:port[,host:port…][?property=value&…]`.
 
-A property is any of librdkafka's (security.protocol, sasl.username, ssl.ca.location, …), except
-those that this package sets. Besides there is `replication.factor`, of topics
-that are created (default: the cluster's). Properties that are not to stand in a URL (passwords) may
-be in the environment variable STRANDLINE_KAFKA, written in the same way; the URL's own go before.
+Properties are those of librdkafka (security.protocol, sasl.username, ssl.ca.location, …), except
+those that this package sets. In addition, `replication.factor` applies to topics that are created
+(default: the cluster's). Properties that should not be in a URL, such as passwords, may be in the
+environment variable STRANDLINE_KAFKA, in the same syntax. Properties of the URL take precedence.
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ OURS = {
     "transaction.timeout.ms": "App(transaction_timeout_ms=…), or log.producer(…) likewise",
     "transactional.id": "log.producer(transactional_id=…)",
 }
-"""Properties that this package sets, so that they would have no effect: why, or what to say instead."""
+"""Properties that this package sets and that a URL must not, with the reason or the alternative."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a URL says."""
+    """A parsed URL of a cluster."""
 
     name: str
-    """The URL without its properties, some of which are secret: for messages."""
+    """URL without its properties, some of which are secret; for messages."""
     properties: Mapping[str, str] = field(repr=False)
-    """For librdkafka, the servers included; without those that are secret."""
+    """Properties for librdkafka, including the servers, without secret ones."""
     secrets: Mapping[str, Secret] = field(default_factory=dict)
-    """Secret properties."""
+    """Secret properties for librdkafka."""
     replication_factor: int = -1
-    """Of new topics; -1: the cluster's default."""
+    """Replication factor of new topics; -1: the cluster's default."""
 
 
 def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Cluster:
-    """What to connect to. Raises InvalidConfig.
+    """Parse the URL of a cluster. Raises InvalidConfig.
 
     >>> parse_url("kafka://a,b:9?client.id=me").properties
     {'client.id': 'me', 'bootstrap.servers': 'a:9092,b:9'}
@@ -85,7 +85,7 @@ def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Cluster:
     servers, _, query = url.removeprefix(SCHEME).partition("?")
     servers = servers.rstrip("/")
     name = f"{SCHEME}{servers}"
-    # Not by urlsplit: it does not know several hosts in one URL.
+    # Parsed by hand, because urlsplit does not support several hosts in one URL.
     properties = options_of(environment.get(KAFKA_VARIABLE, "")) | options_of(query)
     for taken, instead in OURS.items():
         if taken in properties:
@@ -100,7 +100,7 @@ def parse_url(url: str, environment: Mapping[str, str] = os.environ) -> Cluster:
 
 
 def check_files(cluster: Cluster) -> None:
-    """Raise InvalidConfig for a certificate or key that is not there: librdkafka does not say which."""
+    """Raise InvalidConfig for a missing certificate or key, which librdkafka would not name."""
     for name, path in cluster.properties.items():
         is_path = name.startswith(("ssl.", "https.")) and name.endswith(".location")
         if is_path and path != "probe" and not os.access(path, os.R_OK):
@@ -121,7 +121,7 @@ def _server(text: str) -> str:
     if not colon or "]" in port:
         host, port = text, str(DEFAULT_PORT)
     if not host or "/" in host or "@" in host or not port.isdecimal():
-        # The text may be `user:password@host`, so it is not repeated.
+        # The message omits the text, which may be `user:password@host`.
         raise InvalidConfig(
             "expected kafka://host:port[,host:port…][?property=value&…]; one of the servers is no "
             "host:port (user and password are the properties sasl.username and sasl.password)"

@@ -1,7 +1,7 @@
-"""A Kafka cluster behind the interface of the log.
+"""A Kafka cluster as a `changelog.broker.Broker`.
 
-What the parts do is in their modules: topics, producers (sending, transactions), offsets,
-fetching, groups.
+`KafkaBroker` only dispatches calls to its parts: topics, producers (producing, transactions),
+offsets, fetching, groups, members.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _CLEANER = "its brokers clean by themselves, as their log.cleaner.… settings s
 
 
 def connect(url: str, *, clock: Clock | None = None) -> KafkaBroker:
-    """The cluster at `url` (see `changelog.kafka.address`).
+    """Connect to the cluster at `url` (see `changelog.kafka.address`).
 
-    Raises InvalidConfig, Unauthenticated, and OwnerUnavailable if nobody answers.
+    Raises InvalidConfig, Unauthenticated, and OwnerUnavailable if no broker answers.
     """
     cluster = parse_url(url)
     check_files(cluster)
@@ -55,26 +55,26 @@ def connect(url: str, *, clock: Clock | None = None) -> KafkaBroker:
 
 
 class KafkaBroker:
-    """Implements `changelog.broker.Broker`; see there for what each call does."""
+    """Implements `changelog.broker.Broker`, which documents each call."""
 
     holds_columns = False
-    """Its topics have no schema: values are bytes."""
+    """False: topics have no schema, values are bytes."""
     earliest_ms = EARLIEST_MS
-    """The first time that a record may have."""
+    """Earliest timestamp of a record, in milliseconds since the epoch."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
         self._topics = KafkaTopics(connection)
-        self._asking = MetadataConsumers(connection)
-        self._offsets = KafkaOffsets(connection, self._topics, self._asking)
+        self._metadata_consumers = MetadataConsumers(connection)
+        self._offsets = KafkaOffsets(connection, self._topics, self._metadata_consumers)
         self._fetching = KafkaConsumers(connection, self._offsets)
         self._producers = Producers(connection, self._topics)
-        self._coordinators = Coordinators(connection, self._asking)
+        self._coordinators = Coordinators(connection, self._metadata_consumers)
         self._groups = KafkaGroups(connection, self._topics, self._coordinators)
-        roster = MemberDirectory(
+        directory = MemberDirectory(
             connection, self._topics, self._offsets, self._fetching, self._producers.write
         )
-        self._members = Members(connection, self._topics, self._coordinators, roster)
+        self._members = Members(connection, self._topics, self._coordinators, directory)
 
     # Topics ---------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class KafkaBroker:
 
     @property
     def pins(self) -> None:
-        """Kafka keeps nothing for readers."""
+        """None: Kafka cannot keep records for readers."""
 
     # Producers and transactions -------------------------------------------------------
 
@@ -190,8 +190,9 @@ class KafkaBroker:
         self._connection.check_open()
         self._groups.check(group, offsets)
         member = self._members.of(group, member_id) if member_id else None
-        if member and not offsets:  # Kafka looks who it is when there are some
-            offsets = self._standing(group, member.held())
+        if member and not offsets:
+            # Kafka checks the membership only together with offsets.
+            offsets = self._current_offsets(group, member.owned())
         metadata = member.metadata_for(offsets) if member else None
         if not offsets:
             return
@@ -202,13 +203,14 @@ class KafkaBroker:
             cause = error if isinstance(error, RebalanceInProgress) else error.__cause__
             if member is None or not isinstance(cause, RebalanceInProgress):
                 raise
-            member.wait_for_another(metadata)  # until then the next commit ends likewise
+            # Until the member has the next generation, another commit would fail the same way.
+            member.wait_for_generation(metadata)
             raise RebalanceInProgress(str(error)) from error
 
-    def _standing(
+    def _current_offsets(
         self, group: str, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Where a group is, and goes on from: committed once more, that changes nothing."""
+        """Return a group's current offsets. Committing them again changes nothing."""
         found = self._groups.committed(group, partitions, require_stable=False)
         if missing := set(partitions) - found.keys():
             ends = self._offsets.of(missing)
@@ -278,7 +280,7 @@ class KafkaBroker:
             self._connection.closed = True
             self._producers.close()
             self._fetching.close()
-            self._asking.close()
+            self._metadata_consumers.close()
 
     def _refuse(self, what: str, instead: str) -> NoReturn:
         raise InvalidRequest(

@@ -1,14 +1,15 @@
-"""Calls of librdkafka that make callbacks, and what comes out of them.
+"""Workarounds for errors raised while librdkafka makes callbacks.
 
-A producer, or a static member, that is fenced raises that within whatever call it is in. confluent-kafka
-(until 2.16 at least) puts the error up as raised, and goes on making callbacks. Whatever in one of them
-stumbles over it ends the callback, and its exception comes out of the call instead:
+When a producer or a static member is fenced, the error is raised in the call that is active then.
+confluent-kafka (at least until 2.16) sets the error as the current Python exception, but continues
+to make callbacks. Code in a callback may notice the pending exception and fail, and its exception
+leaves the call instead:
 
-- as a rule a SystemError with the KafkaException as its cause;
-- before Python 3.12 also the KafkaError that should be in a KafkaException. It can be raised, but is no
-  BaseException, so no `except` with a type catches it;
-- before Python 3.12 with one reference too many. So it stays in memory for ever with its traceback, and
-  all that was on the stack: the client and its threads.
+- usually a SystemError whose cause is the KafkaException;
+- before Python 3.12 also a bare KafkaError that should be inside a KafkaException. It can be raised
+  but is no BaseException, so that no `except` with a type catches it;
+- before Python 3.12 with a leaked reference, so that the exception is never freed. Its traceback
+  keeps everything on the stack alive: the client and its threads.
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ T = TypeVar("T")
 
 
 def in_callback(function: Callable[P, T]) -> Callable[P, T]:
-    """For functions that librdkafka calls: has an error that was only put up made whole, in time."""
+    """Decorate a function that librdkafka calls, to handle a pending exception in time."""
 
     @wraps(function)
-    def whole(*args: P.args, **named: P.kwargs) -> T:
+    def wrapper(*args: P.args, **named: P.kwargs) -> T:
         try:
             return function(*args, **named)
-        except BaseException as raised:  # entering this makes the exception of it
-            _let_go(raised)
+        # Entering the handler makes Python turn a pending error into a complete exception.
+        except BaseException as raised:
+            _release_stack(raised)
             raise
 
-    return whole
+    return wrapper
 
 
 def called(call: Callable[[], T]) -> T:
-    """What `call` gives, which makes callbacks. What it raises of Kafka's is a KafkaException."""
+    """Return the result of `call`, which makes callbacks. Raises KafkaException for its errors."""
     try:
         return call()
     except (KafkaException, SystemError) as raised:
-        error = _taken_out(raised)
+        error = _extract_error(raised)
         if error is None:
             raise
     except:  # noqa: E722
@@ -51,21 +53,22 @@ def called(call: Callable[[], T]) -> T:
         if not isinstance(bare, KafkaError):
             raise
         error = bare
-    raise KafkaException(error)  # another one, out here, where it has no context
+    # A new exception, raised outside of the handlers, so that it has no context.
+    raise KafkaException(error)
 
 
-def _taken_out(raised: BaseException) -> KafkaError | None:
-    """The error in it; if there is one the exceptions around it hold on to nothing any more."""
+def _extract_error(raised: BaseException) -> KafkaError | None:
+    """Return the KafkaError in an exception, if any, and release the exception's stack."""
     inner = raised if isinstance(raised, KafkaException) else raised.__cause__
     if not isinstance(inner, KafkaException):
         return None
     error: KafkaError = inner.args[0]
-    _let_go(raised)
+    _release_stack(raised)
     return error
 
 
-def _let_go(raised: BaseException) -> None:
-    """Have an exception, and its cause, hold on to nothing of the stack."""
+def _release_stack(raised: BaseException) -> None:
+    """Remove the references to the stack from an exception and its cause."""
     for one in (raised, raised.__cause__):
         if one is not None:
             one.__traceback__ = one.__context__ = None

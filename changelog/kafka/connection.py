@@ -1,4 +1,4 @@
-"""A connection to the cluster: what all parts share, and the calls of its admin client."""
+"""The connection to a cluster: shared state of all parts, and calls of the admin client."""
 
 from __future__ import annotations
 
@@ -32,55 +32,61 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 DEADLINE_S = 10.0
-"""How long a call waits for its answer."""
+"""Seconds that a call waits for its answer."""
 ATTEMPT_S = 2.0
-"""How long a question waits at a broker; then whom to ask is found out anew, as it may be dead."""
+"""Seconds that one attempt of a query waits for a broker. The next attempt looks up the responsible
+broker again, because the first one may be dead."""
 MEET_S = 13.0
-"""How long somebody is looked for who knows of all others: he may be dead, and be replaced (9 s)."""
+"""Seconds to wait for a description of the cluster when connecting. The broker that can give one
+may be dead, and be replaced (9 s)."""
 REFRESH_MS = 1_000
-"""How soon an admin client, which waits for the controller that it knows, learns that it is another."""
+"""Milliseconds after which an admin client notices that the cluster has another controller."""
 ANSWER_S = 20.0
-"""How long a question is repeated: longer than brokers take to replace one that is dead (9 s)."""
+"""Seconds for which a query is repeated: longer than brokers take to replace a dead one (9 s)."""
 PAUSE_S = 0.01
+"""Seconds between two attempts."""
 SLICE_S = 0.1
-"""How long Python is away in one call: so long Ctrl-C has to wait."""
+"""Maximum seconds in one call of librdkafka, because Ctrl-C is handled only after the call."""
 log = logging.getLogger("strandline.kafka")
 
 
 class KafkaConnection:
-    """One cluster, with an admin client on it. Raises OwnerUnavailable if nobody answers."""
+    """A cluster with an admin client. The constructor raises OwnerUnavailable."""
 
     def __init__(self, cluster: Cluster, clock: Clock) -> None:
         self.cluster = cluster
         self.clock = clock
         self.closed = False
         self._pid = os.getpid()
-        self._heard = ClientLogs(cluster.name, log, clock)
-        self._trouble: StrandlineError | None = None
-        """What went wrong last in the background."""
+        self._client_logs = ClientLogs(cluster.name, log, clock)
+        self._last_error: StrandlineError | None = None
+        """Last error that a client reported in the background."""
         with self.translated("connecting"):
             self.admin = self.client(
                 AdminClient, {"topic.metadata.refresh.interval.ms": REFRESH_MS}
             )
         try:
-            self.cluster_id = self._meet()
-            """Which cluster it is, as its brokers say; empty if they do not."""
+            self.cluster_id = self._wait_for_cluster()
+            """Id of the cluster; empty if its brokers do not report one."""
         except (RequestTimedOut, OwnerUnavailable) as error:
             raise OwnerUnavailable(
                 f"{self.where('no broker answers')}: {self.cause or error}; check the address and that "
                 f"the brokers run"
             ) from error
-        self._heard.met = True
+        self._client_logs.met = True
 
-    def _meet(self) -> str:
-        """Return the cluster's id when somebody has answered. Raises Unauthenticated as soon as one is refused."""
+    def _wait_for_cluster(self) -> str:
+        """Wait for a first answer and return the cluster's id.
+
+        Raises Unauthenticated as soon as a broker rejects the credentials.
+        """
         begun = self.clock.monotonic()
         while True:
             answer = self.admin.describe_cluster(request_timeout=ATTEMPT_S)
             while not answer.done():
                 self.admin.poll(SLICE_S)
-                if isinstance(self._trouble, Unauthenticated):
-                    raise self._trouble
+                if isinstance(self._last_error, Unauthenticated):
+                    raise self._last_error
             try:
                 return str(self.result(answer, "asking who is there").cluster_id or "")
             except Retriable:
@@ -88,44 +94,49 @@ class KafkaConnection:
                     raise
 
     def client(self, kind: Callable[..., T], properties: Mapping[str, Any]) -> T:
-        """A client of librdkafka's with the cluster's properties and these. Raises InvalidConfig."""
+        """Return a client of librdkafka with the cluster's properties and these.
+
+        Raises InvalidConfig.
+        """
         secrets = self.cluster.secrets
         given = {**self.cluster.properties, **{n: value.reveal() for n, value in secrets.items()}}
         try:
-            return kind({**given, "error_cb": self._note, **properties}, logger=self._heard)
+            return kind(
+                {**given, "error_cb": self._on_error, **properties}, logger=self._client_logs
+            )
         except KafkaException as error:
             said = masked(error.args[0].str(), secrets.values())
             raise InvalidConfig(f"{self.cluster.name}: {said}") from None
 
     @in_callback
-    def _note(self, error: KafkaError) -> None:
-        """What goes on in the background: the calls that it concerns are told as well."""
-        self._heard.event(error)
-        self._trouble = failure(error, self.where("connecting"))
+    def _on_error(self, error: KafkaError) -> None:
+        """Handle an error in the background. Calls that it affects raise an error of their own."""
+        self._client_logs.event(error)
+        self._last_error = failure(error, self.where("connecting"))
 
     def answered(self) -> None:
-        """Note that a broker has, outside of the admin client's calls."""
-        self._heard.answered()
+        """Record that a broker has answered, for clients other than the admin client."""
+        self._client_logs.answered()
 
     @property
     def cause(self) -> str:
-        """What connections were in trouble with just now; empty if they were not."""
-        return self._heard.cause
+        """Latest problem with a broker; empty if there was none recently."""
+        return self._client_logs.cause
 
     def failure(self, error: KafkaError, doing: str) -> StrandlineError:
-        """What `error` is, with the trouble that brokers are in."""
+        """Return the StrandlineError for `error`, with the latest problem of brokers as cause."""
         return failure(error, self.where(doing), self.cause)
 
     def failure_of(self, raised: Exception, doing: str) -> StrandlineError:
-        """The same of an exception that librdkafka's Python side raises."""
+        """Return the StrandlineError for an exception of confluent-kafka."""
         return failure_of(raised, self.where(doing), self.cause)
 
     def where(self, doing: str) -> str:
-        """The beginning of a message."""
+        """Return the beginning of a message: the cluster, and the current activity."""
         return f"{self.cluster.name}: {doing}"
 
     def check_open(self) -> None:
-        """Raise OwnerUnavailable once it is closed, and in a process that was forked from this one."""
+        """Raise OwnerUnavailable if the connection is closed, or belongs to a parent process."""
         if os.getpid() != self._pid:
             raise OwnerUnavailable(
                 "this process was forked, and the threads that talk to the cluster were not; open "
@@ -136,21 +147,21 @@ class KafkaConnection:
 
     @contextmanager
     def translated(self, doing: str) -> Iterator[None]:
-        """librdkafka's errors leave this block as ours."""
+        """Translate errors of confluent-kafka in a `with` block to StrandlineError."""
         try:
             yield
         except (KafkaException, ValueError, TypeError) as error:
             raise self.failure_of(error, doing) from error
 
     def result(self, future: Future[T], doing: str) -> T:
-        """What an admin call comes to."""
+        """Wait for an admin call and return its result."""
         with self.translated(doing):
             result = future.result(DEADLINE_S * 2)
-        self._heard.answered()
+        self._client_logs.answered()
         return result
 
     def results(self, futures: Mapping[K, Future[T]], doing: str) -> dict[K, T]:
-        """What several come to; the first error is raised."""
+        """Wait for several admin calls and return their results, or raise the first error."""
         return {key: self.result(one, f"{doing} {_named(key)}") for key, one in futures.items()}
 
     def until(
@@ -159,10 +170,10 @@ class KafkaConnection:
         doing: str,
         again: type[Retriable] | tuple[type[Retriable], ...] = Retriable,
     ) -> T:
-        """What `call` gives at last, asked again while it gives None or raises `again`.
+        """Repeat `call` while it returns None or raises `again`, and return its result.
 
-        Leaders and coordinators move, and are not there yet when something is new. Raises
-        RequestTimedOut, from the last error.
+        Retries are necessary because leaders and coordinators move, and do not exist yet for a
+        new topic or group. Raises RequestTimedOut from the last error.
         """
         deadline = self.clock.monotonic() + ANSWER_S
         last: Retriable | None = None
@@ -173,7 +184,7 @@ class KafkaConnection:
                 found, last = None, error
             if found is not None:
                 return found
-            self.admin.poll(0)  # for what it has to say of its connections
+            self.admin.poll(0)  # deliver errors of its connections to `_on_error`
             pause()
         why = str(last or "no answer")
         why += f"; {self.cause}" if self.cause not in why else ""
@@ -183,11 +194,11 @@ class KafkaConnection:
 
 
 def _named(key: Any) -> str:
-    """A key of the admin client's answers, for messages."""
+    """Return the name of a key of the admin client's results, for messages."""
     topic = getattr(key, "topic", None)
     return str(getattr(key, "name", key)) if topic is None else f"{topic}-{key.partition}"
 
 
 def pause() -> None:
-    """Let the cluster get on with it, between two questions."""
+    """Wait for PAUSE_S between two attempts."""
     threading.Event().wait(PAUSE_S)

@@ -1,7 +1,7 @@
-"""Asking the coordinators of groups, without being a member.
+"""Queries to the coordinators of groups, without being a member.
 
-Consumers read and write their groups' offsets ([why](asking.py)), and the old call that lists groups
-tells who is in one.
+Consumers read and write the groups' offsets (metadata_consumer.py gives the reason). The members of
+a group are read with the old call that lists groups.
 """
 
 from __future__ import annotations
@@ -22,58 +22,61 @@ from strandline.changelog.records import Isolation
 
 
 class CoordinatorMember(NamedTuple):
-    """A member of a group, as the coordinator knows it."""
+    """Description of a member by the group's coordinator."""
 
     member_id: str
     client: str
     units: frozenset[Unit]
-    """The partitions that it was assigned."""
+    """Assigned partitions."""
 
 
 class CoordinatorGroup(NamedTuple):
-    """A group that somebody is in, or has been."""
+    """Description of a group that has or had members."""
 
     state: str
-    """Kafka's name for it: Stable, PreparingRebalance, …"""
+    """Kafka's name of the state: Stable, PreparingRebalance, …"""
     assignor: str
     members: Sequence[CoordinatorMember]
 
 
 class Coordinators:
-    """Those of one cluster. Thread-safe."""
+    """The coordinators of one cluster. Thread-safe."""
 
-    def __init__(self, connection: KafkaConnection, asking: MetadataConsumers) -> None:
+    def __init__(self, connection: KafkaConnection, metadata_consumers: MetadataConsumers) -> None:
         self._connection = connection
-        self._asking = asking
+        self._metadata_consumers = metadata_consumers
 
     def committed(
         self, group: str, partitions: Sequence[KafkaPartition], *, stable: bool
     ) -> list[KafkaPartition]:
-        """Offsets of a group; where `stable`, RequestTimedOut may also be an open transaction's fault."""
+        """Return the committed offsets of a group.
+
+        With `stable`, an open transaction with such offsets also causes RequestTimedOut.
+        """
         doing = f"asking for the offsets of group {group!r}"
         isolation: Isolation = "read_committed" if stable else "read_uncommitted"
         with (
-            self._asking.consumer(isolation, group) as consumer,
+            self._metadata_consumers.consumer(isolation, group) as consumer,
             self._connection.translated(doing),
         ):
             return self._checked(consumer.committed(list(partitions), ATTEMPT_S), doing)
 
     def commit(self, group: str, positions: Sequence[KafkaPartition]) -> None:
-        """Commit offsets in nobody's name. Raises MemberFenced if the group has members."""
+        """Commit offsets without a member. Raises MemberFenced if the group has members."""
         doing = f"committing offsets of group {group!r}"
         with (
-            self._asking.consumer("read_committed", group) as consumer,
+            self._metadata_consumers.consumer("read_committed", group) as consumer,
             self._connection.translated(doing),
         ):
             answers = consumer.commit(offsets=list(positions), asynchronous=False)
             self._checked(answers, doing)
 
     def group(self, name: str) -> CoordinatorGroup | None:
-        """What the cluster tells of a group; None if it knows nothing of it.
+        """Return the description of a group; None if the cluster does not know it.
 
-        Raises Retriable also if some broker does not answer: it may be the one that knows.
+        Raises Retriable if any broker does not answer, because it may be the group's coordinator.
         """
-        with self._connection.translated(f"describing group {name!r}"), _undisturbed():
+        with self._connection.translated(f"describing group {name!r}"), _without_warnings():
             found = self._connection.admin.list_groups(name, ATTEMPT_S)
         for one in found:
             if one.error is not None:
@@ -89,7 +92,7 @@ class Coordinators:
     def _checked(
         self, answers: Sequence[KafkaPartition] | None, doing: str
     ) -> list[KafkaPartition]:
-        """The answers. Raises what is wrong with any of them, and RequestTimedOut if there is none."""
+        """Return the answers. Raises the first error in them, RequestTimedOut if there are none."""
         if answers is None:
             raise RequestTimedOut(f"{self._connection.where(doing)}: no answer")
         for one in answers:
@@ -100,18 +103,19 @@ class Coordinators:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """The old call warns of its age, and fails in an odd way where warnings are errors."""
-    with _WARNINGS, warnings.catch_warnings():
+def _without_warnings() -> Iterator[None]:
+    """Suppress the deprecation warning of the old call: it would fail if warnings are errors."""
+    with _WARNINGS_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 
-_WARNINGS = threading.Lock()
+_WARNINGS_LOCK = threading.Lock()
+"""Lock around `warnings.catch_warnings`, which changes global state and is not thread-safe."""
 
 
 def assigned(data: bytes) -> frozenset[Unit]:
-    """The partitions in an assignment, as consumers of Kafka's write it (ConsumerProtocolAssignment).
+    """Return the partitions of an assignment in Kafka's format (ConsumerProtocolAssignment).
 
     >>> data = bytes.fromhex("0001 00000001 0001 74 00000002 00000000 00000003 ffffffff")
     >>> sorted(assigned(data)), assigned(b"")
@@ -134,7 +138,7 @@ def assigned(data: bytes) -> frozenset[Unit]:
         value, rest = bytes(rest[:size]).decode(errors="replace"), rest[size:]
         return value
 
-    number(2)  # its version: later ones have more at the end
+    number(2)  # version; later versions only add fields at the end
     found: set[Unit] = set()
     for _ in range(number(4)):
         topic = text()

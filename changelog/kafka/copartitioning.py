@@ -1,14 +1,15 @@
-"""What the members of a group share among themselves, in units of one partition of Kafka's.
+"""Units of assignment: how copartition groups are assigned with Kafka's assignors.
 
-Kafka's assignors deal out the partitions of the topics that a member subscribes to, one by one; topics
-that are to be shared out as one (`Subscription.together`) mean nothing to them. So there are two ways:
+Kafka's assignors assign the partitions of the topics that a member subscribes to, each one
+separately. They do not support copartition groups (`Subscription.together`). So there are two ways:
 
-    nothing is together    members subscribe to the topics themselves, as any consumer of Kafka's
-    something is           members subscribe to one topic, `<group>-members`, which has a partition for
-                           each unit; whoever is given it has all partitions that the unit stands for
+    no copartition groups   members subscribe to the topics themselves, as any Kafka consumer; each
+                            partition is a unit
+    copartition groups      members subscribe to one topic, `<group>-members`, with a partition for
+                            each unit; its owner owns all partitions that the unit represents
 
-Unit u of L leads (`changelog.together`) is number u // L of lead u % L. So a topic that
-gets more partitions moves none of the units that there were.
+With L leads (`changelog.copartition`), unit u represents partition u // L of lead u % L and of the
+topics that follow it. So adding partitions to a topic does not change existing units.
 """
 
 from __future__ import annotations
@@ -22,25 +23,26 @@ from strandline.changelog.records import TopicPartition
 
 SUFFIX = "-members"
 Unit = tuple[str, int]
-"""A partition of a topic that Kafka's assignor deals out."""
+"""Topic and partition that Kafka's assignor assigns."""
 Count = Callable[[str], int]
-"""How many partitions a topic has, 0 if there is none."""
+"""Function that returns the number of partitions of a topic; 0 if it does not exist."""
 
 
 def members_topic(group: str) -> str:
-    """The topic whose partitions are the units of a group that has some."""
+    """Return the topic whose partitions are the units of a group with copartition groups."""
     return f"{group}{SUFFIX}"
 
 
 @dataclass(frozen=True)
 class CopartitionedSubscription:
-    """How a subscription is put to Kafka.
+    """Mapping of a subscription to the units that Kafka assigns.
 
     >>> units = CopartitionedSubscription("app", ("a", "b", "c"), (("a", "b"), ("c",)))
     >>> units.needed({"a": 2, "b": 2, "c": 1}.get)
     4
-    >>> sorted(units.partitions([("app-members", 0), ("app-members", 1)], {"a": 2, "b": 2, "c": 1}.get))
-    [TopicPartition(topic='a', partition=0), TopicPartition(topic='b', partition=0), TopicPartition(topic='c', partition=0)]
+    >>> owned = [("app-members", 0), ("app-members", 1)]
+    >>> [str(tp) for tp in sorted(units.partitions(owned, {"a": 2, "b": 2, "c": 1}.get))]
+    ['a-0', 'b-0', 'c-0']
     """
 
     group: str
@@ -53,26 +55,26 @@ class CopartitionedSubscription:
 
     @classmethod
     def of(cls, group: str, subscription: Subscription) -> CopartitionedSubscription:
-        """Those of a member."""
+        """Return the mapping for a member's subscription."""
         return cls(group, tuple(subscription.topics), tuple(map(tuple, subscription.together)))
 
     @property
     def are_partitions(self) -> bool:
-        """Whether a unit is just a partition."""
+        """True if each unit is a partition of a subscribed topic."""
         return not self.together
 
     @property
     def subscribed(self) -> list[str]:
-        """What a member subscribes to."""
+        """Topics that a member subscribes to on Kafka."""
         return list(self.topics) if self.are_partitions else [members_topic(self.group)]
 
     def needed(self, count: Count) -> int:
-        """How many units there are."""
+        """Return the number of units."""
         leads = self._leads.counts(_counts(self.topics, count))
         return len(leads) * max(leads.values(), default=0)
 
     def partitions(self, units: Iterable[Unit], count: Count) -> frozenset[TopicPartition]:
-        """What these units stand for."""
+        """Return the partitions that these units represent."""
         if self.are_partitions:
             return frozenset(TopicPartition(*unit) for unit in units)
         leads = self._leads.of(self.topics)

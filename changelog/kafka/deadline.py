@@ -1,9 +1,9 @@
-"""Calls that may never come back, made in a thread of their own.
+"""Calls that may never return, made in a separate thread.
 
-librdkafka loses sight of a transaction's call if the broker that it is waiting for is taken out of its list
-at the wrong moment: the answer's handler returns without telling the caller (`_DESTROY` and `_OUTDATED` in
-its rdkafka_txnmgr.c, releases up to 2.15 at least). Whoever waits for it waits for ever, whatever
-timeout was given.
+librdkafka loses a transaction's call if the broker that it waits for is removed from its list at
+the wrong moment: the handler of the response returns without notifying the caller (`_DESTROY` and
+`_OUTDATED` in rdkafka_txnmgr.c, at least in releases up to 2.15). The call then never returns,
+whatever its timeout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class DeadlineCaller:
-    """Makes one call after the other, until it is closed. A call that hangs is left to itself."""
+    """Makes one call after the other in a thread. A hanging call is abandoned in its thread."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
@@ -29,13 +29,16 @@ class DeadlineCaller:
         ).start()
 
     def __call__(self, call: Callable[[], T], seconds: float) -> T:
-        """What it gives, or raises. Raises TimeoutError; then there is no use in calling again."""
+        """Return the result of `call`, or raise its error; TimeoutError after `seconds`.
+
+        After a TimeoutError the thread is still blocked, so later calls would time out too.
+        """
         answer: Future[T] = Future()
         self._calls.put((answer, call))
         return answer.result(seconds)
 
     def close(self) -> None:
-        """Let the thread end, when it can."""
+        """End the thread after its current call."""
         self._calls.put(None)
 
 

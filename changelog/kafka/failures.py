@@ -1,8 +1,8 @@
-"""What librdkafka and Kafka say goes wrong, as the errors of `changelog.errors`.
+"""Translation of errors of librdkafka and Kafka to those of `changelog.errors`.
 
-The type says what a caller may do next, so a code is in this table only where that is certain:
-among those of Retriable and InvalidRequest there is none after which something may have happened
-that a repeated call would do twice. What is not in the table is retriable if librdkafka says so.
+A caller decides by the type how to continue, so the table has only codes for which it is certain.
+Codes of Retriable and InvalidRequest guarantee that a repeated call does nothing twice. Codes that
+are not in the table are Retriable if librdkafka marks them as such.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _TYPES: tuple[tuple[type[StrandlineError], str, str], ...] = (
     (
         MemberFenced,
         "_MAX_POLL_EXCEEDED",
-        "it gave up nothing in time, or its process stood still; raise session_timeout_ms",
+        "it released nothing in time, or its process was suspended; raise session_timeout_ms",
     ),
     (
         CoordinatorLoading,
@@ -155,19 +155,20 @@ _BY_CODE = {
 
 
 def error_of(raised: BaseException) -> KafkaError | None:
-    """The KafkaError in an exception; None if there is none."""
+    """Return the KafkaError in an exception; None if there is none."""
     inner = raised.args[0] if isinstance(raised, KafkaException) and raised.args else None
     return inner if isinstance(inner, KafkaError) else None
 
 
 _SILENCE = (OwnerUnavailable, RequestTimedOut)
-"""Errors that have their cause in a connection, and do not tell it."""
+"""Errors caused by a connection, whose messages lack the cause."""
 
 
 def failure(error: KafkaError, where: str, cause: str = "") -> StrandlineError:
-    """The error that says what `error` does; `where`: the cluster, and what was being done.
+    """Return the StrandlineError for `error`.
 
-    `cause` is what connections were last in trouble with, for errors that do not tell.
+    `where` is the cluster and the activity. `cause` is the latest problem with a broker, added to
+    errors whose messages lack a cause.
 
     >>> failure(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS), "kafka://h: creating topic 't'")
     TopicExists("kafka://h: creating topic 't': ...; choose another name, or use that topic")
@@ -184,7 +185,7 @@ def failure(error: KafkaError, where: str, cause: str = "") -> StrandlineError:
 
 
 def failure_of(raised: Exception, where: str, cause: str = "") -> StrandlineError:
-    """The same, of an exception that librdkafka's Python side raises."""
+    """Return the StrandlineError for an exception of confluent-kafka."""
     if isinstance(raised, StrandlineError):
         return raised
     error = error_of(raised)
@@ -196,12 +197,12 @@ def failure_of(raised: Exception, where: str, cause: str = "") -> StrandlineErro
 
 
 def is_fatal(raised: BaseException) -> bool:
-    """Whether librdkafka says that the producer can do nothing more."""
+    """Return True for a fatal error, after which a producer cannot be used."""
     error = error_of(raised)
     return error is not None and error.fatal()
 
 
 def asks_for_abort(raised: BaseException) -> bool:
-    """Whether librdkafka says that the transaction can only be aborted."""
+    """Return True for an error after which a transaction must be aborted."""
     error = error_of(raised)
     return error is not None and error.txn_requires_abort()

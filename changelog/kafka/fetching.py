@@ -1,12 +1,12 @@
-"""Reading from positions that the caller names.
+"""Fetches from positions that the caller gives.
 
-A consumer of librdkafka's goes on from where it was, ahead of who asks it. So some are kept
-(reader.py), and a fetch takes the one that is at its positions, as the next fetch of the same reader's
-is; or a new one. None is a member of a group.
+A consumer of librdkafka continues from its own position and reads ahead. Therefore some consumers
+are kept (reader.py), and a fetch uses the one that is at its positions, which is the case if the
+same caller reads on; otherwise a new one. None is a member of a group.
 
-While records come they are handed out. When none has, it is asked how far there is anything to read:
-librdkafka says that it has come to an end only after a wait of the broker's (`fetch.wait.max.ms`), and
-says nothing about the last stable offset.
+Records that have arrived are returned at once. If there are none, the bounds of the partitions are
+queried, because librdkafka reports the end of a partition only after a wait of the broker
+(`fetch.wait.max.ms`), and does not report the last stable offset at all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KafkaConsumers:
     def fetch(
         self, positions: Positions, isolation: Isolation, timeout: float
     ) -> dict[TopicPartition, Fetched]:
-        """See Broker.fetch. How much it gives is librdkafka's to say: what has come by then."""
+        """See Broker.fetch. The amount returned is what librdkafka has received so far."""
         with self._reused(positions, isolation) as there:
             if there is not None and there.arrived(positions):
                 return _answer(there, positions)
@@ -59,21 +59,21 @@ class KafkaConsumers:
         with self._reused(positions, isolation) as there:
             if there is not None:
                 return read(there)
-        # One that is elsewhere is not sent here: librdkafka takes up to a second for that, and some
-        # milliseconds for a new one.
+        # A reader at other positions is not moved: a seek takes librdkafka up to a second, and a
+        # new consumer only some milliseconds.
         with self._used(Reader(self._connection, positions, isolation)) as new:
             return read(new)
 
     def forget(self, topic: str) -> None:
-        """A topic has been deleted: nobody gets what is left of it."""
+        """Close the readers of a deleted topic, so that their records are not returned."""
         self._idle.drop(lambda reader: reader.reads(topic))
 
     @contextmanager
     def _reused(self, positions: Positions, isolation: Isolation) -> Iterator[Reader | None]:
-        """The reader that is at these positions, if there is one.
+        """Yield the idle reader at these positions, or None.
 
-        If it refuses something, that may be about what others had asked it for, or about a topic that
-        was deleted since: a new one will tell.
+        An error that is not Retriable is suppressed and the reader is closed, because the error
+        may be about earlier fetches or a topic deleted since. The caller then uses a new reader.
         """
         there = self._idle.take(
             lambda reader: reader.isolation == isolation and reader.is_at(positions)
@@ -87,20 +87,20 @@ class KafkaConsumers:
         except Retriable:
             raise
         except StrandlineError as error:
-            log.debug("a reader is given up: %s", error)
+            log.debug("a reader is closed after an error: %s", error)
 
     @contextmanager
     def _used(self, reader: Reader) -> Iterator[Reader]:
-        """A reader that nobody else uses meanwhile, and that is kept."""
+        """Yield a reader that is used exclusively, and keep it afterwards for the next fetch."""
         try:
             yield reader
         except BaseException:
-            reader.close()  # what it was doing is not known
+            reader.close()  # its state is unknown
             raise
         self._idle.put(reader)
 
     def close(self) -> None:
-        """Close the consumers that are not in use."""
+        """Close the idle consumers."""
         self._idle.close()
 
 
@@ -127,7 +127,7 @@ def _answer(reader: Reader, positions: Positions) -> dict[TopicPartition, Fetche
 def _fetched(
     batches: list[Batch], position: int, ends: PartitionOffsets, isolation: Isolation
 ) -> Fetched:
-    """With the ends as they were before the fetch, or as far as it has come since."""
+    """Return a result with the bounds from before the fetch, raised to the position reached."""
     stable = ends.last_stable_offset
     if isolation == "read_committed":
         stable = max(stable, position)

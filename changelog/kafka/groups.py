@@ -1,10 +1,10 @@
-"""The offsets that groups have committed.
+"""Committed offsets of groups.
 
-Kafka keeps them by the topic's name and drops them with the topic, so what it tells belongs to the
-topic that there is now: that one's id is filled in.
+Kafka stores them by the topic's name and deletes them with the topic. An offset that it returns
+therefore belongs to the current topic of that name, whose id is filled in.
 
-A single offset cannot be deleted: confluent-kafka does not have that call of Kafka's (OffsetDelete).
-A group without members can be deleted whole.
+A single offset cannot be deleted, because confluent-kafka lacks Kafka's call OffsetDelete. A group
+without members can be deleted as a whole.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ OUTAGES = (OwnerUnavailable, RequestTimedOut)
 
 
 def position_of(partition: TopicPartition, committed: CommittedOffset) -> KafkaPartition:
-    """A committed offset as librdkafka takes it."""
+    """Return a committed offset in librdkafka's type."""
     if committed.metadata:
         return KafkaPartition(*partition, committed.offset, committed.metadata)
     return KafkaPartition(*partition, committed.offset)
 
 
 class KafkaGroups:
-    """The groups of one cluster. Thread-safe."""
+    """The committed offsets of all groups of one cluster. Thread-safe."""
 
     def __init__(
         self, connection: KafkaConnection, topics: KafkaTopics, coordinators: Coordinators
@@ -50,7 +50,7 @@ class KafkaGroups:
         self._coordinators = coordinators
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset | None]) -> None:
-        """See Broker.commit_offsets, outside of any membership."""
+        """Commit offsets without a member; see Broker.commit_offsets."""
         given = {tp: one for tp, one in offsets.items() if one is not None}
         self.check(group, given)
         dropped = set(offsets) - set(given)
@@ -69,7 +69,7 @@ class KafkaGroups:
     def commit_as(
         self, member: KafkaMember, offsets: Mapping[TopicPartition, CommittedOffset | None]
     ) -> None:
-        """See Broker.commit_offsets, in the name of a member."""
+        """Commit offsets as a member; see Broker.commit_offsets."""
         given = {tp: one for tp, one in offsets.items() if one is not None}
         self.check(member.group, given)
         member.metadata_for(offsets)
@@ -82,7 +82,10 @@ class KafkaGroups:
             member.commit({tp: position_of(tp, one) for tp, one in given.items()})
 
     def check(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Raise unless the group may commit these: InvalidConfig, UnknownTopic, InvalidRequest."""
+        """Raise unless the group may commit these offsets.
+
+        Raises InvalidConfig, UnknownTopic or InvalidRequest.
+        """
         check_client_name("a group", group)
         check_commit(group, offsets)
         for tp in offsets:
@@ -117,7 +120,7 @@ class KafkaGroups:
                 ) from error
 
         found = {}
-        # Not while an open transaction holds them back: that is the caller's to wait for.
+        # Retry only outages. CoordinatorLoading, for an open transaction, is the caller's to retry.
         for one in self._connection.until(
             stable_answers if require_stable else answers, doing, again=OUTAGES
         ):

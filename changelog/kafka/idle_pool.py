@@ -1,4 +1,4 @@
-"""Consumers that nobody uses just now, and that are kept for the next call: making one takes threads."""
+"""A pool of idle consumers, kept for the next call because creating one starts threads."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Generic, Protocol, TypeVar
 
 from strandline.changelog.kafka.connection import KafkaConnection
 
-KEPT = 8
+MAX_IDLE = 8
+"""Maximum number of idle consumers in a pool."""
 
 
 class Closable(Protocol):
-    """What is closed in the end."""
+    """An object with a method `close`."""
 
     def close(self) -> None: ...
 
@@ -21,16 +22,16 @@ T = TypeVar("T", bound=Closable)
 
 
 class IdlePool(Generic[T]):
-    """At most KEPT of one kind; none once the connection is closed. Thread-safe."""
+    """At most MAX_IDLE objects of one kind; none once the connection is closed. Thread-safe."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self._kept: list[T] = []
-        """The one used last at the end."""
+        """Idle objects, the one used last at the end."""
 
     def take(self, fits: Callable[[T], bool]) -> T | None:
-        """The one used last of those that fit, if there is one; it is the caller's then."""
+        """Remove and return the fitting object that was used last; None if there is none."""
         with self._lock:
             found = next(filter(fits, reversed(self._kept)), None)
             if found is not None:
@@ -38,16 +39,16 @@ class IdlePool(Generic[T]):
             return found
 
     def put(self, one: T) -> None:
-        """Keep one; the oldest goes if there are too many."""
+        """Add an idle object, and close the oldest ones if there are too many."""
         with self._lock:
             self._kept.append(one)
-            kept = 0 if self._connection.closed else KEPT
+            kept = 0 if self._connection.closed else MAX_IDLE
             too_many = [self._kept.pop(0) for _ in range(len(self._kept) - kept)]
         for oldest in too_many:
             oldest.close()
 
     def drop(self, fits: Callable[[T], bool]) -> None:
-        """Close those that fit."""
+        """Close the idle objects that fit."""
         with self._lock:
             dropped = [one for one in self._kept if fits(one)]
             self._kept = [one for one in self._kept if one not in dropped]
@@ -55,5 +56,5 @@ class IdlePool(Generic[T]):
             one.close()
 
     def close(self) -> None:
-        """Close those that are kept."""
+        """Close all idle objects."""
         self.drop(lambda _: True)

@@ -1,15 +1,17 @@
-"""A member of a group: a consumer of librdkafka's that takes part in it, and reads nothing.
+"""A member of a group: a consumer of librdkafka that is in the group, and reads nothing.
 
-librdkafka speaks for it in a thread of its own (heartbeats, joining again), and tells what it is
-given and what it is to give up, within `poll`. So a thread polls; what it hears is a *grant*, and what is
-to be given up it gives up only when the member says that it holds it no more:
+librdkafka sends heartbeats and rejoins in a thread of its own, and reports assigned and revoked
+partitions within `poll`. Therefore a thread of the member polls, and turns the reports into
+assignments:
 
-    assigned   more may be held
-    revoked    less may be held: the answer to Kafka waits for a beat that has seen so and leaves it out
-    lost       it is no member any more
+    assigned   the new assignment has more partitions
+    revoked    the new assignment has fewer partitions; the callback, and with it the answer to
+               Kafka, waits for a heartbeat that has seen it and no longer owns them
+    lost       the consumer is no longer a member
 
-Offsets are committed under the metadata (member id and generation, KIP-447) that counted when the
-grant was made, so a member that was put out meanwhile, and may be in again without knowing, is refused.
+Offsets are committed with the metadata (member id and generation, KIP-447) of the time of the
+assignment. So commits are rejected for a member that was removed from the group meanwhile, even if
+librdkafka has already rejoined.
 """
 
 from __future__ import annotations
@@ -38,23 +40,26 @@ from strandline.changelog.kafka.copartitioning import Unit
 from strandline.changelog.records import TopicPartition
 
 POLL_S = 0.02
-"""How long Python is away in one call."""
+"""Maximum seconds in one call of `poll`, which delays calls from other threads."""
 REBALANCE_MS = 300_000
-"""In this time a member says that it gives something up, or it is out (Kafka's max.poll.interval.ms)."""
-GIVE_UP_S = 0.1
-LOOK_S = 1.0
+"""Milliseconds in which a member must release revoked partitions; otherwise it is removed from the
+group (Kafka's max.poll.interval.ms)."""
+RELEASE_POLL_S = 0.1
+"""Maximum seconds between two checks if revoked partitions were released."""
+REFRESH_S = 1.0
+"""Seconds between two calls of the function given to `refresh_regularly`."""
 REFRESH_MS = 2_000
-"""How soon topics that came or grew are noticed."""
+"""Milliseconds after which created topics and added partitions are noticed."""
 
 T = TypeVar("T")
 Partitions = Callable[[Collection[Unit]], frozenset[TopicPartition]]
-"""What the units of Kafka's assignment stand for."""
+"""Function that returns the partitions represented by units of Kafka's assignment."""
 _NONE: frozenset[TopicPartition] = frozenset()
-_MAY_COME = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+_MISSING_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
 class KafkaMember:
-    """In the group from `join` to `leave`. Thread-safe. Raises MemberFenced once it is out."""
+    """A member from `join` to `leave`. Thread-safe. Raises MemberFenced after it was removed."""
 
     def __init__(
         self,
@@ -75,14 +80,14 @@ class KafkaMember:
         self._changed = threading.Condition()
         self._units: set[Unit] = set()
         self._number = 0
-        self._may_hold = _NONE
+        self._assignable = _NONE
         self._standbys = _NONE
         self._gives_up = _NONE
         self._call = self._seen = 0
-        self._holds = _NONE
-        self._heard = connection.clock.monotonic()
+        self._owned = _NONE
+        self._last_beat_at = connection.clock.monotonic()
         self._metadata: Any = None
-        self._asked: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._failure: StrandlineError | None = None
         self._over = threading.Event()
         self.member_id = ""
@@ -98,7 +103,10 @@ class KafkaMember:
         self._thread.start()
 
     def join(self, seconds: float) -> bool:
-        """Wait until it is in, or the time is over; whether it is. Raises what the cluster says."""
+        """Wait for up to `seconds`; return True if the consumer is a member then.
+
+        Raises errors that the cluster reports.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._number or self._failure, seconds)
             self._check()
@@ -110,72 +118,79 @@ class KafkaMember:
         """See Broker.beat_group."""
         with self._changed:
             self._check()
-            self._heard = self._connection.clock.monotonic()
+            self._last_beat_at = self._connection.clock.monotonic()
             if call > self._call:
-                self._call, self._seen, self._holds = call, seen, frozenset(holds)
+                self._call, self._seen, self._owned = call, seen, frozenset(holds)
                 self._changed.notify_all()
             self._changed.wait_for(lambda: self._number > seen or self._failure, timeout)
             self._check()
-            return Assignment(self._number, sorted(self._may_hold), sorted(self._standbys))
+            return Assignment(self._number, sorted(self._assignable), sorted(self._standbys))
 
-    def look_around(self, look: Callable[[], None]) -> None:
-        """Call this about every second from now on.
+    def refresh_regularly(self, refresh: Callable[[], None]) -> None:
+        """Call `refresh` about every second from now on.
 
-        In a thread of its own: brokers may take their time, and who does not poll meanwhile is out.
+        It runs in a thread of its own, because brokers may answer slowly and the polling thread
+        must not wait: without polls, the member would be removed from the group.
         """
 
-        def again_and_again() -> None:
-            while not self._over.wait(LOOK_S):
+        def run() -> None:
+            while not self._over.wait(REFRESH_S):
                 try:
                     with contextlib.suppress(Retriable):
-                        look()
+                        refresh()
                 except StrandlineError as error:
                     self._fail(error)
 
-        threading.Thread(target=again_and_again, name="strandline-member-look", daemon=True).start()
+        threading.Thread(target=run, name="strandline-member-look", daemon=True).start()
 
-    def keep_copies(self, standbys: frozenset[TopicPartition]) -> None:
-        """What of others it is to keep copies of, from now on."""
+    def set_standbys(self, standbys: frozenset[TopicPartition]) -> None:
+        """Set the partitions that the member keeps copies of."""
         with self._changed:
             if standbys != self._standbys:
                 self._standbys = standbys
                 self._number += 1
                 self._changed.notify_all()
 
-    def count_again(self) -> None:
-        """Let units stand for all partitions that their topics have by now: topics only grow."""
+    def add_grown_partitions(self) -> None:
+        """Add partitions that the topics of assigned units have gained."""
         with self._changed:
-            may_hold = self._partitions(self._units)
-            if self._number and may_hold > self._may_hold:
-                self._may_hold = may_hold
+            partitions = self._partitions(self._units)
+            if self._number and partitions > self._assignable:
+                self._assignable = partitions
                 self._number += 1
                 self._changed.notify_all()
 
-    def held(self) -> frozenset[TopicPartition]:
-        """What it may commit offsets of: also what it is to give up, until it has. Raises MemberFenced."""
+    def owned(self) -> frozenset[TopicPartition]:
+        """Return the partitions whose offsets the member may commit. Raises MemberFenced.
+
+        These are the assigned ones, and revoked ones that it has not released yet.
+        """
         with self._changed:
             self._check()
-            return self._may_hold | (self._gives_up & self._holds)
+            return self._assignable | (self._gives_up & self._owned)
 
     def metadata_for(self, partitions: Collection[TopicPartition]) -> Any:
-        """Who it is, for offsets of these in a transaction. Raises MemberFenced if it holds not all."""
+        """Return the member's metadata, to commit offsets of these partitions in a transaction.
+
+        Raises MemberFenced if it does not own all of them.
+        """
         with self._changed:
-            if foreign := set(partitions) - self.held():
+            if foreign := set(partitions) - self.owned():
                 raise MemberFenced(
                     f"{self._where}: {self.member_id} does not hold "
                     f"{', '.join(map(str, sorted(foreign)))}; another member may"
                 )
             return self._metadata
 
-    def wait_for_another(self, metadata: Any) -> None:
-        """Until it is told of another generation than `metadata` is of; for a session at the most."""
+    def wait_for_generation(self, metadata: Any) -> None:
+        """Wait for a generation other than that of `metadata`, at most for a session timeout."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._metadata != metadata or self._failure, self._session_s
             )
 
     def commit(self, offsets: Mapping[TopicPartition, KafkaPartition]) -> None:
-        """Commit offsets outside of any transaction. Raises MemberFenced."""
+        """Commit offsets outside a transaction. Raises MemberFenced."""
         self.metadata_for(offsets)
         doing = f"committing offsets of group {self.group!r}"
 
@@ -190,18 +205,21 @@ class KafkaMember:
                 for one in done:
                     if one.error is not None:
                         raise self._connection.failure(one.error, doing)
-            except TransactionAborted:  # the group was just shared out anew
+            except TransactionAborted:  # the group is being rebalanced; retry
                 return None
             return True
 
         self._connection.until(committed, doing)
 
     def _in_thread(self, call: Callable[[], T], doing: str) -> T:
-        """What `call` gives in the member's thread: from another one, librdkafka's may hang."""
+        """Run `call` in the member's thread and return its result.
+
+        In another thread the call of librdkafka may hang.
+        """
         answer: Future[T] = Future()
         with self._changed:
             self._check()
-            self._asked.append((answer, call))
+            self._calls.append((answer, call))
             self._changed.notify_all()
         try:
             with self._connection.translated(doing):
@@ -210,14 +228,14 @@ class KafkaMember:
             raise RequestTimedOut(f"{self._where}: {doing}: no answer") from None
 
     def leave(self) -> None:
-        """Give up everything; returns when the group knows, or cannot be told."""
+        """Leave the group; return when the coordinator knows, or cannot be reached."""
         self._fail(MemberFenced(f"{self._where}: {self.member_id or 'this member'} has left"))
         if threading.current_thread() is not self._thread:
             self._thread.join(DEADLINE_S)
 
     @property
     def is_over(self) -> bool:
-        """Whether it is in the group no more."""
+        """True if the consumer is no longer a member."""
         return self._failure is not None
 
     def _check(self) -> None:
@@ -227,48 +245,52 @@ class KafkaMember:
     # In its thread --------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Everything that librdkafka's consumer is asked, it is asked here."""
+        """Poll until the membership ends. All calls of librdkafka's consumer are made here."""
         try:
             while not self.is_over:
                 message = called(lambda: self._consumer.poll(POLL_S))
                 if message is not None:
-                    self._note(message)
-                self._answer()
-                self._check_silence()
+                    self._handle_error(message)
+                self._run_calls()
+                self._check_session()
         except KafkaException as error:
             self._fail(self._connection.failure(error.args[0], self._doing))
         except BaseException as error:
             self._fail(MemberFenced(f"{self._where}: {error!r}"))
             raise
         finally:
-            self._answer()
+            self._run_calls()
             with contextlib.suppress(KafkaException, RuntimeError):
                 called(self._consumer.close)
 
-    def _note(self, message: Message) -> None:
-        """What went wrong: outages pass, and librdkafka goes on by itself."""
+    def _handle_error(self, message: Message) -> None:
+        """End the membership for an error, except outages, which librdkafka handles itself."""
         error = message.error()
         if error is not None:
-            said = self._connection.failure(error, self._doing)
-            # A topic that is not there may come.
-            if not isinstance(said, Retriable) and error.code() not in _MAY_COME:
-                self._fail(said)
+            failure = self._connection.failure(error, self._doing)
+            # A missing topic may be created later.
+            if not isinstance(failure, Retriable) and error.code() not in _MISSING_TOPIC:
+                self._fail(failure)
 
-    def _check_silence(self) -> None:
-        """Who does not beat is not there: what it holds goes to others, as if the process had died."""
-        silent = self._connection.clock.monotonic() - self._heard
+    def _check_session(self) -> None:
+        """End the membership if the consumer sent no heartbeat for its session timeout.
+
+        Its partitions are then assigned to others, as if the process had died. librdkafka's own
+        heartbeats do not show that the consumer's thread is alive.
+        """
+        silent = self._connection.clock.monotonic() - self._last_beat_at
         if self._call and silent > self._session_s:
             self._fail(
                 MemberFenced(
                     f"{self._where}: {self.member_id} was not heard of for its session timeout of "
-                    f"{self._session_s:g} s; others may hold what it held"
+                    f"{self._session_s:g} s; others may own its partitions"
                 )
             )
 
-    def _answer(self) -> None:
-        """Do what other threads have asked for."""
-        while self._asked:
-            answer, call = self._asked.popleft()
+    def _run_calls(self) -> None:
+        """Run the calls that other threads have requested."""
+        while self._calls:
+            answer, call = self._calls.popleft()
             try:
                 self._check()
                 answer.set_result(call())
@@ -281,39 +303,42 @@ class KafkaMember:
             if not self._cooperative:
                 self._units.clear()
             self._units.update((one.topic, one.partition) for one in partitions)
-            self._grant()
-        # Nothing is assigned to librdkafka itself, or it would read.
+            self._update_assignment()
+        # Accept with an empty list, because librdkafka would read partitions assigned to it.
         consumer.incremental_assign([]) if self._cooperative else consumer.assign([])
 
     @in_callback
     def _revoked(self, consumer: Consumer, partitions: Sequence[KafkaPartition]) -> None:
         units = {(one.topic, one.partition) for one in partitions}
         with self._changed:
-            before = self._may_hold
+            before = self._assignable
             self._units -= units
-            self._grant()
-            self._gives_up = before - self._may_hold
-        self._wait_until_given_up()
+            self._update_assignment()
+            self._gives_up = before - self._assignable
+        self._wait_for_release()
         consumer.incremental_unassign([]) if self._cooperative else consumer.unassign()
 
-    def _wait_until_given_up(self) -> None:
-        """Until the member has said so; meanwhile it may commit what it has done there."""
+    def _wait_for_release(self) -> None:
+        """Wait until the consumer has released revoked partitions; it may commit meanwhile.
+
+        Kafka assigns the partitions to another member only after this callback has returned.
+        """
         number = self._number
         deadline = self._connection.clock.monotonic() + REBALANCE_MS / 1000
 
-        def given_up() -> bool:
-            seen = self._seen >= number and self._holds.isdisjoint(self._gives_up)
+        def released() -> bool:
+            seen = self._seen >= number and self._owned.isdisjoint(self._gives_up)
             return seen or self.is_over
 
-        while not given_up():
+        while not released():
             with self._changed:
-                self._changed.wait_for(lambda: self._asked or given_up(), GIVE_UP_S)
-            self._answer()
-            self._check_silence()
+                self._changed.wait_for(lambda: self._calls or released(), RELEASE_POLL_S)
+            self._run_calls()
+            self._check_session()
             if self._connection.clock.monotonic() > deadline:
                 self._fail(
                     MemberFenced(
-                        f"{self._where}: {self.member_id} did not give up "
+                        f"{self._where}: {self.member_id} did not release "
                         f"{', '.join(map(str, sorted(self._gives_up)))} within "
                         f"{REBALANCE_MS / 1000:g} s; handle less between two commits"
                     )
@@ -330,11 +355,12 @@ class KafkaMember:
         )
         consumer.incremental_unassign([]) if self._cooperative else consumer.unassign()
 
-    def _grant(self) -> None:
-        """Another answer, if there is something else to say, and who it is from now on."""
+    def _update_assignment(self) -> None:
+        """Update the assignment and the member's metadata, and notify waiting heartbeats."""
         before = self._consumer.memberid()
         metadata = self._consumer.consumer_group_metadata()
-        # Put out in this very moment it would be nobody's, and Kafka takes offsets from nobody.
+        # If the member was removed between the two calls, the metadata has an empty member id,
+        # with which Kafka would accept offsets as from outside the group.
         if not before or self._consumer.memberid() != before:
             self._fail(MemberFenced(f"{self._where}: put out of the group while it was joining"))
             return
@@ -346,9 +372,9 @@ class KafkaMember:
             )
             return
         self.member_id, self._metadata = before, metadata
-        may_hold = self._partitions(self._units)
-        if may_hold != self._may_hold or not self._number:
-            self._may_hold = may_hold
+        partitions = self._partitions(self._units)
+        if partitions != self._assignable or not self._number:
+            self._assignable = partitions
             self._number += 1
         self._changed.notify_all()
 

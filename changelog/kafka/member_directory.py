@@ -1,10 +1,11 @@
-"""What the members of an app tell one another: in partition 0 of the topic of its units.
+"""Data that the members of an app share, in partition 0 of the topic of its units.
 
-A record for each member: its slot, what it shares out and how, where it answers queries. The topic is
-compacted; the records of members that are gone are deleted by those who come.
+There is a record for each member: its slot, its topics and copartition groups, its query URLs. The
+topic is compacted; a member that joins deletes the records of members that no longer exist.
 
-Who takes a slot writes so and reads what others have written since: of two with the same slot the one
-whose record came first keeps it. So no two members have one at a time.
+A member takes a slot by writing a record with it, and then reading the records of all members. If
+two have written the same slot, the one whose record came first keeps it. So no two members have the
+same slot at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ CONFIG = {"cleanup.policy": "compact"}
 
 
 class MemberEntry(msgspec.Struct, frozen=True):
-    """What a member says of itself."""
+    """The record of a member."""
 
     slot: int
     topics: tuple[str, ...]
@@ -38,18 +39,19 @@ class MemberEntry(msgspec.Struct, frozen=True):
     standby_replicas: int = 0
     servers: tuple[str, ...] = ()
     instance: str | None = None
-    """The name of a static member."""
+    """Name of a static member; None for others."""
 
 
 _decode = json_decoder(MemberEntry).decode
 
-Roll = Mapping[str, MemberEntry]
-"""By member id, in the order in which they came."""
+MemberEntries = Mapping[str, MemberEntry]
+"""Records by member id, in the order in which they were written."""
 Write = Callable[[list[KafkaBatch]], list[Outcome]]
+"""Function that appends batches."""
 
 
 class MemberDirectory:
-    """Of the groups of one cluster. Thread-safe."""
+    """The records of members of all groups of one cluster. Thread-safe."""
 
     def __init__(
         self,
@@ -57,16 +59,16 @@ class MemberDirectory:
         topics: KafkaTopics,
         offsets: KafkaOffsets,
         fetching: KafkaConsumers,
-        write: Write,
+        append: Write,
     ) -> None:
         self._connection = connection
         self._topics = topics
         self._offsets = offsets
         self._fetching = fetching
-        self._write = write
+        self._append = append
 
-    def make_room(self, group: str, units: int) -> None:
-        """See that there is a topic with so many partitions at least."""
+    def ensure_partitions(self, group: str, units: int) -> None:
+        """Create or extend the topic so that it has at least `units` partitions."""
         name = members_topic(group)
         try:
             present = self._topics.describe(name).partitions
@@ -78,19 +80,19 @@ class MemberDirectory:
         if present < units:
             self._topics.alter(name, {}, units, None)
 
-    def read(self, group: str) -> Roll:
-        """What all have said, the gone ones too; nothing if there is no such topic."""
+    def read(self, group: str) -> MemberEntries:
+        """Return the records of all members, also of ended ones; none if there is no topic."""
         where = TopicPartition(members_topic(group), 0)
-        said: dict[str, MemberEntry] = {}
+        entries: dict[str, MemberEntry] = {}
         try:
             for key, value in self._records(where):
-                said.pop(key, None)  # whoever says something else goes to the end
+                entries.pop(key, None)  # a later record moves the member to the end
                 if value is not None:
                     check_json(value)
-                    said[key] = _decode(value)
+                    entries[key] = _decode(value)
         except UnknownTopic:
             return {}
-        return said
+        return entries
 
     def _records(self, where: TopicPartition) -> Iterator[tuple[str, bytes | None]]:
         ends = self._offsets.of([where])[where]
@@ -107,8 +109,8 @@ class MemberDirectory:
                     yield key.decode(), value
             position = fetched[where].next_offset
 
-    def say(self, group: str, entries: Mapping[str, MemberEntry | None]) -> None:
-        """Write for these members; None: it is gone."""
+    def write(self, group: str, entries: Mapping[str, MemberEntry | None]) -> None:
+        """Write the records of these members; None deletes one."""
         if not entries:
             return
         now = self._connection.clock.now_ms()
@@ -121,22 +123,24 @@ class MemberDirectory:
             ],
             schema=columns_schema(pa.binary(), headers=False),
         )
-        [outcome] = self._write([KafkaBatch(TopicPartition(members_topic(group), 0), columns)])
+        [outcome] = self._append([KafkaBatch(TopicPartition(members_topic(group), 0), columns)])
         if not isinstance(outcome, Appended):
             raise outcome
 
 
-def lowest_free(roll: Roll, alive: Collection[str], member_id: str) -> int:
-    """The lowest slot that none of the others has."""
-    taken = {entry.slot for other, entry in roll.items() if other in alive and other != member_id}
+def lowest_free(entries: MemberEntries, alive: Collection[str], member_id: str) -> int:
+    """Return the lowest slot that no other live member has."""
+    taken = {
+        entry.slot for other, entry in entries.items() if other in alive and other != member_id
+    }
     return next(slot for slot in count() if slot not in taken)
 
 
-def is_mine(roll: Roll, alive: Collection[str], member_id: str) -> bool:
-    """Whether a member may keep the slot that it has taken: no other that is alive took it before."""
-    slot = roll[member_id].slot
+def is_mine(entries: MemberEntries, alive: Collection[str], member_id: str) -> bool:
+    """Return True if a member may keep its slot, because no other live member took it before."""
+    slot = entries[member_id].slot
     before: list[str] = []
-    for other, entry in roll.items():
+    for other, entry in entries.items():
         if other == member_id:
             break
         if other in alive and entry.slot == slot:
@@ -144,15 +148,15 @@ def is_mine(roll: Roll, alive: Collection[str], member_id: str) -> bool:
     return not before
 
 
-def holders(roll: Roll, alive: Collection[str], unit: int, owner: str) -> Sequence[str]:
-    """Who keeps copies of a unit, besides its owner: those of whom a hash of slot and unit is highest.
+def holders(entries: MemberEntries, alive: Collection[str], unit: int, owner: str) -> Sequence[str]:
+    """Return the members that keep copies of a unit: those with the highest hash of slot and unit.
 
-    So everybody comes to the same answer, and a member that comes or goes moves few copies
-    (rendezvous hashing, Thaler and Ravishankar 1998).
+    All members compute the same result, and a member that joins or leaves moves few copies
+    (rendezvous hashing, Thaler and Ravishankar 1998). The owner of the unit is left out.
     """
-    replicas = max((roll[one].standby_replicas for one in alive if one in roll), default=0)
-    others = [one for one in alive if one in roll and one != owner]
-    return sorted(others, key=lambda one: _weight(roll[one].slot, unit), reverse=True)[:replicas]
+    replicas = max((entries[one].standby_replicas for one in alive if one in entries), default=0)
+    others = [one for one in alive if one in entries and one != owner]
+    return sorted(others, key=lambda one: _weight(entries[one].slot, unit), reverse=True)[:replicas]
 
 
 def _weight(slot: int, unit: int) -> int:

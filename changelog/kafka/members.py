@@ -1,7 +1,7 @@
-"""Membership in groups: of the members in this process, and what the cluster tells of the others.
+"""Membership in groups: the members of this process, and descriptions of all members.
 
-Kafka's coordinator knows who is in a group and what was assigned to whom. What it does not know of the
-members of an app (slots, where they answer queries) they tell one another (`MemberDirectory`).
+Kafka's coordinator knows the members of a group and their partitions. Other data of an app's
+members (slots, query URLs) are shared through `MemberDirectory`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from strandline.changelog.kafka.copartitioning import CopartitionedSubscription,
 from strandline.changelog.kafka.member import KafkaMember
 from strandline.changelog.kafka.member_directory import (
     MemberDirectory,
+    MemberEntries,
     MemberEntry,
-    Roll,
     holders,
     is_mine,
     lowest_free,
@@ -40,40 +40,43 @@ from strandline.changelog.kafka.topics import KafkaTopics
 from strandline.changelog.records import TopicPartition
 
 JOIN_S = 60.0
-"""A group that has lost a member is shared out anew only when that member's time is over."""
-SAID_AFTER_S = 2.0
-"""After this it is said what a worker that joins waits for."""
+"""Maximum seconds to wait for joining. A group that has lost a member is rebalanced only after that
+member's session timeout."""
+LOG_WAIT_AFTER_S = 2.0
+"""Seconds after which a worker that joins logs what it is waiting for."""
 WAIT_S = 1.0
-"""So long a consumer is kept waiting: it may be others in its own thread that have to give up."""
+"""Maximum seconds that a consumer waits for joining. The wait is short, because members that must
+release partitions may run in the same thread."""
 STABLE = "Stable"
-"""The state of a group that is shared out."""
+"""Kafka's name for the state of a group that is not being rebalanced."""
 UNKNOWN_GENERATION = -1
-"""Kafka does not tell it."""
+"""Generation in descriptions of groups, because Kafka does not report it."""
 
 
 class Members:
-    """Of the groups of one cluster. Thread-safe."""
+    """The members of all groups of one cluster. Thread-safe."""
 
     def __init__(
         self,
         connection: KafkaConnection,
         topics: KafkaTopics,
         coordinators: Coordinators,
-        roster: MemberDirectory,
+        directory: MemberDirectory,
     ) -> None:
         self._connection = connection
         self._topics = topics
         self._coordinators = coordinators
-        self._roster = roster
+        self._directory = directory
         self._lock = threading.Lock()
-        self._here: dict[str, KafkaMember] = {}
+        self._local: dict[str, KafkaMember] = {}
+        """Members of this process by member id."""
 
     def join(self, group: str, subscription: Subscription) -> GroupMember:
         """See Broker.join_group."""
         units = CopartitionedSubscription.of(group, subscription)
         share = _Share(units, self._topics)
         if not units.are_partitions:
-            self._roster.make_room(group, max(1, units.needed(share.count)))
+            self._directory.ensure_partitions(group, max(1, units.needed(share.count)))
         member = KafkaMember(
             self._connection, group, subscription, units.subscribed, share.partitions
         )
@@ -82,14 +85,14 @@ class Members:
                 member.join(WAIT_S)
                 slot = 0
             else:
-                slot = self._seated(member, units)
-                member.look_around(lambda: self._look_around(member, share))
+                slot = self._take_slot(member, units)
+                member.refresh_regularly(lambda: self._refresh(member, share))
         except BaseException:
             member.leave()
             raise
         name = member.member_id or f"{subscription.client}-{self._connection.clock.new_id()}"
         with self._lock:
-            self._here[name] = member
+            self._local[name] = member
         return GroupMember(group, name, slot)
 
     def beat(
@@ -106,17 +109,18 @@ class Members:
     def leave(self, member: GroupMember) -> None:
         """See Broker.leave_group."""
         with self._lock:
-            found = self._here.pop(member.member_id, None)
+            found = self._local.pop(member.member_id, None)
         if found is not None:
             found.leave()
-            with contextlib.suppress(StrandlineError):  # the next one who comes does it
+            # After an error, the next member that joins deletes the record.
+            with contextlib.suppress(StrandlineError):
                 if found.subscription.together:
-                    self._roster.say(member.group, {member.member_id: None})
+                    self._directory.write(member.group, {member.member_id: None})
 
     def of(self, group: str, member_id: str) -> KafkaMember:
-        """A member of this process. Raises MemberFenced."""
+        """Return a member of this process. Raises MemberFenced."""
         with self._lock:
-            found = self._here.get(member_id)
+            found = self._local.get(member_id)
         if found is None or found.group != group:
             raise MemberFenced(
                 f"{self._connection.where(f'group {group!r}')}: {member_id!r} is no member of this "
@@ -129,26 +133,26 @@ class Members:
         described = self._described(group)
         if described is None:
             return GroupInfo(group, UNKNOWN_GENERATION, "", ())
-        roll = self._roster.read(group)
-        copies = self._copies(roll, described)
+        entries = self._directory.read(group)
+        copies = self._copies(entries, described)
         members = [
-            self._info(group, one, roll.get(one.member_id), copies[one.member_id])
+            self._info(group, one, entries.get(one.member_id), copies[one.member_id])
             for one in described.members
         ]
         return GroupInfo(group, UNKNOWN_GENERATION, described.assignor, members)
 
     def _info(
-        self, group: str, told: CoordinatorMember, entry: MemberEntry | None, copies: set[Unit]
+        self, group: str, member: CoordinatorMember, entry: MemberEntry | None, copies: set[Unit]
     ) -> MemberInfo:
         if entry is None:
-            entry = MemberEntry(0, tuple(sorted({topic for topic, _ in told.units})), ())
+            entry = MemberEntry(0, tuple(sorted({topic for topic, _ in member.units})), ())
         share = _Share(CopartitionedSubscription(group, entry.topics, entry.together), self._topics)
         return MemberInfo(
-            told.member_id,
-            told.client,
+            member.member_id,
+            member.client,
             entry.instance,
             entry.topics,
-            sorted(share.partitions(told.units)),
+            sorted(share.partitions(member.units)),
             sorted(share.partitions(copies)),
             entry.servers,
         )
@@ -156,19 +160,19 @@ class Members:
     def close(self) -> None:
         """Leave all groups."""
         with self._lock:
-            here, self._here = list(self._here.values()), {}
-        for member in here:
+            local, self._local = list(self._local.values()), {}
+        for member in local:
             member.leave()
 
     # Slots ----------------------------------------------------------------------------
 
-    def _seated(self, member: KafkaMember, units: CopartitionedSubscription) -> int:
-        """Wait until it is in, and take a slot that no other member has.
+    def _take_slot(self, member: KafkaMember, units: CopartitionedSubscription) -> int:
+        """Wait until the consumer is a member, and take a slot that no other member has.
 
-        Raises RequestTimedOut, and InvalidConfig if others share out otherwise.
+        Raises RequestTimedOut, and InvalidConfig if other members define other units.
         """
-        if not member.join(SAID_AFTER_S):
-            self._say_who_is_waited_for(member)
+        if not member.join(LOG_WAIT_AFTER_S):
+            self._log_what_it_waits_for(member)
         if not member.join(JOIN_S):
             raise RequestTimedOut(
                 f"{self._connection.where(f'group {member.group!r}')}: not a member after {JOIN_S:g} s; "
@@ -176,14 +180,14 @@ class Members:
             )
         subscription, mine = member.subscription, member.member_id
         while True:
-            roll = self._roster.read(member.group)
+            entries = self._directory.read(member.group)
             alive = self._alive(member.group)
-            _check_alike(units, roll, alive - {mine})
-            if mine in roll and is_mine(roll, alive, mine):
-                gone = [other for other in roll if other not in alive]
-                self._roster.say(member.group, dict.fromkeys(gone))
-                return roll[mine].slot
-            slot = lowest_free(roll, alive, mine)
+            _check_same_units(units, entries, alive - {mine})
+            if mine in entries and is_mine(entries, alive, mine):
+                gone = [other for other in entries if other not in alive]
+                self._directory.write(member.group, dict.fromkeys(gone))
+                return entries[mine].slot
+            slot = lowest_free(entries, alive, mine)
             entry = MemberEntry(
                 slot,
                 units.topics,
@@ -192,16 +196,19 @@ class Members:
                 tuple(subscription.servers),
                 subscription.instance,
             )
-            self._roster.say(member.group, {mine: entry})
+            self._directory.write(member.group, {mine: entry})
 
-    def _say_who_is_waited_for(self, member: KafkaMember) -> None:
-        """That members from before hold it up, if there are any: Kafka does not say which of them live."""
+    def _log_what_it_waits_for(self, member: KafkaMember) -> None:
+        """Log that a join waits for earlier members, if there are any.
+
+        Kafka does not report which of them are alive.
+        """
         with contextlib.suppress(Retriable):
-            before = self._alive(member.group) & self._roster.read(member.group).keys()
+            before = self._alive(member.group) & self._directory.read(member.group).keys()
             if before and not member.member_id:
                 log.warning(
-                    "%s waits for %d from before: one that has died holds it up until its session "
-                    "timeout is over (session_timeout_ms, %g s here), one that works until its next commit",
+                    "%s waits for earlier members (%d): a dead one blocks it until its session timeout "
+                    "is over (session_timeout_ms, %g s here), a working one until its next commit",
                     self._connection.where(f"group {member.group!r}"),
                     len(before),
                     member.subscription.session_timeout_ms / 1000,
@@ -212,35 +219,37 @@ class Members:
         described = self._described(group)
         return set() if described is None else {one.member_id for one in described.members}
 
-    # Looking around -------------------------------------------------------------------
+    # Refreshing -----------------------------------------------------------------------
 
-    def _look_around(self, member: KafkaMember, share: _Share) -> None:
-        """What may have changed without Kafka's saying so: topics that grew, others' copies."""
+    def _refresh(self, member: KafkaMember, share: _Share) -> None:
+        """Update what Kafka does not report: partitions added to topics, and standby copies."""
         share.refresh()
-        member.count_again()
-        self._roster.make_room(member.group, max(1, share.units.needed(share.count)))
-        roll = self._roster.read(member.group)
+        member.add_grown_partitions()
+        self._directory.ensure_partitions(member.group, max(1, share.units.needed(share.count)))
+        entries = self._directory.read(member.group)
         copies: set[Unit] = set()
-        # Asking who is in it costs every broker something, so only where copies are kept.
-        if any(entry.standby_replicas for entry in roll.values()):
+        # The query loads every broker, so it is only made if copies are kept.
+        if any(entry.standby_replicas for entry in entries.values()):
             described = self._described(member.group)
             if described is not None:
-                copies = self._copies(roll, described)[member.member_id]
-        member.keep_copies(share.partitions(copies))
+                copies = self._copies(entries, described)[member.member_id]
+        member.set_standbys(share.partitions(copies))
 
-    def _copies(self, roll: Roll, described: CoordinatorGroup) -> defaultdict[str, set[Unit]]:
-        """By member, the units that it is to keep copies of; none while they are shared out."""
+    def _copies(
+        self, entries: MemberEntries, described: CoordinatorGroup
+    ) -> defaultdict[str, set[Unit]]:
+        """Return the units that each member keeps copies of; none during a rebalance."""
         copies: defaultdict[str, set[Unit]] = defaultdict(set)
         if described.state == STABLE:
             alive = [one.member_id for one in described.members]
             for one in described.members:
                 for unit in one.units:
-                    for holder in holders(roll, alive, unit[1], one.member_id):
+                    for holder in holders(entries, alive, unit[1], one.member_id):
                         copies[holder].add(unit)
         return copies
 
     def _described(self, group: str) -> CoordinatorGroup | None:
-        """What Kafka says of a group; None if there is none."""
+        """Return Kafka's description of a group; None if the group does not exist."""
 
         def described() -> tuple[CoordinatorGroup | None]:
             return (self._coordinators.group(group),)
@@ -249,7 +258,7 @@ class Members:
 
 
 class _Share:
-    """What units stand for, by the number of partitions that topics were last seen with."""
+    """The partitions that units represent, for the last known partition counts of topics."""
 
     def __init__(self, units: CopartitionedSubscription, topics: KafkaTopics) -> None:
         self.units = units
@@ -258,16 +267,16 @@ class _Share:
         self.refresh()
 
     def refresh(self) -> None:
-        """See how many partitions there are now."""
+        """Read the current number of partitions of each topic."""
         if not self.units.are_partitions:
             self._counts = {name: _count(self._topics, name) for name in self.units.topics}
 
     def count(self, topic: str) -> int:
-        """Of one topic; 0 if there is none."""
+        """Return the number of partitions of a topic; 0 if it does not exist."""
         return self._counts.get(topic, 0)
 
     def partitions(self, units: Iterable[Unit]) -> frozenset[TopicPartition]:
-        """What these stand for."""
+        """Return the partitions that these units represent."""
         return self.units.partitions(units, self.count)
 
 
@@ -278,14 +287,17 @@ def _count(topics: KafkaTopics, name: str) -> int:
         return 0
 
 
-def _check_alike(units: CopartitionedSubscription, roll: Roll, others: Collection[str]) -> None:
-    """Raise InvalidConfig unless the others give the same meaning to units."""
+def _check_same_units(
+    units: CopartitionedSubscription, entries: MemberEntries, others: Collection[str]
+) -> None:
+    """Raise InvalidConfig unless the other members define the same units."""
     mine = units.topics, units.together
     for other in others:
-        entry = roll.get(other)
+        entry = entries.get(other)
         if entry is not None and (entry.topics, entry.together) != mine:
             raise InvalidConfig(
-                f"group {units.group!r}: a member shares out {list(map(list, entry.together))}, this "
-                f"one {list(map(list, units.together))}; on Kafka all workers of an app have the same "
-                f"tasks: stop the others before changing them"
+                f"group {units.group!r}: a member has the copartition groups "
+                f"{list(map(list, entry.together))}, this one {list(map(list, units.together))}; on "
+                f"Kafka all workers of an app must have the same tasks: stop the others before "
+                f"changing them"
             )

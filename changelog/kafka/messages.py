@@ -1,4 +1,4 @@
-"""Messages of librdkafka's as columns."""
+"""Conversion of librdkafka's messages to columns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from strandline.changelog.records import HEADERS_TYPE, Batch, TopicPartition, co
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Python looks for cycles whenever some hundred objects came: ten thousand messages have none.
+    """Disable the garbage collector in a `with` block that handles many messages.
 
-    So it does not look between their coming and their going, which takes a fifth of the time.
+    It would search for cycles after every few hundred new objects, which takes a fifth of the
+    time. Messages have no cycles.
     """
     if not gc.isenabled():
         yield
@@ -31,8 +32,8 @@ def uncollected() -> Iterator[None]:
 
 
 def batches_of(tp: TopicPartition, messages: Sequence[Message]) -> Iterator[Batch]:
-    """Messages of one partition, one at least, as columns: a batch for each leader epoch."""
-    if messages[0].leader_epoch() == messages[-1].leader_epoch():  # they only grow
+    """Yield messages of one partition, at least one, as columns: a batch for each leader epoch."""
+    if messages[0].leader_epoch() == messages[-1].leader_epoch():  # epochs never decrease
         yield _batch(tp, messages)
         return
     for _, group in groupby(messages, key=Message.leader_epoch):
@@ -66,3 +67,4 @@ def _batch(tp: TopicPartition, messages: Sequence[Message]) -> Batch:
 
 
 _WHEN = itemgetter(1)
+"""Function that returns the time in ms of a message's `timestamp()`, a pair of type and time."""

@@ -1,11 +1,13 @@
-"""Consumers that are asked questions, and read nothing.
+"""Consumers for queries about offsets, which read no records.
 
-The admin client has calls for the same. They are not used, as each can end the process: where the
-connection to a group's coordinator breaks at the wrong moment (an assertion of librdkafka's, its issue
-4605; every release up to 2.15 at least has it), and where a leader becomes known while offsets of its
-partition are asked for (`rd_kafka_topic_partition_list_query_leaders_async` goes on in two threads, and
-one frees what the other is using; met with 2.16). A consumer that has subscribed to nothing reads and
-writes its group's offsets, and tells where partitions begin and end.
+A consumer without a subscription can read and write its group's offsets, and query the bounds of
+partitions. The admin client has calls for the same, but each of them can crash the process:
+
+    offsets of groups       if the connection to the coordinator breaks at the wrong moment: an
+                            assertion of librdkafka (issue 4605; at least all releases up to 2.15)
+    bounds of partitions    if a leader becomes known during the query:
+                            `rd_kafka_topic_partition_list_query_leaders_async` continues in two
+                            threads, and one frees memory that the other uses (seen with 2.16)
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from strandline.changelog.kafka.idle_pool import IdlePool
 from strandline.changelog.records import Isolation
 
 NO_GROUP = "strandline"
-"""For questions that are about no group."""
+"""Group id for queries that are not about a group."""
 REFRESH_MS = 1_000
-"""How soon one that waits for a leader learns that it is another."""
+"""Milliseconds after which a consumer that waits for a leader notices that it has changed."""
 
 
 class MetadataConsumers:
-    """Those of one cluster, kept for the next question. Thread-safe."""
+    """Consumers for queries to one cluster, kept for the next query. Thread-safe."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
@@ -34,18 +36,19 @@ class MetadataConsumers:
 
     @contextmanager
     def consumer(self, isolation: Isolation, group: str = NO_GROUP) -> Iterator[Consumer]:
-        """One that nobody else uses meanwhile. What ends without an error was answered."""
-        asker = self._idle.take(lambda one: one.purpose == (isolation, group))
-        asker = asker or _Asker(self._connection, isolation, group)
+        """Yield a consumer for exclusive use. A block without an error counts as an answer."""
+        kept = self._idle.take(lambda one: one.purpose == (isolation, group))
+        kept = kept or _Asker(self._connection, isolation, group)
         try:
-            yield asker.consumer
-            self._connection.answered()  # before it tells of what was wrong earlier
+            yield kept.consumer
+            # Before the poll, which may deliver errors from before the answer.
+            self._connection.answered()
         finally:
-            asker.consumer.poll(0)  # for what it has to say of its connections
-            self._idle.put(asker)
+            kept.consumer.poll(0)  # deliver errors of its connections
+            self._idle.put(kept)
 
     def close(self) -> None:
-        """Close the consumers that are not in use."""
+        """Close the idle consumers."""
         self._idle.close()
 
 

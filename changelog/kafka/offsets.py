@@ -1,4 +1,4 @@
-"""The ends of partitions, positions by time, and the log's start, which may be moved."""
+"""Bounds of partitions, offsets by time, and deletion of records."""
 
 from __future__ import annotations
 
@@ -20,22 +20,27 @@ Answers = dict[TopicPartition, KafkaPartition]
 
 
 class KafkaOffsets:
-    """Those of one cluster. Thread-safe."""
+    """The offsets of one cluster's partitions. Thread-safe."""
 
     def __init__(
-        self, connection: KafkaConnection, topics: KafkaTopics, asking: MetadataConsumers
+        self,
+        connection: KafkaConnection,
+        topics: KafkaTopics,
+        metadata_consumers: MetadataConsumers,
     ) -> None:
         self._connection = connection
         self._topics = topics
-        self._asking = asking
+        self._metadata_consumers = metadata_consumers
 
     def of(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, PartitionOffsets]:
-        """See Broker.offsets. Of leader epochs only the last is known, of cleaning nothing.
+        """See Broker.offsets.
 
-        Nor what was committed behind open transactions: perhaps everything.
+        Kafka reports only the last leader epoch, and nothing about cleaning. It does not report
+        which transactions were committed after the start of an open one, so `committed_end` is
+        the high watermark.
         """
         shapes = {tp: self._topics.check(tp) for tp in partitions}
-        starts, ends, stable = self._asked(partitions, lambda: self._ends(partitions))
+        starts, ends, stable = self._with_leaders(partitions, lambda: self._ends(partitions))
         marks = {tp: max(ends[tp].offset, stable[tp].offset) for tp in partitions}
         return {
             tp: PartitionOffsets(
@@ -50,23 +55,24 @@ class KafkaOffsets:
             for tp in partitions
         }
 
-    def _asked(self, partitions: Collection[TopicPartition], call: Callable[[], T]) -> T:
-        """What `call` gives, once the leaders of these partitions know that they are."""
+    def _with_leaders(self, partitions: Collection[TopicPartition], call: Callable[[], T]) -> T:
+        """Repeat `call` until the partitions have leaders, and return its result."""
 
         def answer() -> T | None:
             try:
                 return call()
-            except (UnknownTopic, UnknownPartition):  # or no leader is known
+            except (UnknownTopic, UnknownPartition):  # also raised if no leader is known
                 self._topics.forget({tp.topic for tp in partitions})
                 for tp in partitions:
-                    self._topics.check(tp)  # raises it again if that is the last word
+                    self._topics.check(tp)  # raises if the topic or partition does not exist
                 return None
 
         return self._connection.until(answer, "asking for offsets")
 
     def _ends(self, partitions: Collection[TopicPartition]) -> tuple[Answers, Answers, Answers]:
-        """Log starts, high watermarks, last stable offsets."""
-        # The start first and the stable end last: they only grow.
+        """Return log starts, high watermarks and last stable offsets."""
+        # Query the start first and the stable end last. All of them only grow, so the start
+        # cannot exceed the ends.
         doing = "asking for the ends of"
         return (
             self._ask(partitions, OFFSET_BEGINNING, "read_uncommitted", doing),
@@ -80,7 +86,7 @@ class KafkaOffsets:
         """See Broker.offset_for_time."""
         self._topics.check(partition)
         time = max(0, timestamp)
-        found = self._asked(
+        found = self._with_leaders(
             [partition],
             lambda: self._ask([partition], time, isolation, "searching by time")[partition],
         )
@@ -89,12 +95,15 @@ class KafkaOffsets:
     def _ask(
         self, partitions: Collection[TopicPartition], time: int, isolation: Isolation, doing: str
     ) -> Answers:
-        """The offset of each at a time in ms, or what stands for its beginning or end."""
+        """Return the offset of each partition at `time` (ms, OFFSET_BEGINNING or OFFSET_END)."""
         if not partitions:
             return {}
-        asked = [KafkaPartition(*tp, time) for tp in partitions]
-        with self._asking.consumer(isolation) as consumer, self._connection.translated(doing):
-            answers = consumer.offsets_for_times(asked, ATTEMPT_S)
+        query = [KafkaPartition(*tp, time) for tp in partitions]
+        with (
+            self._metadata_consumers.consumer(isolation) as consumer,
+            self._connection.translated(doing),
+        ):
+            answers = consumer.offsets_for_times(query, ATTEMPT_S)
             found = {TopicPartition(one.topic, one.partition): one for one in answers}
             for tp, one in found.items():
                 if one.error is not None:
@@ -114,7 +123,8 @@ class KafkaOffsets:
             )
         if before <= ends.log_start:
             return ends.log_start
-        # No consumer can do this, and the admin client's way to the leader is that of asking.py.
+        # Consumers lack this call, so the admin client is used despite the risk that
+        # metadata_consumer.py describes.
         futures = self._connection.admin.delete_records(
             [KafkaPartition(*partition, before)], request_timeout=DEADLINE_S
         )

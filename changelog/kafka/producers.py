@@ -1,12 +1,12 @@
-"""Who appends: identities, and what of theirs is in the cluster.
+"""Producers: their identities, and their batches that are already in the cluster.
 
-A `ProducerIdentity` of this package is one of this process: Kafka's own producer ids stay inside
-librdkafka, which sends under them, numbers records and repeats what was not acknowledged. What is
-left to do here is to recognise a call that is repeated, by the same rules as the embedded log's
-(`ProducerStates`, which this uses), and to answer it without handing anything over again.
+A `ProducerIdentity` of this package is valid in this process only. Kafka's own producer ids are
+internal to librdkafka, which numbers records and repeats what was not acknowledged. This module
+recognizes repeated calls, by the same rules as the embedded log (`ProducerStates`), and answers
+them without passing the records to librdkafka again.
 
-Producers without a transactional id share one of librdkafka's: it keeps the order of each
-partition, and there may be any number of them. Each transactional one has its own.
+Producers without a transactional id, of any number, share one producer of librdkafka, which keeps
+the order in each partition. Each transactional producer has its own.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from strandline.changelog.kafka.transactions import Transactions
 from strandline.changelog.records import Append, Appended, ProducerIdentity, TopicPartition
 
 EXPIRATION_MS = 24 * 60 * 60 * 1000
-"""A producer idle for so long is forgotten."""
-_MANY = 100
-"""Producers of a partition from which on one looks for idle ones."""
+"""Milliseconds after which the state of an idle producer is removed."""
+_MANY_PRODUCERS = 100
+"""Number of producers of a partition above which idle ones are searched and removed."""
 
 
 class Producers:
@@ -73,7 +73,7 @@ class Producers:
         return identity
 
     def transactions(self, producer: ProducerIdentity) -> Transactions:
-        """Those of a producer. Raises ProducerFenced."""
+        """Return the transactions of a producer. Raises ProducerFenced."""
         with self._lock:
             found = self._by_producer.get(producer.producer_id)
         if found is None:
@@ -84,7 +84,7 @@ class Producers:
         return found
 
     def write(self, batches: list[KafkaBatch]) -> list[Outcome]:
-        """Write batches of this package's own, each of another partition."""
+        """Append this package's own batches, each to a different partition."""
         sending = self._plain_sending()
         with sending.lock:
             return self._send_plain(sending, batches)
@@ -97,7 +97,7 @@ class Producers:
         return answers
 
     def _append(self, wave: Sequence[Append]) -> list[Appended]:
-        """Appends of one producer to different partitions, all plain or all in its transaction."""
+        """Append to different partitions for one producer, all plain or all in its transaction."""
         producer = _identity(wave[0])
         owner = self.transactions(producer) if wave[0].transactional else self._plain_sending()
         with owner.lock:
@@ -106,12 +106,12 @@ class Producers:
             outgoing = [KafkaBatch(TopicPartition(a.topic, a.partition), a.columns) for a in new]
             outcomes = self._send(owner, producer, outgoing)
             for request, outcome in zip(new, outcomes, strict=True):
-                self._written.settle(request, outcome)
+                self._written.finalize(request, outcome)
         following = iter(zip(new, outcomes, strict=True))
         answers: list[Appended] = []
         for answer in known:
             if answer is None:
-                answers.append(self._told(*next(following)))
+                answers.append(self._report(*next(following)))
             else:
                 answers.append(answer)
         if refusal is not None:
@@ -121,7 +121,10 @@ class Producers:
     def _known(
         self, wave: Sequence[Append]
     ) -> tuple[list[Appended | None], StrandlineError | None]:
-        """For each append where it went already, if it did; up to the first that is refused."""
+        """Return, for each append, its offsets if it was written already; else None.
+
+        The list ends before the first append that is rejected; its error is returned too.
+        """
         known: list[Appended | None] = []
         for request in wave:
             try:
@@ -147,16 +150,17 @@ class Producers:
             outcomes = sending.send(outgoing)
             usable = sending.fatal is None
         finally:
-            if not usable:  # interrupted, what it had was given up; or it has come to its end
+            if not usable:  # interrupted, so that its batches were dropped; or a fatal error
                 with self._lock:
                     self._plain = None
         return outcomes
 
-    def _told(self, request: Append, outcome: Outcome) -> Appended:
+    def _report(self, request: Append, outcome: Outcome) -> Appended:
+        """Return or raise an outcome, and mark it as reported to the caller."""
         if isinstance(outcome, StrandlineError):
             self._topics.forget([request.topic])
             raise outcome
-        self._written.tell(request)
+        self._written.mark_reported(request)
         return outcome
 
     def _check(self, request: Append) -> None:
@@ -181,7 +185,7 @@ class Producers:
             return self._plain
 
     def close(self) -> None:
-        """Abort what is open, and let go of everything."""
+        """Abort open transactions, and close all producers."""
         with self._lock:
             open_ = list(self._by_producer.values())
             self._by_producer.clear()
@@ -198,19 +202,23 @@ class _Key(NamedTuple):
 
 
 class _Written:
-    """Which batches are in the cluster, and which may be."""
+    """The batches that are in the cluster, and those that may be."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._states: defaultdict[TopicPartition, ProducerStates] = defaultdict(ProducerStates)
-        self._untold: set[_Key] = set()
-        """Written behind one that failed in the same call, so the caller was not told yet."""
+        self._unreported: set[_Key] = set()
+        """Batches written after one that failed in the same call, and so not reported yet."""
         self._unknown: dict[tuple[TopicPartition, ProducerIdentity], StrandlineError] = {}
-        """After a batch whose outcome is open, nothing more of that producer goes there."""
+        """Errors of batches with an unknown outcome. The producer cannot append to the partition
+        after one."""
 
     def check(self, request: Append) -> Appended | None:
-        """None if it is new; its offsets if it is there. Raises OutOfOrderSequence, and others."""
+        """Return the offsets of a batch that was written already; None for a new one.
+
+        Raises OutOfOrderSequence, or the error after which nothing more may be appended.
+        """
         key = _key(request)
         with self._lock:
             found = self._states[key.partition].check(
@@ -220,30 +228,30 @@ class _Written:
                 request.transactional,
                 str(key.partition),
             )
-            if found is not None and key in self._untold:
-                self._untold.discard(key)
+            if found is not None and key in self._unreported:
+                self._unreported.discard(key)
                 return found._replace(duplicate=False)
             if found is None and (key.partition, key.producer) in self._unknown:
                 raise copy(self._unknown[key.partition, key.producer])
             return found
 
-    def settle(self, request: Append, outcome: Outcome) -> None:
-        """Take down what became of a new batch."""
+    def finalize(self, request: Append, outcome: Outcome) -> None:
+        """Record the outcome of a new batch."""
         key = _key(request)
         with self._lock:
             if isinstance(outcome, Appended):
                 self._appended(key, request, outcome)
-                self._untold.add(key)
+                self._unreported.add(key)
             elif not isinstance(outcome, InvalidRequest):
-                # Not the one that is raised: that comes to hold everything on the stack.
+                # A copy, because the one that is raised gets references to the whole stack.
                 self._unknown[key.partition, key.producer] = copy(outcome)
-                while len(self._unknown) > _MANY * _MANY:
+                while len(self._unknown) > _MANY_PRODUCERS * _MANY_PRODUCERS:
                     del self._unknown[next(iter(self._unknown))]
 
-    def tell(self, request: Append) -> None:
-        """The caller learns of it now."""
+    def mark_reported(self, request: Append) -> None:
+        """Record that the outcome of a batch was returned to the caller."""
         with self._lock:
-            self._untold.discard(_key(request))
+            self._unreported.discard(_key(request))
 
     def _appended(self, key: _Key, request: Append, outcome: Appended) -> None:
         now = self._clock.now_ms()
@@ -255,11 +263,11 @@ class _Written:
             transactional=request.transactional,
             timestamp=now,
         )
-        if len(states.entries) > _MANY:
+        if len(states.entries) > _MANY_PRODUCERS:
             states.expire(now - EXPIRATION_MS)
 
     def ended(self, successor: ProducerIdentity, partitions: Collection[TopicPartition]) -> None:
-        """A transaction in these partitions has ended; from now on its producer is `successor`."""
+        """Record the end of a transaction; its producer has the identity `successor` now."""
         with self._lock:
             for partition in partitions:
                 self._states[partition].ended(successor, -1, self._clock.now_ms())
@@ -280,7 +288,7 @@ def _identity(request: Append) -> ProducerIdentity:
 
 
 def waves(appends: Sequence[Append]) -> Iterator[list[Append]]:
-    """Appends in order, cut where a partition comes again, or the producer changes.
+    """Split appends, in order, where a partition is repeated or the producer changes.
 
     >>> a, b = (Append("t", n, None, ProducerIdentity(1, 0), 0) for n in (0, 1))
     >>> [len(wave) for wave in waves([a, b, a, a])]
@@ -290,7 +298,7 @@ def waves(appends: Sequence[Append]) -> Iterator[list[Append]]:
     partitions: set[tuple[str, int]] = set()
     for request in appends:
         partition = (request.topic, request.partition)
-        if wave and (partition in partitions or _whose(request) != _whose(wave[0])):
+        if wave and (partition in partitions or _producer_of(request) != _producer_of(wave[0])):
             yield wave
             wave, partitions = [], set()
         wave.append(request)
@@ -299,5 +307,5 @@ def waves(appends: Sequence[Append]) -> Iterator[list[Append]]:
         yield wave
 
 
-def _whose(request: Append) -> tuple[ProducerIdentity | None, bool]:
+def _producer_of(request: Append) -> tuple[ProducerIdentity | None, bool]:
     return request.producer, request.transactional

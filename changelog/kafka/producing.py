@@ -1,17 +1,17 @@
-"""Batches on their way into the cluster: one of ours becomes one of Kafka's.
+"""Appends batches to the cluster such that one batch of the log becomes one batch of Kafka's.
 
-librdkafka numbers records itself, retries, and recognises what came twice; but it cuts a
-stream of single records into batches as it pleases. What we promise of a batch (it is written
-whole or not at all, and its offsets follow one another) Kafka promises of *its* batches. So:
+librdkafka numbers records itself, retries, and recognizes duplicates; but it splits a stream of
+single records into batches in its own way. The promises of the log for a batch (it is written as a
+whole or not at all, and its offsets are consecutive) are promises of Kafka for *its* batches. So:
 
-- nothing is sent by itself: librdkafka may wait for longer than any call lasts (`linger.ms`), and
-  no batch is full before ours is (`batch.size`, `batch.num.messages`);
-- of each partition one batch at a time is handed over; then `flush` sends it (a call with several
-  of one partition goes in waves, see producers.py);
-- only one call at a time uses a producer, or its flush would send half of another's batch.
+- librdkafka sends nothing on its own: its `linger.ms` is longer than any call, and no batch is full
+  before the log's batch is complete (`batch.size`, `batch.num.messages`);
+- one batch per partition is passed to librdkafka at a time, and then `flush` sends it (a call with
+  several batches for one partition is split into waves, see producers.py);
+- only one call at a time uses a producer, because its flush would send half of another's batch.
 
-A call returns when librdkafka knows what became of everything: at the latest when
-`message.timeout.ms` have gone by, so nothing is left behind that may be written later.
+A call returns when librdkafka has reported the outcome of all records, at the latest after
+`message.timeout.ms`. So nothing can be written after the call has returned.
 """
 
 from __future__ import annotations
@@ -40,17 +40,19 @@ from strandline.changelog.kafka.failures import error_of, failure
 from strandline.changelog.records import Appended, TopicPartition
 
 DELIVERY_MS = 30_000
-"""How long librdkafka tries, where the URL does not say (`message.timeout.ms`)."""
+"""Milliseconds for which librdkafka tries to deliver, by default (`message.timeout.ms`)."""
 FLUSH_S = 0.5
-"""How long Python is away in one call: so long Ctrl-C has to wait."""
-DISCARDS = 6
-"""So often at most it is waited for the reports of what was given up: a fatal error comes instead of them."""
+"""Maximum seconds in one call of librdkafka, because Ctrl-C is handled only after the call."""
+MAX_DISCARD_FLUSHES = 6
+"""Maximum number of flushes that wait for reports of dropped records. After a fatal error no
+reports arrive."""
 MAX_RECORDS = 1_000_000
-"""Of a batch: librdkafka's limit."""
+"""Maximum records of a batch, librdkafka's limit."""
 EARLIEST_MS = 1
-"""Of a record's time: 0 is now, to librdkafka."""
+"""Earliest timestamp of a record in ms since the epoch. librdkafka replaces 0 by the current
+time."""
 MAX_BYTES = 900 << 20
-"""Likewise, with room for what Kafka adds to each record."""
+"""Maximum bytes of a batch: librdkafka's limit, less room for Kafka's data of each record."""
 
 
 class KafkaBatch(NamedTuple):
@@ -61,17 +63,17 @@ class KafkaBatch(NamedTuple):
 
 
 Outcome = Appended | StrandlineError
-"""Where a batch went, or why it did not, or may not have."""
+"""Offsets of an appended batch, or the reason why it was not or may not have been appended."""
 
 
 class KafkaProducer:
-    """One producer of librdkafka's. Thread-safe: one call after the other."""
+    """A producer of librdkafka. Thread-safe: calls run one after the other."""
 
     def __init__(self, connection: KafkaConnection, properties: Mapping[str, Any]) -> None:
         self._connection = connection
         self.lock = threading.RLock()
         self.fatal: KafkaError | None = None
-        """What has ended this producer: it can do nothing more."""
+        """Fatal error of the producer, after which it cannot be used; None if there was none."""
         timeout = _delivery_ms(connection.cluster.properties)
         if "transaction.timeout.ms" in properties:
             timeout = min(timeout, properties["transaction.timeout.ms"])
@@ -91,9 +93,10 @@ class KafkaProducer:
         )
 
     def send(self, wave: Sequence[KafkaBatch]) -> list[Outcome]:
-        """Write batches of different partitions; an outcome for each.
+        """Append batches to different partitions, and return an outcome for each.
 
-        Interrupted, the producer must not be used again: what it had is given up.
+        If the call is interrupted, unsent records are dropped and the producer must not be used
+        again.
         """
         with self.lock:
             try:
@@ -119,7 +122,7 @@ class KafkaProducer:
             except (KafkaException, BufferError, ValueError, TypeError) as error:
                 refusal = error.with_traceback(None)
             if refusal is not None:
-                # What was taken in of this batch, and of those before it in the wave, is still here.
+                # Drop the accepted records of this batch, and of earlier ones in the wave.
                 self.discard()
                 sent.refused = self._connection.failure_of(self._reason(refusal), doing)
         return sent
@@ -130,25 +133,25 @@ class KafkaProducer:
         except KafkaException as error:
             if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
                 raise
-            # The caller has seen that there is one: librdkafka has not heard of it yet.
+            # The caller has checked that the partition exists, so librdkafka's metadata is old.
             self.producer.list_topics(batch.partition.topic, timeout=DEADLINE_S)
             _produce(self.producer, batch, sent)
 
     def _reason(self, error: Exception) -> Exception:
-        """What has ended this producer, if it is refused since it has come to its end."""
+        """Return the fatal error of the producer instead of an error that only refers to it."""
         found = error_of(error)
         is_over = found is not None and found.code() == KafkaError._FATAL
         return KafkaException(self.fatal) if is_over and self.fatal is not None else error
 
     def discard(self) -> None:
-        """Give up whatever librdkafka has not sent."""
+        """Drop all records that librdkafka has not sent."""
         self.producer.purge(in_queue=True, in_flight=True)
-        for _ in range(DISCARDS):
+        for _ in range(MAX_DISCARD_FLUSHES):
             if not self._flush():
                 break
 
     def _flush(self) -> int:
-        """Send what waits, and serve reports for a while; how many are still to come."""
+        """Send all records, handle reports for FLUSH_S; return the number still outstanding."""
         try:
             return int(called(lambda: self.producer.flush(FLUSH_S)))
         except KafkaException as raised:
@@ -157,7 +160,7 @@ class KafkaProducer:
 
 
 class _Delivery:
-    """What becomes of a batch: librdkafka tells of its first and last record."""
+    """Delivery of a batch, from librdkafka's reports on its first and last record."""
 
     def __init__(self, batch: KafkaBatch, where: str) -> None:
         self._count = batch.columns.num_rows
@@ -167,19 +170,19 @@ class _Delivery:
 
     @in_callback
     def report(self, error: KafkaError | None, message: Message) -> None:
-        """Called by librdkafka, within `flush`."""
+        """Handle a delivery report; librdkafka calls it within `flush`."""
         offset = message.offset()
         self._ends.append((error, -1 if offset is None else offset))
 
     def outcome(self, fatal: KafkaError | None, cause: str) -> Outcome:
-        """What came of it; `cause` is what connections were last in trouble with."""
+        """Return the outcome; `cause` is the latest problem with a broker."""
         if self.refused is not None:
-            # A copy, since one that is raised comes to hold the producer, which may hold this for good:
-            # librdkafka keeps reports that nobody has fetched.
+            # A copy, because a raised error gets a reference to the producer through its traceback.
+            # The producer may keep this object for ever, because librdkafka keeps unread reports.
             return copy(self.refused)
         for error, _ in self._ends:
             if error is not None:
-                # What has ended the producer says why it was not even sent.
+                # For records that were never sent, report the fatal error of the producer.
                 unsent = fatal is not None and error.code() == KafkaError._PURGE_QUEUE
                 return _failed(fatal if unsent else error, self._where, cause)
         if not self._ends and fatal is not None:
@@ -197,9 +200,10 @@ class _Delivery:
 
 
 def _produce(producer: Producer, batch: KafkaBatch, sent: _Delivery) -> None:
-    """Hand over a batch; librdkafka tells of its first and last record."""
-    # Record by record: confluent-kafka's produce_batch knows neither timestamps nor headers. But by
-    # position, since by name a call takes half as long again, and without a loop in Python.
+    """Pass a batch to librdkafka, which reports the delivery of its first and last record."""
+    # Record by record, because confluent-kafka's produce_batch supports neither timestamps nor
+    # headers. Arguments are positional, because keywords make a call 50 % slower, and `map` avoids
+    # a loop in Python.
     (topic, partition), columns = batch.partition, batch.columns
     between = repeat(None, max(columns.num_rows - 2, 0))
     has_headers = columns.schema.get_field_index("headers") >= 0
@@ -222,7 +226,7 @@ def _pairs(heads: Sequence[Mapping[str, Any]] | None) -> list[tuple[str, bytes]]
 
 
 def _refusal(batch: KafkaBatch, where: str) -> StrandlineError | None:
-    """Why a batch cannot be handed over at all."""
+    """Return the reason why a batch cannot be passed to librdkafka; None if it can."""
     columns = batch.columns
     if columns.num_rows > MAX_RECORDS or columns.nbytes > MAX_BYTES:
         return RecordTooLarge(
@@ -240,7 +244,7 @@ def _refusal(batch: KafkaBatch, where: str) -> StrandlineError | None:
 
 def _failed(error: Any, where: str, cause: str) -> StrandlineError:
     if error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
-        return RequestTimedOut(f"{where}: given up before it was sent, or while it was")
+        return RequestTimedOut(f"{where}: dropped before it was sent, or while it was being sent")
     return failure(error, where, cause)
 
 

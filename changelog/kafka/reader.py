@@ -1,9 +1,9 @@
-"""A consumer of librdkafka's that reads on from where it was sent, ahead of who asks.
+"""A consumer of librdkafka that reads from its start positions on, ahead of the caller.
 
-It may be asked for some of its partitions only; what has come of the others waits here until it is their
-turn. If that gets too much they pause.
+A caller may read only some of its partitions. Batches of the others are kept until they are
+requested; if they become too large, these partitions are paused.
 
-What librdkafka does not hand out (markers, aborted records) shows in its position.
+Offsets that librdkafka does not return (markers, aborted records) are visible in its position.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from strandline.changelog.records import Batch, Isolation, PartitionOffsets, Top
 Positions = Mapping[TopicPartition, int]
 Ends = Mapping[TopicPartition, PartitionOffsets]
 
-KNOWN_FOR_S = 1.0
-"""So long what comes is handed out without asking where partitions begin and end."""
-WAITING_BYTES = 32 << 20
-"""Of a partition that is not asked for; then it pauses."""
-AT_ONCE = 10_000
-"""Messages taken over in one call: a fetch gives no more, and librdkafka gets more ready meanwhile."""
+BOUNDS_MAX_AGE_S = 1.0
+"""Seconds for which the bounds of partitions are used without querying them again."""
+MAX_WAITING_BYTES = 32 << 20
+"""Maximum bytes kept of a partition that is not requested; above it, the partition is paused."""
+MAX_MESSAGES = 10_000
+"""Maximum number of messages taken from librdkafka in one call, and so of a fetch. librdkafka
+prepares more meanwhile."""
 
 
 class Reader:
-    """For one thread at a time. It is never sent elsewhere."""
+    """A consumer with its read-ahead buffer. For one thread at a time; it never seeks."""
 
     def __init__(
         self, connection: KafkaConnection, positions: Positions, isolation: Isolation
@@ -41,15 +42,15 @@ class Reader:
         self._connection = connection
         self.isolation = isolation
         self._positions = dict(positions)
-        """How far it has handed out."""
+        """Next offset to return, by partition."""
         self._heads = dict(positions)
-        """How far it has read."""
+        """Next offset to read, by partition."""
         self._waiting: defaultdict[TopicPartition, list[Batch]] = defaultdict(list)
         self._sizes: defaultdict[TopicPartition, int] = defaultdict(int)
-        """Bytes of what waits."""
+        """Bytes of the batches in `_waiting`."""
         self._paused: set[TopicPartition] = set()
         self._ends: dict[TopicPartition, tuple[PartitionOffsets, float]] = {}
-        """Where partitions begin and end, and when that was asked."""
+        """Bounds of partitions, and the time of the query."""
         self._consumer: Consumer = connection.client(
             Consumer,
             {
@@ -73,32 +74,32 @@ class Reader:
             raise
 
     def is_at(self, positions: Positions) -> bool:
-        """Whether it goes on there, with all of these."""
+        """Return True if the reader continues at all these positions."""
         return all(self._positions.get(tp) == at for tp, at in positions.items())
 
     def reads(self, topic: str) -> bool:
-        """Whether it is at a partition of it."""
+        """Return True if the reader has a partition of the topic."""
         return any(tp.topic == topic for tp in self._positions)
 
     def note_ends(self, ends: Ends) -> None:
-        """The ends of partitions as they are now."""
+        """Store the current bounds of partitions."""
         now = self._connection.clock.monotonic()
         self._ends.update((tp, (end, now)) for tp, end in ends.items())
 
-    def arrived(self, asked: Collection[TopicPartition]) -> bool:
-        """Whether something has come already; not if it is not known what is still there."""
+    def arrived(self, requested: Collection[TopicPartition]) -> bool:
+        """Return True if records have arrived already and the bounds are recent."""
         now = self._connection.clock.monotonic()
-        known = [self._ends.get(tp) for tp in asked]
-        if not all(one is not None and now - one[1] < KNOWN_FOR_S for one in known):
+        known = [self._ends.get(tp) for tp in requested]
+        if not all(one is not None and now - one[1] < BOUNDS_MAX_AGE_S for one in known):
             return False
-        self._take(asked, 0.0)
-        return self._has(asked)
+        self._take(requested, 0.0)
+        return self._has(requested)
 
-    def read(self, asked: Collection[TopicPartition], goals: Positions, timeout: float) -> None:
-        """Wait until something has come, or all the goals have been passed.
+    def read(self, requested: Collection[TopicPartition], goals: Positions, timeout: float) -> None:
+        """Wait until records have arrived, or the reader has passed all goals.
 
-        If then there is nothing it waits up to `timeout` seconds. Raises what the cluster says, and
-        RequestTimedOut if what is there does not come.
+        After the goals it waits up to `timeout` seconds for new records. Raises errors of the
+        cluster, and RequestTimedOut if records before the goals do not arrive.
         """
         clock = self._connection.clock
         begun = clock.monotonic()
@@ -106,18 +107,18 @@ class Reader:
         while True:
             passed = all(self._heads[tp] >= goal for tp, goal in goals.items())
             left = (timeout if passed else DEADLINE_S) - (clock.monotonic() - begun)
-            came, said = self._take(asked, max(0.0, min(SLICE_S, left)))
-            trouble = said or trouble
-            if self._has(asked) or (passed and not came and left <= 0):
+            arrived, error = self._take(requested, max(0.0, min(SLICE_S, left)))
+            trouble = error or trouble
+            if self._has(requested) or (passed and not arrived and left <= 0):
                 return
-            if not came and left <= 0:
+            if not arrived and left <= 0:
                 raise trouble or RequestTimedOut(
                     f"{self._connection.where('fetching')}: {', '.join(map(str, goals))} have records "
                     f"that did not come within {DEADLINE_S:g} s; check that the brokers keep up"
                 )
 
     def handed_out(self, tp: TopicPartition) -> tuple[list[Batch], int, PartitionOffsets]:
-        """What waits of a partition, where it goes on, and its ends as they were when last asked for."""
+        """Remove and return a partition's batches, with its next offset and last known bounds."""
         batches = self._waiting.pop(tp, [])
         self._sizes.pop(tp, None)
         self._positions[tp] = self._heads[tp]
@@ -127,36 +128,36 @@ class Reader:
                 self._consumer.resume([KafkaPartition(*tp)])
         return batches, self._positions[tp], self._ends[tp][0]
 
-    def _has(self, asked: Collection[TopicPartition]) -> bool:
-        return any(self._waiting.get(tp) for tp in asked)
+    def _has(self, requested: Collection[TopicPartition]) -> bool:
+        return any(self._waiting.get(tp) for tp in requested)
 
     def _take(
-        self, asked: Collection[TopicPartition], wait: float
+        self, requested: Collection[TopicPartition], wait: float
     ) -> tuple[bool, Retriable | None]:
-        """Take over what has come, waiting for the first if nothing that was asked for is here.
+        """Take messages from librdkafka; wait up to `wait` seconds if no requested ones are kept.
 
-        Whether anything has come, and what is wrong for the moment, if anything.
+        Return True if messages have arrived, and the latest temporary error, if there was one.
         """
         with uncollected():
-            messages = self._messages(0.0 if self._has(asked) else wait)
-            came, trouble = bool(messages), self._sort(messages)
+            messages = self._messages(0.0 if self._has(requested) else wait)
+            arrived, trouble = bool(messages), self._sort(messages)
             del messages
         self._note_positions()
-        self._pause(asked)
-        return came, trouble
+        self._pause(requested)
+        return arrived, trouble
 
     def _messages(self, wait: float) -> list[Message]:
-        """What has come; if nothing has, what comes first within `wait` seconds, and with it."""
+        """Return the messages that have arrived; wait up to `wait` seconds for a first one."""
         with self._connection.translated("fetching"):
-            messages: list[Message] = self._consumer.consume(AT_ONCE, 0)
+            messages: list[Message] = self._consumer.consume(MAX_MESSAGES, 0)
             if messages:
                 return messages
-            # Asked for many, librdkafka waits until it has as many; so it is asked for one.
+            # Wait for one message only: a request for many waits until it has that many.
             first = self._consumer.poll(wait) if wait else None
-            return [] if first is None else [first, *self._consumer.consume(AT_ONCE, 0)]
+            return [] if first is None else [first, *self._consumer.consume(MAX_MESSAGES, 0)]
 
     def _sort(self, messages: list[Message]) -> Retriable | None:
-        """Put messages to their partitions; what is wrong for the moment, if anything."""
+        """Add messages to their partitions; return the latest temporary error, if any."""
         trouble: Retriable | None = None
         if any(map(Message.error, messages)):
             trouble = self._note_errors(messages)
@@ -169,7 +170,7 @@ class Reader:
         return trouble
 
     def _runs(self, messages: list[Message]) -> Iterator[tuple[TopicPartition, list[Message]]]:
-        """What came of one partition after another."""
+        """Yield runs of consecutive messages of one partition."""
         if not messages:
             return
         of = np.array(self._numbers(messages), np.int64)
@@ -179,7 +180,7 @@ class Reader:
             yield TopicPartition(first.topic(), first.partition()), messages[start:end]
 
     def _numbers(self, messages: list[Message]) -> list[int]:
-        """For each message a number that stands for its partition."""
+        """Return for each message a number that identifies its partition."""
         if len({tp.topic for tp in self._heads}) == 1:
             return list(map(Message.partition, messages))
         known: defaultdict[tuple[str, int], int] = defaultdict(count().__next__)
@@ -187,7 +188,10 @@ class Reader:
         return list(map(known.__getitem__, names))
 
     def _note_errors(self, messages: Sequence[Message]) -> Retriable | None:
-        """What goes by is told, the last of it; an end that was reached is a position; else it raises."""
+        """Handle error messages; return the latest temporary error, raise others.
+
+        The message about the end of a partition only updates the position.
+        """
         trouble: Retriable | None = None
         for message in messages:
             error = message.error()
@@ -196,11 +200,12 @@ class Reader:
             if error.code() == KafkaError._PARTITION_EOF:
                 tp = TopicPartition(message.topic(), message.partition())
                 self._heads[tp] = max(self._heads[tp], message.offset())
-            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # it is in none
-                said = self._connection.failure(error, "fetching")
-                if not isinstance(said, Retriable):
-                    raise said
-                trouble = said
+            # Ignore missing rights for the group, because the consumer is not a member of one.
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+                failure = self._connection.failure(error, "fetching")
+                if not isinstance(failure, Retriable):
+                    raise failure
+                trouble = failure
         return trouble
 
     def _note_positions(self) -> None:
@@ -208,11 +213,12 @@ class Reader:
             known = self._consumer.position([KafkaPartition(*tp) for tp in self._heads])
         for one in known:
             tp = TopicPartition(one.topic, one.partition)
-            self._heads[tp] = max(self._heads[tp], one.offset)  # -1001 before the first
+            # The position is -1001 before the first message.
+            self._heads[tp] = max(self._heads[tp], one.offset)
 
-    def _pause(self, asked: Collection[TopicPartition]) -> None:
-        """Let no more come of those that nobody asks for and that have much waiting."""
-        full = {tp for tp, size in self._sizes.items() if size > WAITING_BYTES} - set(asked)
+    def _pause(self, requested: Collection[TopicPartition]) -> None:
+        """Pause partitions that are not requested and have too many bytes waiting."""
+        full = {tp for tp, size in self._sizes.items() if size > MAX_WAITING_BYTES} - set(requested)
         if more := full - self._paused:
             self._paused |= more
             with self._connection.translated("fetching"):

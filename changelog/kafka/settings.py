@@ -1,8 +1,8 @@
-"""A topic's settings, by Kafka's names and values and by ours.
+"""Conversion of topic settings between this package and Kafka.
 
-The names are the same. Of the values only one differs: a log without compression is `none` here
-and `uncompressed` there. Kafka has settings that only a cluster needs (min.insync.replicas, …): they
-are passed on when they are set, and are shown then, though `TopicConfig` does not have them.
+The names are the same. Only one value differs: no compression is `none` in this package and
+`uncompressed` in Kafka. Settings that only a cluster has (min.insync.replicas, …) are passed on
+when they are set, and are shown then, although `TopicConfig` does not have them.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from strandline.changelog.kafka.address import REPLICATION_FACTOR
 from strandline.changelog.settings import Setting, Source
 
 COMPRESSION = "compression.type"
-_KAFKAS = {"segment.bytes"}
-"""What Kafka allows here depends on its version (from 4.1 on 1 MiB at least), so it is left to judge."""
+_CHECKED_BY_KAFKA = {"segment.bytes"}
+"""Settings that only Kafka checks, because the range depends on its version (at least 1 MiB from
+4.1 on)."""
 _TO_KAFKA = {"none": "uncompressed"}
 _FROM_KAFKA = {
     "uncompressed": "none",
-    "producer": "none",  # the producer decides, and ours does not compress
+    "producer": "none",  # the producer decides, and this package's does not compress
 }
 
 
 def to_kafka(config: Mapping[str, str]) -> dict[str, str]:
-    """Settings as Kafka takes them. Raises InvalidConfig for values of ours that are not allowed."""
+    """Return settings with Kafka's values. Raises InvalidConfig for values that are not allowed."""
     if REPLICATION_FACTOR in config:
         raise InvalidConfig(
             f"{REPLICATION_FACTOR} is no setting of a topic: give it in the URL, as "
             f"kafka://host?{REPLICATION_FACTOR}={config[REPLICATION_FACTOR]}, for topics that are made"
         )
-    ours = set(topic_settings.names) - _KAFKAS
+    ours = set(topic_settings.names) - _CHECKED_BY_KAFKA
     TopicConfig.parse({name: value for name, value in config.items() if name in ours})
     for name, value in config.items():
         if not isinstance(value, str):
@@ -52,15 +53,15 @@ class DescribedConfig(NamedTuple):
     """A topic's settings, as the cluster describes them."""
 
     own: dict[str, str]
-    """What was set on the topic, as `TopicConfig` takes it."""
+    """Settings of the topic itself, with values for `TopicConfig`."""
     others: dict[str, str]
-    """What counts where nothing was, likewise."""
+    """Effective values of settings that are not set on the topic, for `TopicConfig`."""
     told: list[Setting]
-    """Those that `TopicConfig` has, and those that were set on the topic, by Kafka's values."""
+    """Settings that `TopicConfig` has or that are set on the topic, with Kafka's values."""
 
 
 def from_kafka(entries: Mapping[str, Any]) -> DescribedConfig:
-    """Described entries."""
+    """Convert the entries of Kafka's description of a topic's settings."""
     found = DescribedConfig({}, {}, [])
     for name, entry in sorted(entries.items()):
         source = _source(int(entry.source))
@@ -80,7 +81,7 @@ def _source(kafkas: int) -> Source:
 
 
 def _ours(name: str, value: str | None) -> str | None:
-    """Kafka's value as `TopicConfig` takes it; None for what it does not have."""
+    """Return Kafka's value as a value for `TopicConfig`; None if that does not support it."""
     if name not in topic_settings.names or value is None:
         return None
     if name == COMPRESSION:
@@ -88,5 +89,5 @@ def _ours(name: str, value: str | None) -> str | None:
     try:
         topic_settings.value(name, value, name)
     except InvalidConfig:
-        return None  # gzip, snappy, no cleanup.policy at all: others have set it
+        return None  # values that only Kafka has: gzip, snappy, an empty cleanup.policy
     return value

@@ -1,7 +1,7 @@
-"""Topics of a cluster: made, changed, deleted, described.
+"""Topics of a cluster: creation, changes, deletion, descriptions.
 
-Kafka answers when its controller has decided; brokers learn of it a moment later. So each change
-returns when a description shows it.
+Kafka answers a change when its controller has decided, and brokers receive it a moment later.
+Therefore each change waits until a description shows it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from strandline.changelog.kafka import settings
 from strandline.changelog.kafka.connection import ATTEMPT_S, DEADLINE_S, KafkaConnection
 from strandline.changelog.records import TopicInfo, TopicPartition
 
-KNOWN_FOR_S = 5.0
-"""How long a topic's description is used for appends and fetches before it is asked for again."""
+SHAPE_MAX_AGE_S = 5.0
+"""Seconds for which a topic's shape is cached for appends and fetches."""
 SYSTEM_TOPICS = ("__consumer_offsets", "__transaction_state")
 
 
 class TopicShape(NamedTuple):
-    """What appends and fetches need to know of a topic."""
+    """Properties of a topic that appends and fetches need."""
 
     topic_id: str
     partitions: int
@@ -75,7 +75,7 @@ class KafkaTopics:
                 self._connection.admin.create_topics([topic], request_timeout=DEADLINE_S), doing
             )
         except TopicExists:
-            self._shown(name, 1, doing)  # another may be making it just now
+            self._shown(name, 1, doing)  # another process may be creating it at this moment
             raise
         return self._shown(name, partitions, doing)
 
@@ -93,7 +93,10 @@ class KafkaTopics:
         partitions: int | None,
         schema: pa.Schema | None,
     ) -> TopicInfo:
-        """See Broker.alter_topic. Settings first: if adding partitions fails then, they stand."""
+        """See Broker.alter_topic.
+
+        Settings are changed first, and remain changed if adding partitions fails.
+        """
         _refuse_schema(name, schema)
         present = self.describe(name)
         if partitions is not None:
@@ -125,7 +128,7 @@ class KafkaTopics:
         wanted = {name for name, value in config.items() if value is None}
 
         def is_shown() -> bool | None:
-            # Kafka may write a value differently; that it is set, or not any more, is enough.
+            # Compare only settings of `TopicConfig`, because Kafka may write others differently.
             entries = self._settings([present.name])[present.name].own
             shown = all(
                 (key not in entries) if key in wanted else (entries.get(key) == config[key])
@@ -144,7 +147,7 @@ class KafkaTopics:
         )
 
     def _shown(self, name: str, partitions: int, doing: str) -> TopicInfo:
-        """The topic once all brokers that matter know it: each partition has a leader."""
+        """Wait until each partition of a topic has a leader, and return its description."""
 
         def shown() -> TopicInfo | None:
             try:
@@ -172,14 +175,14 @@ class KafkaTopics:
         for future in futures.values():
             self._connection.result(future, doing)
 
-    # Looking --------------------------------------------------------------------------
+    # Descriptions ---------------------------------------------------------------------
 
     def all(self) -> list[TopicInfo]:
-        """All topics, by name."""
+        """Return the descriptions of all topics, sorted by name."""
         return self._infos(sorted(self._listed()), gone_is_fine=True)
 
     def partitions(self) -> list[TopicPartition]:
-        """Those of all topics."""
+        """Return the partitions of all topics."""
         return [
             TopicPartition(name, number)
             for name, topic in self._listed().items()
@@ -191,7 +194,7 @@ class KafkaTopics:
             return dict(self._connection.admin.list_topics(timeout=DEADLINE_S).topics)
 
     def describe(self, name: str) -> TopicInfo:
-        """One topic. Raises UnknownTopic."""
+        """Return the description of a topic. Raises UnknownTopic."""
         check_known(name)
         return self._infos([name])[0]
 
@@ -212,11 +215,11 @@ class KafkaTopics:
         ]
 
     def shape(self, name: str) -> TopicShape:
-        """Id and number of partitions, as they were a few seconds ago. Raises UnknownTopic."""
+        """Return id and number of partitions, at most SHAPE_MAX_AGE_S old. Raises UnknownTopic."""
         now = self._connection.clock.monotonic()
         with self._lock:
             known = self._known.get(name)
-        if known is not None and now - known[1] < KNOWN_FOR_S:
+        if known is not None and now - known[1] < SHAPE_MAX_AGE_S:
             return known[0]
         check_known(name)
         described = self._describe([name])[name]
@@ -226,13 +229,13 @@ class KafkaTopics:
         return shape
 
     def forget(self, names: Collection[str]) -> None:
-        """Ask anew the next time: something was not as it was known."""
+        """Drop cached shapes, after an error that shows that they are outdated."""
         with self._lock:
             for name in names:
                 self._known.pop(name, None)
 
     def check(self, partition: TopicPartition) -> TopicShape:
-        """The shape of a partition's topic. Raises UnknownTopic, UnknownPartition."""
+        """Return the shape of a partition's topic. Raises UnknownTopic, UnknownPartition."""
         shape = self.shape(partition.topic)
         if not 0 <= partition.partition < shape.partitions:
             self.forget([partition.topic])
@@ -250,7 +253,7 @@ class KafkaTopics:
         doing = "describing topic"
 
         def described() -> dict[str, Any]:
-            # Not list_topics(topic=…): that makes the topic where auto.create.topics.enable is on.
+            # Not list_topics(topic=…), which creates the topic if auto.create.topics.enable is on.
             futures = self._connection.admin.describe_topics(
                 TopicCollection(names), request_timeout=ATTEMPT_S
             )
@@ -261,7 +264,7 @@ class KafkaTopics:
     def _settings(
         self, names: list[str], *, gone_is_fine: bool = False
     ) -> dict[str, settings.DescribedConfig]:
-        """By topic."""
+        """Return the settings of topics, by name."""
         if not names:
             return {}
         doing = "describing the settings of"
@@ -280,7 +283,7 @@ class KafkaTopics:
     def _each(
         self, futures: Mapping[str, Any], doing: str, *, gone_is_fine: bool
     ) -> dict[str, Any]:
-        """The answers by topic; a topic that was deleted meanwhile may be left out."""
+        """Return results by topic. With `gone_is_fine`, deleted topics are left out."""
         found = {}
         for name, future in futures.items():
             try:
@@ -292,7 +295,7 @@ class KafkaTopics:
 
 
 def hexadecimal(topic_id: Uuid) -> str:
-    """A topic's id as ours look: 32 hexadecimal digits."""
+    """Return a topic's id as 32 hexadecimal digits, the format of this package."""
     high, low = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
     return f"{high & _WORD:016x}{low & _WORD:016x}"
 
@@ -301,7 +304,7 @@ _WORD = (1 << 64) - 1
 
 
 def check_known(name: str) -> None:
-    """Raise UnknownTopic for a name that no topic can have: Kafka would complain of it instead."""
+    """Raise UnknownTopic for an invalid name, for which Kafka would raise another error."""
     try:
         check_topic_name(name, internal=True)
     except InvalidTopic as error:

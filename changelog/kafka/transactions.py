@@ -1,14 +1,14 @@
 """The transactions of one producer with a transactional id.
 
     READY ──first append, or offsets──▶ OPEN ──commit, abort──▶ READY, with the next epoch
-                                         └──failure──▶ OPEN, doomed: only to be aborted
+                                         └──failure──▶ OPEN, failed: must be aborted
 
-librdkafka registers partitions, sends and ends; Kafka's coordinator decides and fences. The epoch of
-the identity here counts this producer's transactions (KIP-890), so that a call that comes late,
-or again, is told from one for the next.
+librdkafka registers partitions, sends records and ends transactions; Kafka's coordinator decides
+and fences. The epoch of the identity counts this producer's transactions (KIP-890), so that a late
+or repeated call can be distinguished from one for the next transaction.
 
-Kafka cannot be asked which of the two it was when it refuses a producer at the commit: another
-one with its id, or its own transaction that had been open for too long. Either is ProducerFenced.
+If Kafka rejects a producer at the commit, the cause is either another producer with its id, or a
+transaction that was open for too long. Kafka does not report which; both raise ProducerFenced.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ from strandline.changelog.kafka.producing import KafkaBatch, KafkaProducer, Outc
 from strandline.changelog.records import CommittedOffset, ProducerIdentity, TopicPartition
 
 GRACE_S = 2.0
-"""How much later than its timeout a call may come back."""
+"""Seconds after its timeout in which a call may still return."""
 OFFSETS_S = 5.0
-"""How long a group's coordinator may take; a commit that is begun anew finds out who it is now."""
+"""Maximum seconds to wait for a group's coordinator. A new attempt of the commit looks up the
+coordinator again."""
 Ended = Callable[[ProducerIdentity, Collection[TopicPartition]], None]
-"""Told who the producer is from now on, and what it has written to until now."""
+"""Function called after a transaction, with the producer's next identity and the partitions that it
+has written to."""
 
 
 class Transactions:
-    """One producer's. Thread-safe: one call after the other.
+    """The transactions of one producer. Thread-safe: calls run one after the other.
 
-    Creating it takes over from any other with that id. Raises InvalidConfig, Retriable.
+    The constructor fences other producers with the same id. Raises InvalidConfig, Retriable.
     """
 
     def __init__(
@@ -62,13 +64,15 @@ class Transactions:
         self.lock = threading.RLock()
         self._open = False
         self._doom: StrandlineError | None = None
+        """Error after which the open transaction must be aborted."""
         self._dead: StrandlineError | None = None
+        """Error after which the producer cannot be used."""
         self._last: tuple[ProducerIdentity, bool] | None = None
-        """The identity of the transaction that ended last, and whether it was committed."""
+        """Identity of the last ended transaction, and True if it was committed."""
         self._partitions: set[TopicPartition] = set()
-        """Those that were written to in the transaction."""
+        """Partitions written to in the open transaction."""
         self._groups: dict[str, Any] = {}
-        """What librdkafka wants for a group's name."""
+        """Metadata that librdkafka requires in place of a group's name, by group."""
         self._sending = KafkaProducer(
             connection,
             {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms},
@@ -82,7 +86,7 @@ class Transactions:
             raise
 
     def send(self, producer: ProducerIdentity, batches: Sequence[KafkaBatch]) -> list[Outcome]:
-        """Write batches in the transaction, which begins with the first."""
+        """Append batches in the transaction. The first append begins it."""
         if not batches:
             return []
         with self.lock:
@@ -106,7 +110,7 @@ class Transactions:
         offsets: Mapping[TopicPartition, CommittedOffset],
         member: Any = None,
     ) -> None:
-        """Make committed offsets a part of the transaction; `member` is a member's metadata."""
+        """Add consumer offsets to the transaction; `member` is the metadata of a member, if any."""
         positions = [position_of(tp, one) for tp, one in offsets.items()]
         with self.lock:
             self._join(producer)
@@ -131,7 +135,7 @@ class Transactions:
             if not self._open:
                 return self._identity
             if commit:
-                self._check_not_doomed()
+                self._check_not_failed()
                 self._call(
                     lambda: self._sending.producer.commit_transaction(DEADLINE_S), "committing"
                 )
@@ -141,27 +145,27 @@ class Transactions:
             return self._identity
 
     def close(self) -> None:
-        """Abort what is open, as far as the cluster lets it."""
+        """Abort an open transaction if the cluster answers, and close the producer."""
         with self.lock:
-            if self._open and self._dead is None and not self._is_aborted():
-                self._sending.discard()  # the cluster aborts it when its time is over
+            if self._open and self._dead is None and not self._try_abort():
+                self._sending.discard()  # the cluster aborts the transaction after its timeout
             self._open = False
             self._caller.close()
             self._dead = self._dead or ProducerFenced(f"producer {self._name!r} was closed")
 
-    def _is_aborted(self) -> bool:
+    def _try_abort(self) -> bool:
         try:
             self._in_time(lambda: self._sending.producer.abort_transaction(DEADLINE_S))
         except (KafkaException, ProducerFenced):
             return False
         return True
 
-    # What may happen when -------------------------------------------------------------
+    # State ----------------------------------------------------------------------------
 
     def _join(self, producer: ProducerIdentity) -> None:
-        """Open the transaction if need be, and only if this producer may."""
+        """Begin a transaction if none is open. Raises if the producer may not write in it."""
         self._check(producer)
-        self._check_not_doomed()
+        self._check_not_failed()
         if not self._open:
             with self._connection.translated(self._doing("beginning")):
                 self._sending.producer.begin_transaction()
@@ -176,7 +180,7 @@ class Transactions:
                 f"{producer.epoch}; its transaction has ended"
             )
 
-    def _check_not_doomed(self) -> None:
+    def _check_not_failed(self) -> None:
         if self._doom is not None:
             raise TransactionAborted(
                 f"the transaction of {self._name!r} can only be aborted: {self._doom}"
@@ -201,7 +205,7 @@ class Transactions:
         self._partitions = set()
 
     def _call(self, call: Callable[[], Any], doing: str, seconds: float | None = None) -> None:
-        """Ask librdkafka; what it refuses says what is left of the transaction, and the producer."""
+        """Call librdkafka, and update the state of transaction and producer after an error."""
         try:
             self._in_time(call, seconds)
             self._connection.answered()
@@ -212,11 +216,11 @@ class Transactions:
             elif asks_for_abort(raised):
                 self._doom = error
                 if not isinstance(error, MemberFenced):
-                    self._check_not_doomed()
+                    self._check_not_failed()
             raise error from raised
 
     def _in_time(self, call: Callable[[], Any], seconds: float | None = None) -> None:
-        """Make a call. Raises ProducerFenced if it does not come back: only another producer can go on."""
+        """Make a call. Raises ProducerFenced if it hangs, because the producer is unusable then."""
         try:
             self._caller(call, (DEADLINE_S if seconds is None else seconds) + GRACE_S)
         except TimeoutError:
@@ -231,7 +235,7 @@ class Transactions:
 
 
 def _metadata(connection: KafkaConnection, group: str) -> Any:
-    """A group's name as librdkafka wants it: it gives one to consumers only."""
+    """Return a group's metadata for librdkafka, which only a consumer can create."""
     consumer: Consumer = connection.client(
         Consumer, {"group.id": group, "enable.auto.commit": False}
     )

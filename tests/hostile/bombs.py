@@ -43,7 +43,7 @@ def claiming(message: bytes, sizes: Callable[[int], int]) -> bytes:
     changed = bytearray(message)
     for at in _compressed_buffers(found):
         (size,) = struct.unpack_from("<q", changed, start + at)
-        if size != ipc._AS_IT_IS:
+        if size != ipc._STORED_UNCOMPRESSED:
             struct.pack_into("<q", changed, start + at, sizes(size))
     return bytes(changed)
 

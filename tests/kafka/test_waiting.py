@@ -27,12 +27,12 @@ os._exit(9)
 def test_it_is_said_once_and_only_if_somebody_is_waited_for(
     kafka: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(members, "SAID_AFTER_S", 0.0)
+    monkeypatch.setattr(members, "LOG_WAIT_AFTER_S", 0.0)
     how = Subscription((name,), together=[[name]], session_timeout_ms=SESSION_MS)
     with changelog.open(kafka) as log:
         log.create_topic(name, 2)
         log.broker.leave_group(log.broker.join_group(name, how))
-        assert "from before" not in caplog.text, "it was the only one"
+        assert "earlier members" not in caplog.text, "it was the only one"
         subprocess.run(
             [sys.executable, "-c", DYING.format(session=SESSION_MS), kafka, name],
             cwd=ROOT,
@@ -40,7 +40,7 @@ def test_it_is_said_once_and_only_if_somebody_is_waited_for(
             check=False,
         )
         log.broker.join_group(name, how)
-    told = [record.getMessage() for record in caplog.records if "before" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "earlier" in record.getMessage()]
     assert len(told) == 1
-    assert f"group {name!r} waits for 1 from before" in told[0]
+    assert f"group {name!r} waits for earlier members (1)" in told[0]
     assert "(session_timeout_ms, 4 s here)" in told[0]

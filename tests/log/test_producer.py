@@ -664,7 +664,7 @@ def test_flush_gives_up_waiting_but_not_the_records(world: World) -> None:
     with Producer(line.broker, linger_ms=NEVER, delivery_timeout_ms=30_000) as producer:
         line.faults = [LOST_CALL] * 3
         sent = producer.send("t", b"1", partition=0)
-        with pytest.raises(RequestTimedOut, match="still on their way"):
+        with pytest.raises(RequestTimedOut, match="still being sent"):
             producer.flush(timeout=0)
         assert sent.result(timeout=30).offset == 0
         producer.flush(timeout=30)

@@ -71,7 +71,11 @@ def repair(world: World) -> RepairPlan:
 
 def expect_sound(world: World) -> None:
     said = check_log(world.storage, clock=world.clock).report
-    wrong = [one for one in said.findings if one.severity > Severity.NOTE and one.kind not in NOT_REPAIRABLE]
+    wrong = [
+        one
+        for one in said.findings
+        if one.severity > Severity.NOTE and one.kind not in NOT_REPAIRABLE
+    ]
     assert wrong == []
 
 

@@ -296,7 +296,10 @@ def test_a_writer_whose_fields_are_no_columns_is_read_as_well() -> None:
     [
         ("com.shop.Elsewhere", "UnknownType"),
         ({"type": "array", "items": "null"}, "an array of items without bytes"),
-        ({"type": "map", "values": {"type": "array", "items": {"type": "null"}}}, "items without bytes"),
+        (
+            {"type": "map", "values": {"type": "array", "items": {"type": "null"}}},
+            "items without bytes",
+        ),
         (
             {"type": "array", "items": {"type": "record", "name": "E", "fields": []}},
             "an array of items without bytes",
