@@ -92,7 +92,9 @@ def place_raised(error: BaseException) -> str | None:
     return f"{users[-1].filename}:{users[-1].lineno}" if users else None
 
 
-_PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_PACKAGE_FOLDER = (
+    os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+)
 """Path of the folder of the package `strandline`, with a trailing separator."""
 
 

@@ -195,11 +195,11 @@ def worker_on(
         if alone
         else member_of(declared.app, specs, broker, clock, options, queries.urls if queries else ())
     )
-    seat = WorkerSession(declared.app, topics, infos, broker, clock, options, join, counters)
+    session = WorkerSession(declared.app, topics, infos, broker, clock, options, join, counters)
     if queries is not None:
-        provider = StoreProvider(declared.app, specs, lambda: tasks.instances, seat.is_certain)
+        provider = StoreProvider(declared.app, specs, lambda: tasks.instances, session.is_certain)
         queries.start(provider.answer)
-    return Worker(declared.app, broker, clock, options, tasks, seat)
+    return Worker(declared.app, broker, clock, options, tasks, session)
 
 
 def _folder_of(app: App) -> Path | None:

@@ -140,7 +140,7 @@ def test_who_has_dropped_all_says_that_it_holds_nothing_once_others_are_to_have_
     app = sl.App("app")
     app.task(app.topic("words", value=int), name="count")(lambda record: None)
     with TestDriver(app) as driver:
-        place = driver.worker._seat.place = Told()
+        place = driver.worker._session.membership = Told()
         driver.worker.cycle()
         driver.worker._drop()
         place.may = frozenset()
@@ -156,7 +156,7 @@ def test_a_worker_is_not_idle_if_another_sent_it_something_just_before_it_was_do
     words = app.topic("words", value=int, partitions=2)
     app.task(words, name="count")(lambda record: None)
     with TestDriver(app) as driver:
-        driver.worker._seat.place = Told()
+        driver.worker._session.membership = Told()
         driver.worker.cycle()
         driver.worker.cycle()
         ask = driver.owner.committed

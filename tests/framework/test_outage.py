@@ -87,15 +87,15 @@ class LostSeat:
     """Taken once; then the log is away."""
 
     def __init__(self) -> None:
-        self.place: LostPlace | None = LostPlace()
+        self.membership: LostPlace | None = LostPlace()
 
-    def take(self) -> LostPlace:
-        if self.place is None:
+    def acquire(self) -> LostPlace:
+        if self.membership is None:
             raise OwnerUnavailable("away")
-        return self.place
+        return self.membership
 
-    def lost(self, _error: Exception, _dropped: int) -> None:
-        self.place = None
+    def fenced(self, _error: Exception, _dropped: int) -> None:
+        self.membership = None
 
     def leave(self) -> None:
         """There is nothing to leave."""
@@ -107,9 +107,9 @@ def test_to_have_lost_its_place_does_not_mean_that_the_log_answers() -> None:
     words = app.topic("words", value=int)
     app.task(words, name="count")(lambda record: None)
     worker = TestDriver(app).worker
-    worker._seat = LostSeat()  # type: ignore[assignment]
+    worker._session = LostSeat()  # type: ignore[assignment]
     with pytest.raises(OwnerUnavailable):
         worker.cycle()
-    worker._seat = LostSeat()  # type: ignore[assignment]
+    worker._session = LostSeat()  # type: ignore[assignment]
     worker.stop()
     assert worker.cycle() == 0, "who is to end joins no more"

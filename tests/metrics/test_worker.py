@@ -132,14 +132,14 @@ def test_a_fenced_member_and_a_fenced_producer_are_counted(
         eventually(lambda: one.tells(2 * PARTITIONS, "strandline_partitions", state="held"))
         worker = one.made.app._worker
         assert worker is not None
-        place = worker._seat.place
+        place = worker._session.membership
         assert place is not None
         log.broker.leave_group(place.member)
         eventually(lambda: one.tells(1, "strandline_fences_total", kind="member"))
         eventually(lambda: one.tells(2, "strandline_rebalances_total", change="assigned"))
         eventually(lambda: one.tells(2 * PARTITIONS, "strandline_partitions", state="held"))
 
-        place = worker._seat.place
+        place = worker._session.membership
         assert place is not None
         log.broker.init_producer(f"pipeline-{place.member.slot}")
         one.made.words.append(some(50))
