@@ -151,7 +151,7 @@ class Completion:
 
     def _others_are_done(self, running: Sequence[TaskInstance]) -> bool:
         mine = {s.partition for i in self._tasks.instances for s in i.inputs}
-        others = self._tasks.every - mine
+        others = self._tasks.input_partitions - mine
         if not others:
             self._elsewhere = []
             return True
@@ -159,7 +159,9 @@ class Completion:
         # done is there by then, also in partitions that were found empty a moment earlier.
         committed = self._broker.committed(self._app, others, require_stable=False)
         self._elsewhere = [waiting_of(offset) for offset in committed.values()]
-        return _all_is_committed(self._broker, self._tasks.every, committed, running, others)
+        return _all_is_committed(
+            self._broker, self._tasks.input_partitions, committed, running, others
+        )
 
     def _say_what_takes_long(self, bound: Bound, fires: bool) -> None:
         now = self._clock.monotonic()

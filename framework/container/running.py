@@ -112,7 +112,7 @@ def _run(app: App, limits: RunLimits, progress: bool | OnRestore) -> int:
         with _stopped_by_signals(worker):
             worker.start()
             handled = worker.run(until=limits.until, count=limits.count, timeout=limits.timeout)
-        worker.rest()
+        worker.checkpoint_all()
         raise_failures(worker)
         return handled
     except StrandlineError:
@@ -191,7 +191,7 @@ def worker_on(
         on_restore=on_restore,
     )
     join = (
-        partial(SoleMember, declared.app, tasks.every)
+        partial(SoleMember, declared.app, tasks.input_partitions)
         if alone
         else member_of(declared.app, specs, broker, clock, options, queries.urls if queries else ())
     )

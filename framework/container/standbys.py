@@ -72,7 +72,7 @@ class Standbys:
             )
             self._thread.start()
 
-    def let_go(self, changelogs: Collection[TopicPartition]) -> None:
+    def release(self, changelogs: Collection[TopicPartition]) -> None:
         """Close the copies of these, at once: somebody is about to open them."""
         with self._choosing:
             self._awaited += 1

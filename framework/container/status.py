@@ -40,7 +40,7 @@ def state_of(waits_for: DiskFull | None, session: WorkerSession, tasks: TaskMana
 
 def positions_of(tasks: TaskManager) -> dict[TopicPartition, int | None]:
     """Return `WorkerStatus.positions`. Without a commit, a partition is at its starting offset."""
-    positions: dict[TopicPartition, int | None] = dict.fromkeys(tasks.held)
+    positions: dict[TopicPartition, int | None] = dict.fromkeys(tasks.owned)
     for source in [source for instance in tasks.instances for source in instance.inputs]:
         last = tasks.committed.get(source.partition)
         positions[source.partition] = source.origin if last is None else last.offset

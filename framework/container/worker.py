@@ -149,9 +149,9 @@ class Worker:
         checkpoint_if_due(self.instances)
         self._intact = True
 
-    def rest(self) -> None:
+    def checkpoint_all(self) -> None:
         """Checkpoint all stores, so that the next start has nothing to restore."""
-        self._intact = self._tasks.rest(self.instances)
+        self._intact = self._tasks.checkpoint(self.instances)
 
     def run(
         self,
@@ -344,7 +344,7 @@ class Worker:
                 # measures, although being fenced does not show that the log answers.
                 self._session.acquire()
             return
-        if surplus := self._tasks.held - allowed:
+        if surplus := self._tasks.owned - allowed:
             self.commit()
             if self._session.membership is not membership:
                 return
@@ -353,9 +353,9 @@ class Worker:
         if self._reported != (membership, allowed):
             membership.holds(allowed)
             self._reported = membership, allowed
-        if missing := allowed - self._tasks.held:
+        if missing := allowed - self._tasks.owned:
             self._tasks.open(missing)
-        self._tasks.follow(membership.standbys() & self._tasks.every - allowed)
+        self._tasks.follow(membership.standbys() & self._tasks.input_partitions - allowed)
 
     def _start_restored(self) -> None:
         """Add the instances whose restore has ended, and run their `init`."""
@@ -423,8 +423,8 @@ class Worker:
     def _go_back(self, *, known_uncommitted: bool = False) -> None:
         """Go back to the last commit: in place if possible, else by reading it from the log again.
 
-        `known_uncommitted` says that outputs and changes are known not to be committed. Without it that is
-        known only under exactly_once, where one transaction covers all of them.
+        `known_uncommitted` says that outputs and changes are known not to be committed. Without it
+        that is known only under exactly_once, where one transaction covers all of them.
         """
         known_uncommitted = known_uncommitted or self.options.processing_guarantee == "exactly_once"
         try:

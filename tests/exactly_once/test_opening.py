@@ -91,7 +91,7 @@ def test_who_has_arrived_begins_with_its_init_though_others_cannot_be_brought_ba
             def bring_back(_: Any) -> Any:
                 raise RequestTimedOut("no end of it")
 
-            failing.setattr(tasks, "_bring_back", bring_back)
+            failing.setattr(tasks, "_open_and_restore", bring_back)
             tasks.open([TopicPartition("words", 1)])
         driver.settle().run([(key, 1) for key in "abcd"])
         assert sorted(begun) == [0, 1]
