@@ -98,7 +98,7 @@ def _changes(work: Committing, instances: Sequence[TaskInstance]) -> list[Outgoi
         for store in instance.all_stores:
             batch = store.drain()
             if batch is not None:
-                instance.placed.look(store, batch.keys)
+                instance.placed.check_changed(store, batch.keys)
                 changes.append((_changelog(work, instance, store), batch.columns(now), 0))
     return changes
 
@@ -156,7 +156,7 @@ def offsets_of(
     progress = (
         InputProgress(
             *(instance.spec.name, source.partition, source.position),
-            instance.owes_window,
+            instance.window_pending,
             next_timer,
         )
         for instance in instances

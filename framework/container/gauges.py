@@ -26,7 +26,7 @@ PARTITIONS = Metric(
 UNREAD = Metric(
     "strandline_unread_partitions",
     "gauge",
-    "Partitions that an input has got while the app ran, and that its tasks with state cannot read.",
+    "Partitions added to an input while the app ran, which its tasks with state cannot read.",
     ("app", "topic"),
 )
 FAILED = Metric(
@@ -35,13 +35,13 @@ FAILED = Metric(
 LAG = Metric(
     "strandline_lag_records",
     "gauge",
-    "Offsets from what is committed to the stable end of the input.",
+    "Offsets from the committed offset to the stable end of the input.",
     ("app", "topic", "partition"),
 )
 STANDBY_LAG = Metric(
     "strandline_standby_lag_records",
     "gauge",
-    "Offsets from where a standby copy is to the stable end of its changelog.",
+    "Offsets from the position of a standby copy to the stable end of its changelog.",
     PARTITION,
 )
 REMAINING = Metric(
@@ -51,9 +51,9 @@ REMAINING = Metric(
     ("app",),
 )
 WAITING = Metric(
-    "strandline_waiting_for_disk", "gauge", "Whether the app waits for room on the disk.", ("app",)
+    "strandline_waiting_for_disk", "gauge", "1 if the app waits for room on the disk.", ("app",)
 )
-ENTRIES = Metric("strandline_store_entries", "gauge", "About how many keys there are.", PARTITION)
+ENTRIES = Metric("strandline_store_entries", "gauge", "Approximate number of keys.", PARTITION)
 DISK = Metric("strandline_store_disk_bytes", "gauge", "Bytes of tables on the disk.", PARTITION)
 UNCOMMITTED = Metric(
     "strandline_store_uncommitted_bytes",

@@ -88,7 +88,7 @@ class TaskInstance:
         """True if a step has run in this slice."""
         self._trial = trial
         self._policy = ErrorPolicy(spec, partition, self.outboxes, trial, clock)
-        self.condemn = self._policy.condemn
+        self.mark_refused = self._policy.mark_refused
         self._clock = clock
         self._object: Any = spec.handler() if spec.is_class else None
         self._process: Callable[..., Any] = (
@@ -221,16 +221,16 @@ class TaskInstance:
         return fired
 
     @property
-    def owes_window(self) -> bool:
+    def window_pending(self) -> bool:
         """True if a step ran after the last call of `window`."""
-        return self._windows.is_owed
+        return self._windows.is_pending
 
     def call_window(self) -> Steps:
         """Run `window` of a class task as a step, even if it is not due by the clock."""
         if not self._may_continue():
             return 0
         now = self._clock.now_ms()
-        self._windows.passed(now)
+        self._windows.end_window(now)
         yield from self._step(self._clock_record(now), "window", self._object.window)
         if not self.has_failed():
             self._windows.called()
@@ -279,13 +279,13 @@ class TaskInstance:
 
     # Between commits ------------------------------------------------------------------
 
-    def restored(self, *, owes_window: bool | None = None) -> None:
+    def restored(self, *, window_pending: bool | None = None) -> None:
         """Rebuild timers and stream time from the stores, which hold the committed state.
 
-        `owes_window` is the flag read from the last commit; None keeps the one in memory.
+        `window_pending` is the flag read from the last commit; None keeps the one in memory.
         """
-        if owes_window is not None:
-            self._windows.restored(owed=owes_window)
+        if window_pending is not None:
+            self._windows.restored(pending=window_pending)
         if self.timers is not None:
             self.context.stream_time = self.timers.rebuild()
 
@@ -429,7 +429,7 @@ class TaskInstance:
         if chunk.error is not None:
             self._trial.done += 1
             self._has_run = True
-            if not self._policy.is_condemned(record, chunk):
+            if not self._policy.apply_verdict(record, chunk):
                 self._policy.resolve(record, chunk, chunk.error)
             return 0
         return (yield from self._step(record, chunk, self._process, record))
@@ -447,7 +447,7 @@ class TaskInstance:
         self._trial.done += 1
         self._has_run = True
         self._policy.ran(record, what)
-        if self._policy.is_condemned(record, what):
+        if self._policy.apply_verdict(record, what):
             return 0
         self._marks[:] = [store.mark() for store in self.all_stores]
         try:

@@ -255,7 +255,7 @@ class TaskManager:
         try:
             for part in parts:
                 arrived.append(self._instance(part, committed))
-                arrived[-1].restored(owes_window=_window_is_pending(part, committed))
+                arrived[-1].restored(window_pending=_window_is_pending(part, committed))
         except BaseException:
             _release(parts)
             raise

@@ -17,9 +17,9 @@ from strandline.framework.container.event_loop import EventLoop
 from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.slice_guard import SliceGuard
 from strandline.framework.container.slices import (
+    FIRST_SLICE_RECORDS,
+    MAX_SLICE_RECORDS,
     ROUND_AT_MOST_S,
-    SLICE_FIRST,
-    SLICE_RECORDS,
     shares,
     slice_seconds,
 )
@@ -33,7 +33,7 @@ class SliceScheduler:
         self._trial = trial
         self._loop = loop
         self._clock = clock
-        self._slice = SLICE_FIRST
+        self._slice = FIRST_SLICE_RECORDS
         self._count = 0
         self._running: Sequence[TaskInstance] = ()
         """Instances that have a slice at the moment; `_cut` reads it on other threads."""
@@ -90,7 +90,7 @@ class SliceScheduler:
         if handled:
             rate = handled / max(time.perf_counter() - begun, 1e-9)
             fitting = slice_seconds(len(ready), len(in_turn)) * rate
-            self._slice = max(1, min(int(fitting), 4 * self._slice, SLICE_RECORDS))
+            self._slice = max(1, min(int(fitting), 4 * self._slice, MAX_SLICE_RECORDS))
         return handled
 
     def _in_turn(

@@ -130,7 +130,7 @@ class Worker:
                 self._tasks.committed.update(offsets_of(self.instances))
                 self._aborted_in_a_row = self._since_commit = 0
                 self._checkpoint()
-                self._outage.over()
+                self._outage.end()
             except SchemaMismatch:
                 raise  # no single record causes it, so there is none to search for
             except InvalidRecord as error:
@@ -417,7 +417,7 @@ class Worker:
         """Go back and search for the step whose record the log refused."""
         fields = {"app": self.app, "records": self._since_commit, "error": error}
         _log.info("a commit was refused, looking for the record: %s", error, extra=fields)
-        self._trial.refused(error, lambda: any(i.condemn(error) for i in self.instances))
+        self._trial.refused(error, lambda: any(i.mark_refused(error) for i in self.instances))
         self._go_back(known_uncommitted=True)
 
     def _go_back(self, *, known_uncommitted: bool = False) -> None:
@@ -447,7 +447,7 @@ class Worker:
     def _wait_for_space(self, error: DiskFull, ended: Callable[[], bool]) -> None:
         """Wait for disk space, then go back to the last commit; raise the error if the run ends."""
         while True:
-            self._outage.met(error)
+            self._outage.disk_full(error)
             if not self._outage.pause(ended):
                 raise error
             try:

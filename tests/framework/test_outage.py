@@ -28,14 +28,14 @@ class Away:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "LONGEST_RETRY", 0.001)
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(outage, "LONGEST_RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.002)
 
 
 def test_it_asks_until_there_is_an_answer_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outage, "SAID_AFTER", 0.0)
+    monkeypatch.setattr(outage, "FIRST_LOG_S", 0.0)
     assert patiently(Away(5)) == 5
     assert caplog.text.count("the app waits for the log") == 1
     assert "the log answers again" in caplog.text
@@ -44,7 +44,7 @@ def test_it_asks_until_there_is_an_answer_and_says_so(
 def test_it_is_said_again_now_and_then_since_when_and_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outage, "SAID_AFTER", 0.0)
+    monkeypatch.setattr(outage, "FIRST_LOG_S", 0.0)
     monkeypatch.setattr(outage, "REPEAT_SECONDS", 0.0)
     patiently(Away(4))
     told = [record.getMessage() for record in caplog.records]

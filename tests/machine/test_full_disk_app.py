@@ -33,8 +33,8 @@ AT_ONCE = StoreLimits(checkpoint_interval_ms=0)
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(outage, "LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(outage, "LONGEST_PAUSE_S", 0.001)
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_rocksdb_without_room_is_reopened_and_reads_what_it_missed(
 def test_a_stop_ends_the_wait_at_once_and_the_next_run_goes_on(
     made: Callable[[sl.App], TestDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 600.0)
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 600.0)
     app, out, seen = running_totals()
     driver = made(app)
     put(driver, GIVEN)
@@ -260,8 +260,8 @@ def test_an_outage_is_said_once_then_every_minute_and_its_end_too(
 
 
 def test_pauses_grow_up_to_a_bound_and_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "LONGEST_PAUSE", 5.0)
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.1)
+    monkeypatch.setattr(outage, "LONGEST_PAUSE_S", 5.0)
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.1)
     slept: list[float] = []
     monkeypatch.setattr(threading.Event, "wait", lambda _, seconds: slept.append(seconds))
     waiting = Outage(ManualClock())

@@ -73,8 +73,8 @@ def test_records_commits_and_stores_are_what_they_were(
 def test_look_ups_of_sampled_records_are_told_by_what_they_found(
     log: Log, tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "RARITY", 0)
-    monkeypatch.setattr(sampling, "LONGEST", 10_000)
+    monkeypatch.setattr(sampling, "SAMPLING_RATIO", 0)
+    monkeypatch.setattr(sampling, "MAX_SAMPLE_RECORDS", 10_000)
     with running(log, tmp_path / "state") as one:
         one.made.words.append(some(2_000))
         handled = "strandline_records_handled_total"
@@ -95,9 +95,9 @@ def test_few_records_are_sampled_however_long_slices_are(slice_size: int) -> Non
         size = made.size(slice_size)
         made.handled(size, slice_size)
         handled, sampled = handled + slice_size, sampled + size
-    rare = handled / sampling.RARITY
-    slices = 2_000 * sampling.LONGEST
-    assert 0.5 * min(rare, slices) < sampled <= rare + sampling.LONGEST
+    rare = handled / sampling.SAMPLING_RATIO
+    slices = 2_000 * sampling.MAX_SAMPLE_RECORDS
+    assert 0.5 * min(rare, slices) < sampled <= rare + sampling.MAX_SAMPLE_RECORDS
     assert sampling.Sampling([]).size(slice_size) == 0
 
 
