@@ -2,8 +2,8 @@
 
 The size of a slice follows from the duration of the last ones, so a slice takes too long if
 handlers have become slower. The loop over records reads no clock, because that would cost time for
-each record. Instead this thread cuts the slice, which then ends after the running record. The thread is
-parked while nothing is handled, and it is not woken for every slice.
+each record. Instead this thread cuts the slice, which then ends after the running record. The
+thread is parked while nothing is handled, and it is not woken for every slice.
 """
 
 from __future__ import annotations
