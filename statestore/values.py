@@ -114,7 +114,7 @@ class ValueCodec:
         """Return what a reader gets back of a value that was put. Raises as `hold` does."""
         return self.serde.loads(self.serde.dumps(value))
 
-    def settle(self, entries: dict[Any, Any], keys: Iterable[Any]) -> None:
+    def finalize(self, entries: dict[Any, Any], keys: Iterable[Any]) -> None:
         """Let those entries be held as they stay once committed: without spare bytes."""
         if self.unchecked is self.declared or self._is_told_always:
             return
