@@ -2,8 +2,8 @@
 
 A change is written directly to the dict of cached values, so that a commit has nothing to move, and
 is appended to this log. The log is kept for the whole transaction. It contains the records for the
-changelog, and is also the undo log. Cut back to a mark, it undoes a record whose handler failed; cut
-back to its beginning, it undoes an aborted transaction.
+changelog, and is also the undo log. Cutting it back to a mark undoes a record whose handler failed;
+cutting it back to its beginning undoes an aborted transaction.
 
 The log is two lists rather than one of pairs, because a pair for each change costs more than both.
 They stay the same objects for the life of the store, because its fast path refers to them.

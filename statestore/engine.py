@@ -1,8 +1,8 @@
 """Interface between a store and its engine.
 
 An engine stores only committed bytes, together with their `StorePosition`: the changelog and the
-offset that they reach. Both are written atomically, so a crash leaves the state as of some position,
-and replaying the changelog from that position restores it.
+offset that they reach. Both are written atomically, so a crash leaves the state as of some
+position, and replaying the changelog from that position restores it.
 """
 
 from __future__ import annotations
