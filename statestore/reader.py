@@ -14,8 +14,8 @@ Why that is safe, layer by layer:
 - The end: whoever closes the store shuts a gate, which waits for the readers inside and lets
   no more in. So no reader meets an engine without its layers, and none keeps the engine's files.
 
-A reader never waits for a checkpoint. It shares one short lock with a commit: to fold what is loose,
-which costs what the next checkpoint would have to do anyway.
+A reader never waits for a checkpoint. It shares one short lock with a commit: to fold what is
+loose, which costs what the next checkpoint would have to do anyway.
 """
 
 from __future__ import annotations

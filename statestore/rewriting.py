@@ -1,12 +1,14 @@
 """Rewriting the values of one partition for a changed declaration, exactly once.
 
 Keys are gone through in order. Each transaction has the new values of some keys and, in the topic
-of declarations, up to which key all values are new. After a crash at any moment the next opening goes
-on there, so each value is rewritten once. The transactional id is the partition's own: whoever opens
-the partition fences whoever had begun to rewrite it, before it reads how far that one had come.
+of declarations, up to which key all values are new. After a crash at any moment the next opening
+goes on there, so each value is rewritten once. The transactional id is the partition's own: whoever
+opens the partition fences whoever had begun to rewrite it, before it reads how far that one had
+come.
 
-No handler runs on the partition meanwhile. Afterwards its state is brought up to the changelog's end
-as by any restore, so engine, standby copies and readers see what the changelog says and nothing else.
+No handler runs on the partition meanwhile. Afterwards its state is brought up to the changelog's
+end as by any restore, so engine, standby copies and readers see what the changelog says and nothing
+else.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from strandline.statestore.keys import Never, key_codec
 from strandline.statestore.no_len import NoLen
 from strandline.statestore.ordered import FIRST_KEY
 from strandline.statestore.reader import CommittedReader
-from strandline.statestore.restore import OPEN_S, OnProgress, Restored, restore
+from strandline.statestore.restore import TRANSACTION_WAIT_S, OnProgress, Restored, restore
 from strandline.statestore.spec import UNSET, StoreSpec
 from strandline.statestore.values import DELETED, UNSHARED, Expiry, Packed, ValueCodec
 
@@ -424,7 +424,7 @@ class PartitionStore(NoLen, Generic[K, V]):
         changelog: TopicPartition,
         progress: OnProgress | None = None,
         *,
-        wait: float = OPEN_S,
+        wait: float = TRANSACTION_WAIT_S,
     ) -> Restored:
         """Replay what is committed in the changelog and missing here; see `statestore.restore`."""
         self.discard()

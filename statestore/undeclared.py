@@ -2,7 +2,8 @@
 
 The oldest and the newest records of each partition are decoded. If one does not fit, the whole
 partition is folded and every value that it has is decoded, because that record may be replaced or
-deleted by now. So a store that fits costs little, and one that is refused is refused for what it has.
+deleted by now. So a store that fits costs little, and one that is refused is refused for what it
+has.
 """
 
 from __future__ import annotations

@@ -121,7 +121,8 @@ class _Describing:
 def unreadable(new: TypeDescription, old: TypeDescription, *, dropping: bool = False) -> str | None:
     """Return why values of the type `old` cannot all be read as `new`; None if they can.
 
-    With `dropping` fields that `new` does not have may be left out, as a reader may that writes nothing.
+    With `dropping` fields that `new` does not have may be left out, as a reader may that writes
+    nothing.
 
     Fields of `new` that values of `old` lack are marked in it (`may_lack`): their defaults must not
     change from now on.

@@ -211,7 +211,7 @@ def test_what_was_committed_behind_an_open_transaction_is_waited_for(
     dead = left_open(changelog)
     changelog.append([(b"Qa", b"\x02"), (b"Qb", b"\x02")])
     seen: list[ReplayProgress] = []
-    waits = restore_module.SAID_AFTER_S
+    waits = restore_module.LOG_WAIT_AFTER_S
     end = Meanwhile(
         changelog.owner,
         *("fetch", waits + 3),
@@ -268,7 +268,7 @@ def test_the_topic_made_anew_is_another_one(
         restored = changelog.restore(store)
     assert restored.plan.action == "rebuild"
     assert "another topic" in restored.plan.reason
-    [said] = [one for one in caplog.records if "is made anew" in one.getMessage()]
+    [said] = [one for one in caplog.records if "is rebuilt" in one.getMessage()]
     told = (str(changelog.partition), restored.plan.reason)
     assert (said.__dict__["partition"], said.__dict__["reason"]) == told
     assert entries(store) == {"z": 1}
