@@ -212,7 +212,7 @@ def _difference(held: Iterator[Entry], folded: Iterator[Entry], *, partial: bool
         elif theirs is None or (ours is not None and ours[0] < theirs[0]):
             assert ours is not None
             if not partial:
-                return f"it has the key {shown_key(ours[0])}, which its changelog has not"
+                return f"it has the key {shown_key(ours[0])}, which its changelog lacks"
             ours = next(held, None)
         elif ours is None or theirs[0] < ours[0]:
             return f"it lacks the key {shown_key(theirs[0])}, which its changelog has"

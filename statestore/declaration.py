@@ -58,7 +58,7 @@ class Declaration(msgspec.Struct, kw_only=True, omit_defaults=True):
     serde: str | None = None
     """Identity of the serde: its attribute `identity`, else the name of its class."""
     ttl_ms: int | None = None
-    """Milliseconds that a value lives; None means for ever."""
+    """Milliseconds after which a value expires; None for never."""
     expiry: Expiry = "none"
     """Set of stored values that begin with their expiry: none, marked ones, or all."""
     figures: Figures | None = None
@@ -207,7 +207,7 @@ def _big_ints(stored: TypeDescription, declared: TypeDescription) -> str | None:
     """Return why ints beyond 64 bits are unreadable: only a value declared as int can hold them."""
     was, now = stored.root["is"], declared.root["is"]
     if was == "int" and now not in ("int", "any"):
-        return f"a value is int, and is declared as {now}: one beyond 64 bits is read by int alone"
+        return f"a value is int, and is declared as {now}: only int can read one beyond 64 bits"
     return None
 
 
@@ -223,7 +223,7 @@ def _expiry(stored: Declaration, declared: Declaration) -> Expiry:
 
 def _other_figures(stored: Figures | None, declared: Figures | None) -> str:
     was, now = (_shown_figures(figures) for figures in (stored, declared))
-    return f"it keeps {was}, and is declared to keep {now}, of which old rows would be no part"
+    return f"it keeps {was}, and is declared to keep {now}, which would miss old rows"
 
 
 def _shown_figures(figures: Figures | None) -> str:

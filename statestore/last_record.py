@@ -44,7 +44,7 @@ class LastRecord(NamedTuple):
             )
             if differs:
                 return (
-                    f"before offset {position.offset} the log was written anew in epoch "
+                    f"before offset {position.offset} the log was rewritten in epoch "
                     f"{self.leader_epoch}"
                 )
         if not self.is_held:

@@ -49,7 +49,7 @@ class KeyRange:
     reverse: bool = False
     """True to read the last key first."""
 
-    def behind(self, key: bytes) -> KeyRange:
+    def after_key(self, key: bytes) -> KeyRange:
         """Return the part of the range that is read after `key`."""
         if self.reverse:
             return KeyRange(self.lower, key, reverse=True)
@@ -147,5 +147,5 @@ class CommittedReader:
                 nbytes += len(key) + len(value)
             is_full = len(entries) >= limit or nbytes >= PAGE_BYTES
             if is_full or looked >= READ_FACTOR * limit or self._gate.is_shut:
-                return Page(entries, bounds.behind(key), self._committed.position)
+                return Page(entries, bounds.after_key(key), self._committed.position)
         return Page(entries, None, self._committed.position)

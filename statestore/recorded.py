@@ -62,7 +62,7 @@ class RewriteProgress(msgspec.Struct, omit_defaults=True):
     version: int
     """Version of the declaration for which they are rewritten."""
     after: bytes | None = None
-    """Last key with a value of that version; later keys have the previous one. None if all have it."""
+    """Last key with a value of that version; later keys have the previous one. None after all."""
 
 
 @dataclass

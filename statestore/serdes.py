@@ -294,7 +294,7 @@ def _unencodable(expected: str, value: object, fix: str) -> InvalidRecord:
 
 
 def _too_deep(error: RecursionError) -> InvalidRecord:
-    return InvalidRecord(f"cannot encode a value: {error}; make it flatter")
+    return InvalidRecord(f"cannot encode a value: {error}; nest it less deeply")
 
 
 def _undecodable(expected: str, data: bytes, error: Exception) -> InvalidRecord:

@@ -78,7 +78,7 @@ class StoreSpec(Generic[K, V]):
     default_factory: Callable[[], V] | None = None
     """Function that makes a new default value for each read; for mutable values."""
     ttl_ms: int | None = None
-    """Milliseconds after a put at which the value expires; None means never."""
+    """Milliseconds after which a value that was put expires; None for never."""
     engine: Literal["rocksdb", "memory"] = "rocksdb"
     """Engine that stores committed values."""
     limits: StoreLimits = field(default_factory=StoreLimits)

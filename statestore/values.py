@@ -76,7 +76,7 @@ class ValueCodec:
         Args:
             declared: Declared type of the values, or a serde.
             store: Name of the store, for messages.
-            ttl_ms: Milliseconds that a value lives; None for ever.
+            ttl_ms: Milliseconds after which a value expires; None for never.
             now: Returns the time in ms against which values expire.
             expiry: Set of stored values that begin with an expiry, as recorded for the store; by
                 default that of a new store.
@@ -219,7 +219,9 @@ def split(data: bytes, expiry: Expiry) -> tuple[bytes, int]:
     if data[:1] == _EXPIRING and len(data) >= HEADER_BYTES:
         return data[HEADER_BYTES:], int.from_bytes(data[1:HEADER_BYTES], "big", signed=True)
     if expiry == "always":
-        raise CorruptLog(f"a stored value has no expiry, and all of its store have: {data!r:.80}")
+        raise CorruptLog(
+            f"a stored value has no expiry, although all values of its store have one: {data!r:.80}"
+        )
     return data, 0
 
 

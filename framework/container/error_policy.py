@@ -49,7 +49,7 @@ class ErrorPolicy:
         self._last: tuple[Record[Any, Any], Chunk | str, Exception | None] | None = None
         """Latest step since the last commit, with its error or None."""
 
-    def ran(self, record: Record[Any, Any], what: Chunk | str) -> None:
+    def note_step(self, record: Record[Any, Any], what: Chunk | str) -> None:
         """Note the latest step. If `resolve` has noted the same step, its error is kept."""
         if self._last is None or self._last[0] is not record:
             self._last = record, what, None

@@ -21,12 +21,12 @@ class EventLoop:
         If some have failed, the error of one is raised, preferably one that is not Retriable.
         """
 
-        async def together() -> list[int | BaseException]:
+        async def gathered() -> list[int | BaseException]:
             return await asyncio.gather(*work, return_exceptions=True)
 
         # All coroutines must end before this returns. One left suspended in a handler would
         # resume at the next call, beside another one that handles the same records again.
-        done = self._opened().run_until_complete(together())
+        done = self._opened().run_until_complete(gathered())
         if failed := [one for one in done if isinstance(one, BaseException)]:
             raise min(failed, key=lambda error: isinstance(error, Retriable))
         return [one for one in done if not isinstance(one, BaseException)]

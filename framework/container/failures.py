@@ -45,7 +45,7 @@ def task_failed(task: str, what: str, error: Exception, where: str) -> TaskFaile
     place = place_raised(error) or where
     return TaskFailed(
         f"task {task!r} failed on {what}: {type(error).__name__}: {error} (at {place});"
-        " nothing of it was kept, and it comes again at the next run. Fix the handler or the"
+        " its changes were undone, and it is handled again at the next run. Fix the handler or the"
         ' record, or let the task go on with on_error="skip" or "dead_letter"'
     )
 

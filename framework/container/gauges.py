@@ -129,10 +129,10 @@ def gauges(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricRea
 def _lags(app: str, tasks: TaskManager, ends: StableEnds) -> Iterator[MetricReading]:
     inputs, copies = positions_of(tasks), tasks.standby_offsets
     known = ends.of({*inputs, *copies})
-    for tp, behind in lags(inputs, known).items():
-        yield MetricReading(LAG, (app, tp.topic, str(tp.partition)), behind)
-    for tp, behind in lags(copies, known).items():
-        yield MetricReading(STANDBY_LAG, (app, store_of(app, tp.topic), str(tp.partition)), behind)
+    for tp, lag in lags(inputs, known).items():
+        yield MetricReading(LAG, (app, tp.topic, str(tp.partition)), lag)
+    for tp, lag in lags(copies, known).items():
+        yield MetricReading(STANDBY_LAG, (app, store_of(app, tp.topic), str(tp.partition)), lag)
 
 
 def _sizes(app: str, instance: TaskInstance) -> Iterator[MetricReading]:

@@ -323,7 +323,7 @@ class TaskInstance:
                 box.clear()
         self.changed = False
         for source in self.inputs:
-            # The commit may have appended to this input, so only the next fetch can tell its end.
+            # The commit may have appended to this input, so only the next fetch shows its end.
             source.stable = None
         self._windows.committed()
         self._start_is_committed = self.is_started
@@ -391,7 +391,7 @@ class TaskInstance:
             self._has_run = self._has_run or done > 0
         if done := chunk.at - begin:
             self._trial.done += done
-            self._policy.ran(chunk.records[chunk.at - 1], chunk)
+            self._policy.note_step(chunk.records[chunk.at - 1], chunk)
         return done
 
     def _count_begun(self, chunk: Chunk, stop: int) -> int:
@@ -446,7 +446,7 @@ class TaskInstance:
         self.changed = True
         self._trial.done += 1
         self._has_run = True
-        self._policy.ran(record, what)
+        self._policy.note_step(record, what)
         if self._policy.apply_verdict(record, what):
             return 0
         self._marks[:] = [store.mark() for store in self.all_stores]

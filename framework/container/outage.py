@@ -74,7 +74,7 @@ class Outage:
 def patiently(call: Callable[[], T], ended: Callable[[], bool] = bool) -> T:
     """Repeat a call while it raises Retriable, for at most PATIENCE_SECONDS.
 
-    The outage is logged after a second, then every minute, and when it is end.
+    The outage is logged after a second, then every minute, and when it is over.
 
     Args:
         call: The call to repeat.

@@ -64,7 +64,7 @@ class Placed:
             self._count()
 
     def _all_hash_here(self, keys: pa.BinaryArray) -> bool:
-        """Return True if all keys hash to this partition, without the type tag in front of each."""
+        """Return True if all keys, without their type tags, hash to this partition."""
         count = self._partitions
         if count == 1:
             return True

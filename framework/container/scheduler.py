@@ -18,8 +18,8 @@ from strandline.framework.container.instance import TaskInstance
 from strandline.framework.container.slice_guard import SliceGuard
 from strandline.framework.container.slices import (
     FIRST_SLICE_RECORDS,
+    MAX_ROUND_S,
     MAX_SLICE_RECORDS,
-    ROUND_AT_MOST_S,
     shares,
     slice_seconds,
 )
@@ -112,7 +112,7 @@ class SliceScheduler:
             if self.is_stopping or self._trial.is_over:
                 return
             yield instance
-            if time.perf_counter() - begun > ROUND_AT_MOST_S:
+            if time.perf_counter() - begun > MAX_ROUND_S:
                 return
 
     def _handle_async(self, ready: Sequence[TaskInstance], limit: int | None, before: int) -> int:

@@ -15,7 +15,7 @@ SLICE_SECONDS = 0.05
 """Target duration of a slice in seconds."""
 ROUND_SECONDS = 0.2
 """Target duration in seconds of all slices of a cycle."""
-ROUND_AT_MOST_S = 1.0
+MAX_ROUND_S = 1.0
 """Seconds of a cycle after which no further slice begins, because handlers have become slow."""
 MAX_SLICE_RECORDS = 32_768
 """Maximum number of records in a slice."""

@@ -376,11 +376,11 @@ class Worker:
             self._pause(wait)
             return
         running = [instance for instance in self.instances if instance.failure is None]
-        hungry = [s for instance in running for s in instance.inputs if not s.pending]
-        together = groups(hungry)
-        if len(together) != 1 or any(instance.has_input for instance in running):
+        drained = [s for instance in running for s in instance.inputs if not s.pending]
+        grouped = groups(drained)
+        if len(grouped) != 1 or any(instance.has_input for instance in running):
             wait = 0.0
-        for group in together:
+        for group in grouped:
             positions = {tp: sources[0].ahead for tp, sources in group.items()}
             fetched = self._broker.fetch(
                 positions, max_bytes=self.options.fetch_bytes, timeout=wait

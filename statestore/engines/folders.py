@@ -38,9 +38,9 @@ def open_when_free(
 ) -> RocksEngine:
     """Open the engine of a partition's folder, waiting at most `timeout` seconds for its lock.
 
-    If an unused folder beside it reaches further, its content is moved here; all unused folders
-    beside are removed. If the lock is not released in time, a folder beside is opened instead and
-    restored from the changelog, so that a stalled process does not block the new owner.
+    If an unused folder beside it reaches further, its content is moved here. All unused folders
+    beside it are removed. If the lock is not released in time, a folder beside it is opened instead
+    and restored from the changelog, so that a stalled process does not block the new owner.
     Raises StorageFailed, DiskFull, FutureFormat.
     """
     clock = clock or SystemClock()
@@ -113,7 +113,7 @@ def _open(path: Path, clock: Clock) -> RocksEngine:
 def _take_furthest(own: RocksEngine, clock: Clock) -> None:
     for beside in _free_beside(own.folder, clock):
         if _is_further(beside.position(), own.position()):
-            own.take(beside)
+            own.take_over(beside)
         with contextlib.suppress(StrandlineError):  # the next opening tries it again
             beside.remove()
 

@@ -168,7 +168,7 @@ class RocksEngine:
         self._discard_database()
         self._open()
 
-    def take(self, other: RocksEngine) -> None:
+    def take_over(self, other: RocksEngine) -> None:
         """Replace the database by that of `other`, whose folder is beside this one.
 
         The caller removes `other`. If moving fails, both engines are closed, and the database is in
@@ -221,8 +221,8 @@ class RocksEngine:
             pass
         except Exception as error:
             # The database is closed nevertheless, and its content is in the changelog.
-            said = {"folder": self.folder, "error": error}
-            log.warning("closing the state in %s: %s", self.folder, error, extra=said)
+            fields = {"folder": self.folder, "error": error}
+            log.warning("closing the state in %s: %s", self.folder, error, extra=fields)
 
     def _check_folder(self) -> None:
         """Raise FolderLost if the folder or its lock file is no longer at its path.
@@ -241,7 +241,7 @@ class RocksEngine:
         self._check_folder()
         self._close_database()
         self._storage.remove_tree(_REMOVED)
-        if self._storage.exists(DATABASE):  # `take` of another engine may have moved it away
+        if self._storage.exists(DATABASE):  # `take_over` of another engine may have moved it away
             self._storage.rename(DATABASE, _REMOVED)
             self._storage.remove_tree(_REMOVED)
 
@@ -369,7 +369,7 @@ class RocksEngine:
         if isinstance(error, rocksdict.DbClosedError):
             return InvalidRequest(f"{what}; the store was closed")
         text = str(error)
-        if any(said in text for said in _FULL):
+        if any(phrase in text for phrase in _FULL):
             return DiskFull(f"{what}; make room, then open it again")
         if "Too many open files" in text:
             return TooManyFiles(f"{what} ({files_allowed()}); {MORE_FILES}")

@@ -111,7 +111,7 @@ def test_what_can_be_continued_is(
         (StorePosition("t1", 4, 50), None, "of leader epoch 4, the log only of 3"),
         (StorePosition("t1", 3, 101), None, "to offset 101, the log only to 100"),
         (StorePosition("t1", 3, 9), None, "to offset 9, the log begins at 10"),
-        (StorePosition("t1", 2, 50), 3, "written anew in epoch 3"),
+        (StorePosition("t1", 2, 50), 3, "rewritten in epoch 3"),
     ],
 )
 def test_what_cannot_be_continued_is_rebuilt(
