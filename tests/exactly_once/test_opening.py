@@ -26,7 +26,7 @@ from strandline.framework.testing import TestDriver
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.001)
 
 
 @pytest.mark.parametrize("error", [OwnerUnavailable("away"), DiskFull("no room")])

@@ -249,10 +249,10 @@ def test_an_outage_is_said_once_then_every_minute_and_its_end_too(
     waiting = Outage(clock)
     with caplog.at_level(logging.WARNING, "strandline"):
         for _ in range(130):
-            waiting.met(DiskFull("cannot append to x.log"))
+            waiting.disk_full(DiskFull("cannot append to x.log"))
             clock.advance(1_000)
-        waiting.over()
-        waiting.over()
+        waiting.end()
+        waiting.end()
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 4
     assert all("cannot append to x.log" in line for line in said[:3])
@@ -271,8 +271,8 @@ def test_pauses_grow_up_to_a_bound_and_begin_anew(monkeypatch: pytest.MonkeyPatc
         assert waiting.pause(lambda: False)
         lengths.append(round(sum(slept), 1))
     assert lengths == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
-    waiting.met(DiskFull("x"))
-    waiting.over()
+    waiting.disk_full(DiskFull("x"))
+    waiting.end()
     slept.clear()
     waiting.pause(lambda: False)
     assert sum(slept) == pytest.approx(0.1)

@@ -222,7 +222,7 @@ def test_what_was_put_aside_counts_once_though_a_commit_was_aborted(
 
 
 def test_waiting_for_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(outage, "FIRST_PAUSE_S", 0.0)
     made = Picky("skip")
     end, told = made.app.broker.end_transaction, []
 

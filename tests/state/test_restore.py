@@ -352,7 +352,7 @@ def test_chunks_add_up(
 ) -> None:
     monkeypatch.setattr(restore_module, "CHUNK_RECORDS", chunk)
     monkeypatch.setattr(restore_module, "FETCH_BYTES", 1)
-    monkeypatch.setattr(restore_module, "PIECE", 3)
+    monkeypatch.setattr(restore_module, "PIECE_RECORDS", 3)
     expected = filled(changelog, tmp_path / "a")
     seen: list[ReplayProgress] = []
     store: PartitionStore[str, int] = open_store(
@@ -386,7 +386,7 @@ def test_a_large_chunk_becomes_one_file(changelog: Changelog, tmp_path: Path) ->
 
 
 def test_a_column_is_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restore_module, "PIECE", 3)
+    monkeypatch.setattr(restore_module, "PIECE_RECORDS", 3)
     items = [None, b"", b"1", b"2", b"3", b"4", b"5"]
     for end in range(len(items) + 1):
         column = restore_module.ArrowColumn[Any](pa.array(items[:end], pa.binary()))
