@@ -53,7 +53,8 @@ def key_from_wire(data: Any) -> Any:
 def key_accepts(new: Any, old: Any) -> bool:
     """Return True if every key of the plain type `old` is a key of `new` with the same bytes.
 
-    >>> key_accepts(["tuple", ["str", ["optional", "int"]], False], ["tuple", ["str", "int"], False])
+    >>> wider = ["tuple", ["str", ["optional", "int"]], False]
+    >>> key_accepts(wider, ["tuple", ["str", "int"], False])
     True
     >>> key_accepts("float", "int")
     False

@@ -136,7 +136,7 @@ def unreadable(new: TypeDescription, old: TypeDescription, *, dropping: bool = F
 
 
 class _Comparing:
-    """Compares two descriptions. Each pair of classes is compared once, as they may be recursive."""
+    """Compares two descriptions. Each pair of classes is compared once: they may be recursive."""
 
     def __init__(self, new: Mapping[str, Node], old: Mapping[str, Node], dropping: bool) -> None:
         self._dropping = dropping

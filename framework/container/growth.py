@@ -76,7 +76,7 @@ class PartitionGrowth:
     def _components(
         self, topics: Collection[str]
     ) -> Iterable[tuple[frozenset[str], list[TaskSpec]]]:
-        """Yield each set of topics that tasks join, directly or not, with the tasks that read it."""
+        """Return each set of topics read together, directly or not, with the tasks that read it."""
         found: dict[frozenset[str], list[TaskSpec]] = {}
         for topic in topics:
             names, before = {topic}, set[str]()

@@ -5,9 +5,9 @@ These are the rules. Each prevents a failure that was seen:
 - The write-ahead log is off, because the changelog serves as one. Every write includes the
   position, so a crash leaves the state as of some position. Since all writes contain that one key,
   an ingested file never overtakes older changes that are still in the memtable.
-- A write of at least `SST_MIN_KEYS` keys is a sorted file, written beside the database and moved into
-  it. That is several times faster than a batch, and durable when it returns. A smaller write is a
-  batch followed by a flush. Both can contain deletions.
+- A write of at least `SST_MIN_KEYS` keys is a sorted file, written beside the database and moved
+  into it. That is several times faster than a batch, and durable when it returns. A smaller write
+  is a batch followed by a flush. Both can contain deletions.
 - Ingested files all go to level 0, and RocksDB does not slow down ingestion. So a write waits while
   there are more than `MAX_LEVEL0_FILES` files.
 - One block cache and one budget for memtables are shared by the whole process.
